@@ -1,0 +1,107 @@
+"""Every error that a user can cause.
+
+    RecspecError
+    ├── SpecError            a feature specification that is wrong, or not enough for what was asked
+    ├── DataError            raw or prepared files that do not hold what they should
+    ├── SettingsError        a recipe, a setting or a command-line value
+    ├── BundleError          a trained model's folder that is missing, damaged or of another kind
+    ├── CheckpointError      a checkpoint that can't be found, read or continued from
+    ├── TrainingError        a run that can't go on (the loss became NaN, a rank died)
+    └── MissingExtraError    an optional library that is not installed
+
+A message says where, what was there, what was expected and what to do. The command line prints it and exits with
+status 2; anything else that reaches it is our own mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Self
+
+
+class RecspecError(Exception):
+    """A user's mistake, told in one message. `problems` holds each one where several were found at once."""
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems: tuple[str, ...] = tuple(problems) or (message,)
+
+    @classmethod
+    def of(cls, where: str, problems: Iterable[str]) -> Self:
+        """One message from all the problems found in one place, sorted, each named once."""
+        unique = sorted(set(problems), key=_natural)
+        if len(unique) == 1:
+            return cls(f"{where}: {unique[0]}", unique)
+        lines = "".join(f"\n  - {problem}" for problem in unique)
+        return cls(f"{where}: {len(unique)} problems{lines}", unique)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sorts `line 9` before `line 10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+class SpecError(RecspecError):
+    """A feature specification that is wrong, or lacks what was asked of it."""
+
+
+class DataError(RecspecError):
+    """Raw or prepared files that do not hold what they should."""
+
+
+class SettingsError(RecspecError):
+    """A recipe, a setting or a command-line value that is unknown or out of range."""
+
+
+class BundleError(RecspecError):
+    """A trained model's folder that is missing, damaged or of another kind."""
+
+
+class CheckpointError(RecspecError):
+    """A checkpoint that can't be found, read or continued from."""
+
+
+class TrainingError(RecspecError):
+    """A run that can't go on."""
+
+
+class MissingExtraError(RecspecError):
+    """An optional library that is not installed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the known name closest to `name`, or nothing when none is close."""
+    lowered = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return f" (did you mean '{lowered[matches[0]]}'?)" if matches else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as they stand in a message: `'a', 'b'`, or `none`."""
+    return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name that is not known: what it is, the nearest one, and all of them."""
+    names = list(known)
+    return f"unknown {kind} '{name}'{nearest(name, names)}; known: {listed(names)}"
+
+
+def require_extra(module: str, extra: str) -> ModuleType:
+    """Import a library that only an extra installs.
+
+    Raises:
+        MissingExtraError: with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"this needs the library '{module.split('.')[0]}', which is not installed: pip install 'recspec[{extra}]'"
+        ) from None
