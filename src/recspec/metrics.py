@@ -1,0 +1,479 @@
+"""Metrics as plain functions: over all rows (AUC, log loss) and over ranked groups (HR@k, NDCG@k, MRR, recall, MAP).
+
+    auc(scores, labels)                                    one number over every row
+    ranking = rank_groups(scores, labels, groups)          where each group's positives stand
+    hit_rate(ranking, k=10), ndcg(ranking, k=10), ...      one number over the groups
+
+**Ties.** Every metric here gives equally scored candidates the value expected when their order is drawn at random. So a
+constant model has AUC 1/2 and HR@10 of 10/100 among 100 candidates, and neither the order of the rows nor the sort
+decides a number. The expectations are exact (McSherry and Najork, "Computing information retrieval performance measures
+efficiently in the presence of tied scores", 2008), nothing is drawn.
+
+**Empty.** A metric that is not defined is NaN: AUC where one class is absent, log loss of no row, a mean over no group.
+Groups without a positive are left out of every ranking metric, and `Ranking.num_left_out` counts them.
+
+A NaN score or a label other than 0 and 1 is a `DataError`: a NaN compares with nothing, so it would rank first.
+
+Shapes: N rows, G groups with a positive, T tie blocks (runs of equally scored candidates of a group, with a positive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recspec.errors import DataError, SettingsError
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+# Rows turned to fp64 at a time by log_loss: 8 MB a temporary.
+ROWS_PER_BLOCK = 1 << 20
+
+
+def auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Area under the ROC curve: the chance that a random positive scores higher than a random negative, ties one half.
+
+    Exact: pairs are counted in integers, so neither row order nor the number of ranks changes a digit. NaN when there
+    is no positive or no negative.
+    """
+    scores, positive = _checked(scores, labels)
+    negatives = np.sort(scores[~positive])
+    positives = np.sort(scores[positive])  # sorted, so that the searches below walk through memory in order
+    if not len(positives) or not len(negatives):
+        return float("nan")
+    below = np.searchsorted(negatives, positives, side="left").sum(dtype=np.int64)
+    not_above = np.searchsorted(negatives, positives, side="right").sum(dtype=np.int64)
+    return (int(below) + int(not_above)) / (2 * len(positives) * len(negatives))
+
+
+def group_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> float:
+    """GAUC: the AUC of each group, averaged with the group's number of rows as weight (Zhou et al., DIN, 2018, eq. 7).
+
+    Groups with one class only have no AUC and are left out. NaN when none is left.
+    """
+    return mean_area(rank_groups(scores, labels, groups))
+
+
+def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Mean binary cross-entropy of logits, in nats a row: log(1 + exp(x)) - y x. NaN for no row.
+
+    Computed in fp64 as max(x, 0) - y x + log1p(exp(-|x|)), which neither overflows nor loses small losses.
+    """
+    logits, positive = _checked(logits, labels)
+    total = 0.0
+    for start in range(0, len(logits), ROWS_PER_BLOCK):
+        x = logits[start : start + ROWS_PER_BLOCK].astype(np.float64)
+        y = positive[start : start + ROWS_PER_BLOCK]
+        # max(x, 0) - y x is x where the row is negative and x > 0, and -x where it is positive and x < 0
+        total += float((np.maximum(np.where(y, -x, x), 0) + np.log1p(np.exp(-np.abs(x)))).sum())
+    return total / len(logits) if len(logits) else float("nan")
+
+
+def log_loss_of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Mean binary cross-entropy of probabilities, in nats a row; infinite where a probability of 0 or 1 is wrong.
+
+    Not clipped: a clip's width decides the number. Prefer `log_loss`, whose logits do not saturate.
+    """
+    probabilities, positive = _checked(probabilities, labels)
+    outside = (probabilities < 0) | (probabilities > 1)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise DataError(
+            f"{int(outside.sum())} of {len(outside)} probabilities are outside [0, 1], the first is "
+            f"{probabilities[row]} in row {row}; for logits use log_loss"
+        )
+    total = 0.0
+    for start in range(0, len(probabilities), ROWS_PER_BLOCK):
+        p = probabilities[start : start + ROWS_PER_BLOCK].astype(np.float64)
+        y = positive[start : start + ROWS_PER_BLOCK]
+        with np.errstate(divide="ignore"):
+            total -= float(np.where(y, np.log(p), np.log1p(-p)).sum())
+    return total / len(probabilities) if len(probabilities) else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Where the positives of each group stand among the group's candidates.
+
+    One entry a tie block that holds a positive, ascending by group, then best first. Made by `rank_groups` from rows or
+    by `Ranking.of_positives` from counts; rankings of separate groups are joined by `Ranking.joined`.
+    """
+
+    group: Counts  # (T,) from 0 to G - 1
+    higher: Counts  # (T,) candidates of the group that score higher than the block
+    tied: Counts  # (T,) candidates in the block, positives included
+    positives: Counts  # (T,) positives in the block
+    num_candidates: Counts  # (G,)
+    num_left_out: int = 0  # groups without a positive
+    num_duplicates: int = 0  # rows that repeated a candidate of their group
+
+    @classmethod
+    def of_positives(
+        cls, group: Counts, higher: Counts, tied: Counts, num_candidates: Counts, *, num_left_out: int = 0
+    ) -> Ranking:
+        """From one entry a positive: how many candidates score higher, and how many the same, itself included.
+
+        `group` counts from 0 without gaps, in any order.
+        """
+        order = np.lexsort((higher, group))
+        group, higher, tied = group[order], higher[order], tied[order]
+        starts = _run_starts(group, higher)
+        positives = np.diff(np.append(starts, len(group)))
+        return cls(group[starts], higher[starts], tied[starts], positives, num_candidates, num_left_out)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ranking]) -> Ranking:
+        """The ranking of all the groups of several rankings, no group in two of them."""
+        first_group = np.cumsum([0] + [part.num_groups for part in parts])
+        return cls(
+            _concatenated([part.group + first for part, first in zip(parts, first_group, strict=False)]),
+            _concatenated([part.higher for part in parts]),
+            _concatenated([part.tied for part in parts]),
+            _concatenated([part.positives for part in parts]),
+            _concatenated([part.num_candidates for part in parts]),
+            sum(part.num_left_out for part in parts),
+            sum(part.num_duplicates for part in parts),
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """Groups with a positive: what every mean is taken over."""
+        return len(self.num_candidates)
+
+    @cached_property
+    def num_positives(self) -> Counts:
+        """(G,) positives of each group."""
+        return _sums(self.positives, self._starts)
+
+    @cached_property
+    def positives_above(self) -> Counts:
+        """(T,) positives of the group that score higher than the block."""
+        before = np.cumsum(self.positives) - self.positives
+        return before - before[self._starts][self.group]
+
+    @cached_property
+    def _starts(self) -> Counts:
+        return _run_starts(self.group)
+
+
+def rank_groups(
+    scores: ArrayLike, labels: ArrayLike, groups: ArrayLike, *, candidates: ArrayLike | None = None
+) -> Ranking:
+    """Ranks the rows of each group by score, highest first. Groups come in any row order and any size.
+
+    With `candidates` (item ids), a candidate that a group lists twice is counted once, and its positive row is the one
+    kept. One sort of integer keys, no loop over groups.
+    """
+    scores, positive = _checked(scores, labels)
+    codes, num_groups = _codes(_column(groups, len(scores), "groups"))
+    num_rows = len(scores)
+    if candidates is not None:
+        kept = _first_of_each(codes, _column(candidates, len(scores), "candidates"), positive)
+        scores, positive, codes = scores[kept], positive[kept], codes[kept]
+
+    # Key = (group, place of the score from the top, negative): equal but for the last bit inside a tie block.
+    place, num_places = _codes(scores)
+    keys = np.sort(((codes * num_places + (num_places - 1 - place)) << 1) | ~positive)
+    blocks, negative = keys >> 1, keys & 1
+    starts = _run_starts(blocks)
+    tied = np.diff(np.append(starts, len(blocks)))
+    positives = tied - _sums(negative, starts)
+    group = blocks[starts] // max(num_places, 1)
+    candidates_of = np.bincount(codes, minlength=num_groups)
+    higher = starts - (np.cumsum(candidates_of) - candidates_of)[group]
+
+    held = positives > 0
+    ranked, group = np.unique(group[held], return_inverse=True)
+    return Ranking(
+        group,
+        higher[held],
+        tied[held],
+        positives[held],
+        candidates_of[ranked],
+        num_left_out=num_groups - len(ranked),
+        num_duplicates=num_rows - len(scores),
+    )
+
+
+def hit_rate(ranking: Ranking, k: int) -> float:
+    """HR@k: the share of groups with a positive among their k best candidates."""
+    return _mean(hits(ranking, k))
+
+
+def recall(ranking: Ranking, k: int) -> float:
+    """Recall@k: the share of a group's positives that are among its k best candidates, averaged over groups."""
+    return _mean(recalls(ranking, k))
+
+
+def precision(ranking: Ranking, k: int) -> float:
+    """Precision@k: positives among the k best candidates, divided by k (also where a list is shorter), averaged."""
+    return _mean(precisions(ranking, k))
+
+
+def ndcg(ranking: Ranking, k: int) -> float:
+    """NDCG@k: sum of 1 / log2(1 + position) over the positives up to k, divided by the best such sum, averaged.
+
+    The best sum has min(k, number of positives) positives on top (Järvelin and Kekäläinen, 2002, binary gains).
+    """
+    return _mean(discounted_gains(ranking, k))
+
+
+def mrr(ranking: Ranking, k: int | None = None) -> float:
+    """Mean reciprocal rank: 1 / position of the first positive, 0 where it stands after k."""
+    return _mean(reciprocal_ranks(ranking, k))
+
+
+def mean_average_precision(ranking: Ranking, k: int | None = None) -> float:
+    """MAP@k: the precision at each positive up to k, summed and divided by min(k, number of positives), averaged."""
+    return _mean(average_precisions(ranking, k))
+
+
+def mean_area(ranking: Ranking) -> float:
+    """GAUC of a ranking: `areas` averaged with the number of candidates as weight, groups without one left out."""
+    values = areas(ranking)
+    defined = ~np.isnan(values)
+    if not defined.any():
+        return float("nan")
+    return float(np.average(values[defined], weights=ranking.num_candidates[defined]))
+
+
+def hits(ranking: Ranking, k: int) -> Values:
+    """(G,) 1 where a positive is among the k best candidates, 0 where none is, between them where a tie decides.
+
+    All positive: 1. A list of k or fewer candidates: 1.
+    """
+    k = _cut_off(k)
+    slots = np.clip(k - ranking.higher, 0, ranking.tied)
+    # P(no positive of a block in its slots): choose(tied - positives, slots) / choose(tied, slots), as a product over
+    # the positives. Blocks wholly inside have no room left (0), blocks wholly outside have no slot (1).
+    missed = np.ones(len(slots))
+    open_blocks = np.flatnonzero(slots > 0)
+    tied, positives = ranking.tied[open_blocks], ranking.positives[open_blocks]
+    left = tied - slots[open_blocks]
+    chance = np.ones(len(open_blocks))
+    for taken in range(int(positives.max(initial=0))):
+        step = np.clip(left - taken, 0, None) / np.maximum(tied - taken, 1)
+        chance *= np.where(taken < positives, step, 1.0)
+    missed[open_blocks] = chance
+    return 1.0 - _products(missed, ranking._starts)
+
+
+def recalls(ranking: Ranking, k: int) -> Values:
+    """(G,) share of the positives that are among the k best candidates. All positive: min(1, k / candidates)."""
+    return _found(ranking, k) / ranking.num_positives
+
+
+def precisions(ranking: Ranking, k: int) -> Values:
+    """(G,) positives among the k best candidates, divided by k. All positive: min(1, candidates / k)."""
+    return _found(ranking, k) / k
+
+
+def discounted_gains(ranking: Ranking, k: int) -> Values:
+    """(G,) NDCG of each group. All positive: 1."""
+    k = _cut_off(k)
+    longest = min(k, int(ranking.num_candidates.max(initial=0)))
+    discounts = 1.0 / np.log2(np.arange(2, longest + 2))
+    gain = _block_means(ranking, discounts, k) * ranking.positives
+    best = np.concatenate(([0.0], np.cumsum(discounts)))
+    return _sums(gain, ranking._starts) / best[np.minimum(ranking.num_positives, longest)]
+
+
+def reciprocal_ranks(ranking: Ranking, k: int | None = None) -> Values:
+    """(G,) 1 / position of the first positive, 0 where it stands after k. All positive: 1."""
+    first = ranking._starts
+    higher, tied, positives = ranking.higher[first], ranking.tied[first], ranking.positives[first]
+    end = int(ranking.num_candidates.max(initial=0)) if k is None else _cut_off(k)
+    values = _block_means(ranking, 1.0 / np.arange(1, min(end, int(ranking.num_candidates.max(initial=0))) + 1), end)
+    values = values[first]
+    several = np.flatnonzero((positives > 1) & (tied > 1))
+    if len(several):
+        shapes = np.stack((higher[several], tied[several], positives[several]), axis=1)
+        distinct, which = np.unique(shapes, axis=0, return_inverse=True)
+        values[several] = _first_of_several(distinct[:, 0], distinct[:, 1], distinct[:, 2], end)[which.reshape(-1)]
+    return values
+
+
+def average_precisions(ranking: Ranking, k: int | None = None) -> Values:
+    """(G,) average precision of each group, up to k. All positive: 1."""
+    longest = int(ranking.num_candidates.max(initial=0))
+    k = max(longest, 1) if k is None else _cut_off(k)
+    higher, tied, positives = ranking.higher, ranking.tied, ranking.positives
+    slots = np.clip(k - higher, 0, tied)
+    reciprocal = _block_means(ranking, 1.0 / np.arange(1, min(k, longest) + 1), k) * tied  # sum of 1/p over the slots
+    # At position p of a block: a positive with chance positives / tied; then the positives up to p are those above,
+    # itself, and (p - higher - 1) others of the block, positive with chance (positives - 1) / (tied - 1).
+    others = (positives - 1) / np.maximum(tied - 1, 1) * (slots - (higher + 1) * reciprocal)
+    gain = (positives / tied) * ((ranking.positives_above + 1) * reciprocal + others)
+    return _sums(gain, ranking._starts) / np.minimum(ranking.num_positives, k)
+
+
+def areas(ranking: Ranking) -> Values:
+    """(G,) AUC of each group, ties one half. All positive: NaN."""
+    negatives = ranking.num_candidates - ranking.num_positives
+    tied_negatives = ranking.tied - ranking.positives
+    above = ranking.higher - ranking.positives_above
+    below = negatives[ranking.group] - above - tied_negatives
+    twice = _sums(ranking.positives * (2 * below + tied_negatives), ranking._starts)
+    pairs = 2.0 * ranking.num_positives * negatives
+    values: Values = np.divide(twice, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
+    return values
+
+
+# What `evaluate` reports: name in the output -> the groups' values. The first take a cut-off k, the others none.
+AT_K: dict[str, Callable[[Ranking, int], Values]] = {
+    "hit_rate": hits,
+    "ndcg": discounted_gains,
+    "recall": recalls,
+    "precision": precisions,
+    "mean_average_precision": average_precisions,
+}
+
+
+def check_cut_offs(ranking: Ranking, ks: Sequence[int]) -> None:
+    """Refuses a cut-off that is longer than every list, where HR@k would be 1 whatever the model.
+
+    Raises:
+        SettingsError: naming the cut-offs and the longest list.
+    """
+    longest = int(ranking.num_candidates.max(initial=0))
+    too_long = sorted({k for k in ks if k > longest})
+    if ranking.num_groups and too_long:
+        raise SettingsError(
+            f"k = {', '.join(map(str, too_long))}: longer than every list of candidates (the longest has {longest}, "
+            f"duplicates counted once); choose k from 1 to {longest}"
+        )
+
+
+def _block_means(ranking: Ranking, weights: Values, k: int) -> Values:
+    """(T,) mean over a block's places of `weights[position - 1]`, places after k counting 0."""
+    if not len(weights):
+        return np.zeros(len(ranking.higher))
+    end = min(k, len(weights))
+    totals = np.concatenate(([0.0], np.cumsum(weights)))
+    low, high = np.minimum(ranking.higher, end), np.minimum(ranking.higher + ranking.tied, end)
+    alone = np.where(ranking.higher < end, weights[np.minimum(ranking.higher, end - 1)], 0.0)
+    return np.where(ranking.tied == 1, alone, (totals[high] - totals[low]) / ranking.tied)
+
+
+def _first_of_several(higher: Counts, tied: Counts, positives: Counts, k: int) -> Values:
+    """Expected 1 / (higher + X), X the place of the first of `positives` among `tied` in random order, up to k.
+
+    P(X = x + 1) = P(X = x) (tied - x - positives + 1) / (tied - x), from P(X = 1) = positives / tied. Stops where
+    what is left cannot change an fp64 sum.
+    """
+    value = np.zeros(len(higher))
+    chance = positives / tied
+    for place in range(1, int(tied.max()) + 1):
+        value += np.where(higher + place <= k, chance / (higher + place), 0.0)
+        chance = chance * np.clip(tied - place - positives + 1, 0, None) / np.maximum(tied - place, 1)
+        if not (chance > 1e-20).any():
+            break
+    return value
+
+
+def _found(ranking: Ranking, k: int) -> Values:
+    """(G,) expected positives among the k best candidates."""
+    slots = np.clip(_cut_off(k) - ranking.higher, 0, ranking.tied)
+    return _sums(ranking.positives * slots / ranking.tied, ranking._starts)
+
+
+def _cut_off(k: int) -> int:
+    if k < 1:
+        raise SettingsError(f"k = {k}: a cut-off is 1 or more")
+    return k
+
+
+def _mean(values: Values) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _checked(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Scores as a float array and labels as booleans, after what would make a metric lie is refused."""
+    scores = np.asarray(scores)
+    if scores.dtype.kind != "f":
+        scores = scores.astype(np.float64)
+    if scores.ndim != 1:
+        raise DataError(f"scores have shape {scores.shape}, expected one number a row")
+    labels = _column(labels, len(scores), "labels")
+    wrong = (labels != 0) & (labels != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{int(wrong.sum())} of {len(labels)} labels are neither 0 nor 1, the first is {labels[row]} in row {row}"
+        )
+    not_a_number = np.isnan(scores)
+    if not_a_number.any():
+        row = int(np.argmax(not_a_number))
+        raise DataError(
+            f"{int(not_a_number.sum())} of {len(scores)} scores are NaN, the first in row {row}: the model has "
+            "diverged, or its weights or inputs hold NaN"
+        )
+    return scores, labels.astype(bool)
+
+
+def _column(values: ArrayLike, num_rows: int, what: str) -> NDArray[Any]:
+    column = np.asarray(values)
+    if column.shape != (num_rows,):
+        raise DataError(f"{what} have shape {column.shape}, expected ({num_rows},): one for each score")
+    return column
+
+
+def _codes(values: NDArray[Any]) -> tuple[Counts, int]:
+    """The place of each value among the distinct ones, ascending, and how many distinct ones there are."""
+    if not len(values):
+        return np.zeros(0, dtype=np.int64), 0
+    if values.dtype.kind in "iu" and (dense := _dense_codes(values)) is not None:
+        return dense
+    order = np.argsort(values)
+    ordered = values[order]
+    codes = np.empty(len(values), dtype=np.int64)
+    codes[order] = np.cumsum(np.concatenate(([False], ordered[1:] != ordered[:-1])))
+    return codes, int(codes[order[-1]]) + 1
+
+
+def _dense_codes(values: NDArray[Any]) -> tuple[Counts, int] | None:
+    """`_codes` of integers from a table of those present, where that is smaller than a few times the rows: no sort."""
+    low, high = int(values.min()), int(values.max())
+    if high - low > 4 * len(values):
+        return None
+    shifted = values.astype(np.int64) - low
+    present = np.zeros(high - low + 1, dtype=np.int64)
+    present[shifted] = 1
+    codes = np.cumsum(present) - 1
+    return codes[shifted], int(codes[-1]) + 1
+
+
+def _first_of_each(groups: Counts, candidates: NDArray[Any], positive: NDArray[np.bool_]) -> Counts:
+    """Rows left when each (group, candidate) is kept once: its first positive row, or its first row."""
+    codes, num_candidates = _codes(candidates)
+    keys = ((groups * max(num_candidates, 1) + codes) << 1) | ~positive
+    order = np.argsort(keys, kind="stable")
+    return np.sort(order[_run_starts(keys[order] >> 1)])
+
+
+def _run_starts(*columns: Counts) -> Counts:
+    """Where a new combination of values begins, in columns whose equal combinations lie together."""
+    if not len(columns[0]):
+        return np.zeros(0, dtype=np.int64)
+    new = np.ones(len(columns[0]), dtype=bool)
+    new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.flatnonzero(new)
+
+
+def _sums(values: NDArray[Any], starts: Counts) -> NDArray[Any]:
+    """Sums of the runs that begin at `starts`."""
+    return np.add.reduceat(values, starts) if len(starts) else values[:0]
+
+
+def _products(values: Values, starts: Counts) -> Values:
+    return np.multiply.reduceat(values, starts) if len(starts) else values[:0]
+
+
+def _concatenated(parts: Sequence[Counts]) -> Counts:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
