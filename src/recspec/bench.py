@@ -1,0 +1,127 @@
+"""How fast a model trains here, beside what the machine's matrix products can do in the same minute."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recspec import config, machine
+from recspec.distributed import Ranks
+from recspec.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.synthesize import synthesize
+from recspec.train import TrainingRun, TrainSettings, arithmetic
+
+ML_1M = {"users": 6040, "items": 3706, "rows": 994_169}
+"""Sizes of the NCF paper's ml-1m training split."""
+
+MATRIX_SIZE = 2048
+MATRIX_SECONDS = 1.0
+
+
+def bench_training(
+    model: str,
+    spec: FeatureSpec | None,
+    *,
+    settings: TrainSettings,
+    model_settings: config.Settings,
+    ranks: Ranks,
+    steps: int,
+    warmup: int,
+) -> dict[str, object]:
+    """Samples/s of `steps` training steps after `warmup`, everything but evaluation and checkpoints included.
+
+    Without a specification the data is made up in the shape of the NCF paper's ml-1m. `share_of_matrix_rate` is the
+    arithmetic of the model's linear layers (6 floating-point operations a weight and sample: one product forward, two
+    backward) over what plain matrix products of the same precision reach in the same run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        data = spec if spec is not None else interactions_like_ml_1m(Path(folder) / "data")
+        run = TrainingRun(model, data, Path(folder) / "run", settings, model_settings, ranks)
+        if not run.loader.num_rows:
+            raise SettingsError(f"{data.folder}: no training row to measure with")
+        with arithmetic(run.precision, settings.deterministic):
+            before = matrix_rate(run.precision, ranks.device)
+            seconds, samples = _timed_steps(run, steps, warmup)
+            rate = (before + matrix_rate(run.precision, ranks.device)) / 2
+    speed = samples / seconds
+    weights = sum(module.weight.numel() for module in run.model.modules() if isinstance(module, nn.Linear))
+    return {
+        "model": model,
+        "settings": run.model.settings.model_dump(mode="json"),
+        "samples_per_second": round(speed),
+        "milliseconds_per_step": round(1000 * seconds / steps, 3),
+        "batch_size": settings.batch_size,
+        "negatives": run.num_negatives,
+        "rows": run.loader.num_rows,
+        "loader": run.loader.mode,
+        "linear_weights": weights,
+        "gflops_per_second": round(6e-9 * weights * speed, 1),
+        "matrix_rate_gflops_per_second": round(1e-9 * rate, 1),
+        "share_of_matrix_rate": round(6 * weights * speed / rate, 4),
+        "precision": run.precision,
+        "device": str(ranks.device),
+        "world_size": ranks.world_size,
+        "threads": torch.get_num_threads(),
+        "peak_memory_bytes": machine.peak_memory(),
+        "torch": torch.__version__,
+        "machine": machine.describe(),
+    }
+
+
+def matrix_rate(precision: str, device: torch.device) -> float:
+    """Floating-point operations a second of square matrix products, at the precision that is in force."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    left = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
+    right = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
+    _wait(torch.mm(left, right))
+    products, started = 0, time.perf_counter()
+    while time.perf_counter() - started < MATRIX_SECONDS:
+        for _ in range(4):
+            result = torch.mm(left, right)
+        _wait(result)
+        products += 4
+    return 2 * MATRIX_SIZE**3 * products / (time.perf_counter() - started)
+
+
+def interactions_like_ml_1m(folder: Path) -> FeatureSpec:
+    """Made-up interactions with the sizes of ml-1m, ids uniform: the arithmetic is that of the real ones."""
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "user_id": {"dtype": "int32", "cardinality": ML_1M["users"]},
+                "item_id": {"dtype": "int32", "cardinality": ML_1M["items"]},
+                "label": {"dtype": "int8"},
+            },
+            "source_spec": {
+                "train": [{"type": "parquet", "features": ["user_id", "item_id", "label"], "files": ["train.parquet"]}]
+            },
+            "channel_spec": {"user": ["user_id"], "item": ["item_id"], "label": ["label"]},
+        }
+    )
+    return synthesize(shape, folder, ML_1M["rows"])
+
+
+def _timed_steps(run: TrainingRun, steps: int, warmup: int) -> tuple[float, int]:
+    """Seconds and samples of `steps` steps; epochs follow each other where one is too short."""
+    done, started, samples = 0, 0.0, 0
+    while True:
+        for loss in run.epoch():
+            done += 1
+            if done == warmup or (warmup == 0 and done == 1):
+                _wait(loss)
+                started, samples = time.perf_counter(), run.progress.samples
+            if done == warmup + steps:
+                _wait(loss)
+                return time.perf_counter() - started, run.progress.samples - samples
+        run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
+
+
+def _wait(tensor: torch.Tensor) -> None:
+    """Wait until the device has computed the tensor."""
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)

@@ -1,0 +1,206 @@
+"""A trained model as a folder that says everything needed to rebuild it.
+
+bundle.json           model name, settings, how it was trained, what it reached
+feature_spec.yaml     the specification, without the training files
+weights.safetensors   never pickle
+seen.safetensors      which items each user acted on, and how often each item was chosen (if there are users, items)
+encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left them: raw values in, raw ids out
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from recspec import __version__, config
+from recspec.checkpoint import read_tensors, write_tensors
+from recspec.errors import BundleError, CheckpointError, nearest, unknown
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.models.base import Model
+
+FORMAT = 1
+
+
+class Card(BaseModel):
+    """What `bundle.json` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    recspec: str = __version__
+    model: str
+    settings: dict[str, object]
+    train: dict[str, object] = {}
+    trained: dict[str, object] = {}
+    metrics: dict[str, dict[str, float]] = {}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Items that each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending.
+
+    `counts[i]` says how many users acted on item i: the popularity that unknown users are answered with.
+    """
+
+    offsets: Tensor
+    items: Tensor
+    counts: Tensor
+
+    def of(self, user: int) -> Tensor:
+        """The items of one user."""
+        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+
+    @property
+    def num_users(self) -> int:
+        """Rows of the user table, unknown included."""
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model rebuilt, and what it was built from."""
+
+    model: Model
+    card: Card
+    spec: FeatureSpec
+    folder: Path
+    seen: Seen | None = field(default=None, repr=False)
+
+
+def save(
+    folder: Path, model: Model, card: Card, *, seen: Seen | None = None, weights: Mapping[str, Tensor] | None = None
+) -> Path:
+    """Write a bundle beside `folder` and rename it into place; the one that was there before is replaced last.
+
+    `weights` (default: the model's own) lets the best epoch's weights be saved without loading them first.
+
+    Raises:
+        BundleError: if the disk does not take it.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _copy_sides(model.spec, temporary)
+        model.spec.replace(sources={}).save(temporary)
+        write_tensors(temporary / "weights.safetensors", weights or model.state_dict(), {"format": FORMAT})
+        if seen is not None:
+            tensors = {"offsets": seen.offsets, "items": seen.items, "counts": seen.counts}
+            write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
+        (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        _swap(temporary, folder)
+    except (OSError, CheckpointError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise BundleError(f"{folder}: the bundle could not be written: {error}") from None
+    return folder
+
+
+def load(path: str | Path, *, device: torch.device | None = None) -> Bundle:
+    """Rebuild the model of a bundle, or of a run folder that holds one, ready to score.
+
+    Raises:
+        BundleError: if the folder holds none, or a damaged one.
+    """
+    folder = find(Path(path))
+    card = read_card(folder)
+    if card.model not in MODELS:
+        raise BundleError(f"{folder}: {unknown('model', card.model, MODELS)}")
+    spec = FeatureSpec.load(folder)
+    model_class = MODELS[card.model]
+    settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
+    try:
+        weights, _ = read_tensors(folder / "weights.safetensors")
+        seen_file = folder / "seen.safetensors"
+        seen = Seen(**read_tensors(seen_file)[0]) if seen_file.exists() else None
+    except CheckpointError as error:
+        raise BundleError(str(error)) from None
+    with torch.device("meta"):
+        model = model_class(spec, settings)
+    _assign(model, weights, folder)
+    model = model.to(device or torch.device("cpu")).eval()
+    return Bundle(model, card, spec, folder, seen)
+
+
+def find(path: Path) -> Path:
+    """The bundle's folder for what the user named: itself, or the run that holds it.
+
+    Raises:
+        BundleError: saying what is there instead.
+    """
+    for folder in (path, path / "bundle"):
+        if (folder / "bundle.json").is_file():
+            return folder
+    if not path.exists():
+        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise BundleError(f"{path}: no such folder{nearest(path.name, known)}")
+    if (path / "checkpoints").is_dir():
+        raise BundleError(
+            f"{path}: this run has checkpoints but no bundle yet; finish it with `recspec train --resume`"
+        )
+    raise BundleError(f"{path}: not a trained model: neither bundle.json nor bundle/bundle.json is there")
+
+
+def read_card(folder: Path) -> Card:
+    """What bundle.json says.
+
+    Raises:
+        BundleError: if it is damaged or was written in another format.
+    """
+    file = folder / "bundle.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and data.get("format") != FORMAT:
+            raise BundleError(f"{file}: bundle format {data.get('format')!r}; this recspec reads {FORMAT}")
+        return Card.model_validate(data)
+    except (ValueError, ValidationError, OSError) as error:
+        raise BundleError(f"{file}: damaged: {error}") from None
+
+
+def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Give a model built without memory its weights; every name and shape must agree."""
+    expected = model.state_dict()
+    problems = [f"weight '{name}' is missing" for name in expected if name not in weights]
+    problems += [f"weight '{name}' is not the model's" for name in weights if name not in expected]
+    problems += [
+        f"weight '{name}' has shape {tuple(weights[name].shape)}; the model expects {tuple(expected[name].shape)}"
+        for name in expected
+        if name in weights and weights[name].shape != expected[name].shape
+    ]
+    if problems:
+        raise BundleError.of(str(folder / "weights.safetensors"), problems)
+    model.load_state_dict(weights, assign=True)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())), "a model hides a tensor"
+
+
+def _copy_sides(spec: FeatureSpec, folder: Path) -> None:
+    """Copy the vocabularies, encoders and catalogues that the specification's metadata names."""
+    catalogues = spec.metadata.get("catalogues")
+    names = [spec.metadata.get("encoders"), spec.metadata.get("vocabularies")]
+    names += list(catalogues.values()) if isinstance(catalogues, dict) else []
+    for name in names:
+        if not isinstance(name, str):
+            continue
+        source = spec.path(name)
+        if source.is_dir():
+            shutil.copytree(source, folder / name)
+        elif source.is_file():
+            shutil.copy2(source, folder / name)
+        else:
+            raise BundleError(f"{source}: the specification's metadata names it, but it is not there")
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

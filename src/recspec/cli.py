@@ -1,0 +1,666 @@
+"""The command line: what `recspec --help` lists.
+
+Only this module prints, and only `main` gives an exit status: 0 done, 2 the user's mistake (one message), 1 our bug.
+torch is loaded inside the commands that need it, so that the rest answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from recspec import __version__, config
+from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
+
+if TYPE_CHECKING:
+    from recspec.evaluate import Report
+    from recspec.predict import Recommendation
+    from recspec.train import Result, TrainSettings
+
+app = typer.Typer(
+    help="Raw interaction and click logs to trained, measured and served recommenders.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Throughput and latency of a model on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+out = Console()
+err = Console(stderr=True)
+
+Data = Annotated[Path, typer.Argument(help="a prepared dataset: its folder, or its specification file", metavar="DATA")]
+Run = Annotated[Path, typer.Argument(help="a run's folder, or a bundle's", metavar="RUN")]
+Out = Annotated[Path, typer.Argument(help="folder to write", metavar="OUT")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a setting; may be repeated")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+Outside = Annotated[bool, typer.Option("--allow-outside", help="files may lie outside the specification's folder")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    try:
+        app()
+    except RecspecError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def prepare(
+    dataset: Annotated[str, typer.Argument(help="a name from `recspec datasets`")],
+    raw: Annotated[Path, typer.Argument(help="the publisher's files: a folder, a file or a zip")],
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write")],
+    settings: Set = None,
+    engine: Annotated[Literal["duckdb", "spark"], typer.Option(help="what runs the queries")] = "duckdb",
+    memory_limit: Annotated[str, typer.Option(help="most memory the engine may take")] = "4GB",
+    force: Annotated[bool, typer.Option(help="replace a dataset that was prepared otherwise")] = False,
+) -> None:
+    """Turn raw files into a prepared dataset."""
+    from recspec.datasets import DATASETS
+
+    if dataset not in DATASETS:
+        raise SettingsError(unknown("dataset", dataset, DATASETS))
+    chosen = DATASETS[dataset]
+    values = config.assign(config.parse_assignments(settings or []), {"prepare": chosen.Settings})["prepare"]
+    with _stages() as progress:
+        prepared = chosen.prepare(
+            raw,
+            out_folder,
+            config.build(chosen.Settings, "--set", values),
+            engine=engine,
+            memory_limit=memory_limit,
+            force=force,
+            progress=progress,
+        )
+    err.print(prepared.message, markup=False, highlight=False)
+    _print_figures("prepared", prepared.summary)
+
+
+@app.command()
+def check(data: Data, allow_outside: Outside = False) -> None:
+    """Validate a specification and its files: ids in range, row counts, types."""
+    from recspec import card
+
+    spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    card.check(spec)
+    rows = ", ".join(f"{split} {count:,} rows" for split, count in card.count_rows(spec).items())
+    out.print(f"ok: {len(spec.features)} features; {rows or 'no split'}", highlight=False)
+
+
+@app.command()
+def describe(data: Data, json_output: Json = False, allow_outside: Outside = False) -> None:
+    """A dataset card: rows, features, cardinalities, label rate, history lengths."""
+    from recspec import card
+
+    figures = card.describe(FeatureSpec.load(data, allow_outside=allow_outside)).to_dict()
+    if json_output:
+        _print_json(figures)
+        return
+    for section, value in figures.items():
+        _print_section(section, value)
+
+
+@app.command()
+def synthesize(
+    spec: Annotated[Path, typer.Argument(help="a specification whose shape the data gets")],
+    out_folder: Out,
+    rows: Annotated[int, typer.Option(min=1, help="rows of the train split; others get a tenth")] = 1000,
+    to: Annotated[str, typer.Option(help="chunk type to write")] = "parquet",
+    distribution: Annotated[Literal["uniform", "power_law"], typer.Option(help="of the ids")] = "uniform",
+    seed: int = 0,
+) -> None:
+    """Random data of a specification's shape."""
+    from recspec.synthesize import synthesize as run
+
+    made = run(FeatureSpec.load(spec), out_folder, rows, type=_chunk_type(to), distribution=distribution, seed=seed)
+    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}", highlight=False)
+
+
+@app.command()
+def transcode(
+    data: Data,
+    out_folder: Out,
+    to: Annotated[str, typer.Option(help="chunk type to write")] = "parquet",
+    allow_outside: Outside = False,
+) -> None:
+    """The same data in another chunk type; a cardinality of `auto` is resolved."""
+    from recspec.storage import transcode as run
+
+    made = run(FeatureSpec.load(data, allow_outside=allow_outside), out_folder, to=_chunk_type(to))
+    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}", highlight=False)
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
+    data: Data,
+    run: Annotated[Path, typer.Argument(help="folder for the run: checkpoints, log and bundle", metavar="RUN")],
+    recipe: Annotated[Path | None, typer.Option(help="a YAML recipe")] = None,
+    settings: Set = None,
+    resume: Annotated[bool, typer.Option(help="continue the run from its newest checkpoint")] = False,
+    amp: Annotated[bool, typer.Option(help="mixed precision: the fastest this device has")] = False,
+    device: Device = "auto",
+    allow_outside: Outside = False,
+) -> None:
+    """Train a model; under torchrun, on several processes."""
+    from recspec.distributed import join
+    from recspec.machine import keep_freed_memory
+    from recspec.train import train as run_training
+
+    keep_freed_memory()
+    spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
+    with join(device) as ranks, _stop_on_signal() as stop_requested:
+        display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
+        with display:
+            result = run_training(
+                model,
+                spec,
+                run,
+                settings=train_settings,
+                model_settings=model_settings,
+                ranks=ranks,
+                resume=resume,
+                on_event=display.show,
+                stop_requested=stop_requested,
+            )
+        if ranks.is_first:
+            _print_result(result)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    data: Data,
+    split: Annotated[str, typer.Option(help="which split to score")] = "test",
+    protocol: Annotated[list[str] | None, typer.Option(help="rows, sampled or full; all that fit by default")] = None,
+    baselines: Annotated[bool, typer.Option(help="fit the classic baselines and print them beside")] = False,
+    json_output: Json = False,
+    device: Device = "auto",
+    allow_outside: Outside = False,
+) -> None:
+    """Metrics of a trained model, each under a named protocol."""
+    from recspec import bundle
+    from recspec.distributed import join
+    from recspec.evaluate import evaluate as run_evaluation
+    from recspec.machine import keep_freed_memory
+
+    keep_freed_memory()
+    spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    with join(device) as ranks:
+        trained = bundle.load(run, device=ranks.device)
+        with _stages(show=ranks.is_first) as progress:
+            report = run_evaluation(
+                trained, spec, split, protocols=protocol, baselines=baselines, ranks=ranks, progress=progress
+            )
+        if not ranks.is_first:
+            return
+    if json_output:
+        _print_json(report.to_dict())
+    else:
+        _print_report(report, trained.card.model)
+
+
+@app.command()
+def predict(
+    run: Run,
+    rows: Annotated[Path, typer.Argument(help="raw rows: csv, jsonl or parquet", metavar="ROWS")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="file to write; standard output without")] = None,
+    device: Device = "auto",
+) -> None:
+    """Raw rows with a column `probability` added."""
+    from recspec.predict import Predictor, predict_file
+
+    predictor = Predictor.open(run, device=device)
+    counts = predict_file(predictor, rows, out_file)
+    for note in counts.notes():
+        err.print(f"note: {note}", markup=False, highlight=False)
+    if out_file is not None:
+        err.print(f"{out_file}: {counts.rows:,} rows", highlight=False)
+
+
+@app.command()
+def recommend(
+    run: Run,
+    user: Annotated[list[str] | None, typer.Option(help="a raw user id; may be repeated")] = None,
+    users: Annotated[Path | None, typer.Option(help="a file with a raw user id a line")] = None,
+    all_users: Annotated[bool, typer.Option("--all", help="every user of the dataset; needs --out")] = False,
+    k: Annotated[int, typer.Option("-k", min=1, help="how many items")] = 10,
+    include_seen: Annotated[bool, typer.Option(help="also items the user acted on before")] = False,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Parquet file to write")] = None,
+    json_output: Json = False,
+    device: Device = "auto",
+) -> None:
+    """The k best items for raw user ids, without those they have seen."""
+    from recspec.predict import Predictor, read_users, recommend_to_parquet
+
+    predictor = Predictor.open(run, device=device)
+    chosen = [*(user or []), *(read_users(users) if users else [])]
+    if not chosen and not all_users:
+        raise SettingsError("recommend: name users with --user ID, --users FILE, or take --all with --out FILE")
+    if all_users and out_file is None:
+        raise SettingsError("recommend: --all needs --out FILE.parquet")
+    if out_file is not None:
+        started = time.perf_counter()
+        with _stages() as progress:
+            count = recommend_to_parquet(
+                predictor, None if all_users else chosen, out_file, k=k, include_seen=include_seen, progress=progress
+            )
+        seconds = time.perf_counter() - started
+        err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s", highlight=False)
+        return
+    answers = predictor.recommend(chosen, k=k, include_seen=include_seen)
+    if json_output:
+        _print_json([answer.to_dict() for answer in answers])
+        return
+    for answer in answers:
+        _print_recommendation(answer)
+
+
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def models(json_output: Json = False) -> None:
+    """The models, the roles they need and their settings; and the settings of training."""
+    from recspec.models import MODELS
+    from recspec.train import TrainSettings
+
+    if json_output:
+        listing = {
+            name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
+            for name, model in MODELS.items()
+        }
+        _print_json({"models": listing, "train": TrainSettings.model_json_schema()["properties"]})
+        return
+    for name, model in MODELS.items():
+        out.print(f"[bold]{name}[/bold]  {_first_line(model.__doc__)}  needs: {', '.join(model.needs)}")
+        _print_settings(f"settings of {name}", model.Settings)
+    _print_settings("settings of training (--set train.NAME=VALUE)", TrainSettings)
+
+
+@app.command()
+def datasets(json_output: Json = False) -> None:
+    """The datasets that `recspec prepare` knows, the files they take and their settings."""
+    from recspec.datasets import DATASETS
+
+    if json_output:
+        _print_json({name: dataset.Settings.model_json_schema()["properties"] for name, dataset in DATASETS.items()})
+        return
+    for name, dataset in DATASETS.items():
+        out.print(f"[bold]{name}[/bold]  {dataset.about}")
+        _print_settings(f"settings of {name}", dataset.Settings)
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of a specification file, for editors."""
+    _print_json(json_schema())
+
+
+@app.command()
+def version() -> None:
+    """The version of recspec."""
+    out.print(__version__, highlight=False)
+
+
+@bench_app.command("train")
+def bench_train(
+    model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
+    data: Annotated[Path | None, typer.Option(help="a prepared dataset; made-up data of ml-1m's shape without")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="a YAML recipe")] = None,
+    settings: Set = None,
+    steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,
+    warmup: Annotated[int, typer.Option(min=0, help="steps before the clock starts")] = 5,
+    amp: Annotated[bool, typer.Option(help="mixed precision")] = False,
+    device: Device = "auto",
+    json_output: Json = False,
+) -> None:
+    """Training speed in samples/s, and as a share of the machine's measured matrix rate."""
+    from recspec.bench import bench_training
+    from recspec.distributed import join
+    from recspec.machine import keep_freed_memory
+
+    keep_freed_memory()
+    model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
+    spec = FeatureSpec.load(data) if data is not None else None
+    with join(device) as ranks:
+        figures = bench_training(
+            model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks, steps=steps, warmup=warmup
+        )
+        if not ranks.is_first:
+            return
+    if json_output:
+        _print_json(figures)
+    else:
+        _print_figures(f"training {model}", figures)
+
+
+@app.command()
+def demo(
+    raw: Annotated[Path | None, typer.Option(help="real MovieLens files instead of made-up ones")] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="folder for everything the demo writes")] = Path("demo"),
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training rows")] = 12,
+) -> None:
+    """The whole story: prepare, train, evaluate beside baselines, recommend."""
+    from recspec import bundle
+    from recspec.datasets import DATASETS
+    from recspec.datasets.synthetic import write_movielens_like
+    from recspec.evaluate import evaluate as run_evaluation
+    from recspec.machine import keep_freed_memory
+    from recspec.predict import Predictor
+
+    keep_freed_memory()
+    started = time.perf_counter()
+    out_folder.mkdir(parents=True, exist_ok=True)
+    if raw is None:
+        raw = out_folder / "raw"
+        _step(f"made-up ratings in the layout of MovieLens, in {raw}")
+        if not (raw / "ratings.csv").exists():
+            write_movielens_like(raw, num_users=2000, num_items=1500, num_ratings=150_000, seed=0)
+    movielens = DATASETS["movielens"]
+    data = out_folder / "data"
+    _step(f"recspec prepare movielens {raw} {data}")
+    with _stages() as progress:
+        prepared = movielens.prepare(
+            raw, data, movielens.Settings(), engine="duckdb", memory_limit="2GB", force=True, progress=progress
+        )
+    _print_figures("prepared", prepared.summary)
+
+    run = _fresh_folder(out_folder, "run")
+    assignments = [*DEMO_SETTINGS, f"train.epochs={epochs}"]
+    _step(f"recspec train neumf {data} {run} {' '.join(f'--set {assignment}' for assignment in assignments)}")
+    train("neumf", data, run, settings=assignments)
+
+    _step(f"recspec evaluate {run} {data} --baselines")
+    trained = bundle.load(run)
+    with _stages() as progress:
+        report = run_evaluation(trained, FeatureSpec.load(data), "test", baselines=True, progress=progress)
+    _print_report(report, "neumf")
+
+    predictor = Predictor.open(run)
+    user = predictor.busiest_user()
+    _step(f"recspec recommend {run} --user {user} -k 10")
+    _print_recommendation(predictor.recommend([user], k=10)[0], liked=predictor.liked(user, k=5))
+    err.print(f"\ndone in {time.perf_counter() - started:.0f} s; all of it is in {out_folder}", highlight=False)
+
+
+DEMO_SETTINGS = (
+    "settings.factors=32",
+    "settings.layers=[64,32]",
+    "settings.dropout=0.0",
+    "train.batch_size=16384",
+    "train.learning_rate=0.004",
+    "train.schedule=linear",
+)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def _settings_of(
+    model: str, recipe: Path | None, assignments: Sequence[str], *, amp: bool
+) -> tuple[config.Settings, TrainSettings]:
+    """The model's settings and the trainer's: a recipe's, with `--set` over them."""
+    from recspec.models import MODELS
+    from recspec.train import TrainSettings
+
+    if model not in MODELS:
+        raise SettingsError(unknown("model", model, MODELS))
+    loaded = config.load_recipe(recipe) if recipe is not None else config.Recipe()
+    if loaded.model not in (None, model):
+        raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
+    where = f"recipe {recipe} and --set" if recipe is not None else "--set"
+    assigned = config.assign(
+        config.parse_assignments(assignments), {"settings": MODELS[model].Settings, "train": TrainSettings}
+    )
+    faster = {"precision": "auto"} if amp else {}
+    return (
+        config.build(MODELS[model].Settings, where, loaded.settings, assigned["settings"]),
+        config.build(TrainSettings, where, loaded.train, faster, assigned["train"]),
+    )
+
+
+def _chunk_type(name: str) -> ChunkType:
+    for known in get_args(ChunkType):
+        if known == name:
+            return cast(ChunkType, name)
+    raise SettingsError(unknown("chunk type", name, get_args(ChunkType)))
+
+
+def _fresh_folder(parent: Path, name: str) -> Path:
+    """`parent/name`, or the first of `name-2`, `name-3`, ... that is not there yet."""
+    number = 1
+    while (parent / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return parent / (name if number == 1 else f"{name}-{number}")
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask the run to write a checkpoint and stop; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- display ---------------------------------------------------------------------------------------------------------
+
+Stage = Callable[[str, float, float | None], None]
+"""`progress(stage, done, total)`; total None where it is not known."""
+
+
+@contextmanager
+def _stages(*, show: bool = True) -> Iterator[Stage]:
+    """A live bar a stage on a terminal, nothing elsewhere."""
+    bars = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+        console=err, disable=not (show and err.is_terminal), transient=True,
+    )  # fmt: skip
+    tasks: dict[str, TaskID] = {}
+
+    def progress(stage: str, done: float, total: float | None) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done, total=total)
+
+    with bars:
+        yield progress
+
+
+class _TrainingDisplay:
+    """What a run shows while it goes: a live line on a terminal, one plain line an epoch elsewhere."""
+
+    def __init__(self, *, live: bool) -> None:
+        columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+        self.bars = Progress(*columns, console=err, disable=not live, transient=True)
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> _TrainingDisplay:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def show(self, event: Mapping[str, object]) -> None:
+        """Show one event of the run."""
+        kind = event["event"]
+        if kind == "start":
+            self._start(event)
+        elif kind == "step" and self.task is not None:
+            loss, speed = _number(event, "loss"), _number(event, "samples_per_second")
+            text = f"epoch {_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s"
+            self.bars.update(self.task, completed=_number(event, "step"), description=text)
+        elif kind == "epoch":
+            err.print(_epoch_line(event), highlight=False, markup=False)
+        elif kind in ("note", "interrupted"):
+            err.print(f"{kind}: {event.get('message', '')}", highlight=False, markup=False)
+
+    def _start(self, event: Mapping[str, object]) -> None:
+        rows, negatives = _number(event, "rows"), _number(event, "negatives")
+        drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
+        err.print(
+            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters; {rows:,.0f} rows{drawn}, "
+            f"{_number(event, 'steps_per_epoch'):,.0f} steps an epoch, {event['loader']} loader\n"
+            f"{event['device']}, {event['threads']} threads; "
+            f"precision {event['precision']}: {event['precision_reason']}",
+            highlight=False,
+            markup=False,
+        )
+        self.task = self.bars.add_task("training", total=_number(event, "steps"))
+
+
+def _epoch_line(event: Mapping[str, object]) -> str:
+    line = (
+        f"epoch {_number(event, 'epoch'):.0f}/{_number(event, 'epochs'):.0f}  "
+        f"loss {_number(event, 'train_loss'):.4f}  {_number(event, 'samples_per_second'):,.0f} samples/s"
+    )
+    metrics = event.get("metrics")
+    metric = str(event.get("metric"))
+    protocol, _, name = metric.partition("/")
+    values = metrics.get(protocol) if isinstance(metrics, Mapping) else None
+    if isinstance(values, Mapping) and name in values:
+        best = " (best)" if event.get("best_epoch") == event.get("epoch") else ""
+        line += f"  valid {metric} {values[name]:.4f}{best}"
+    return line
+
+
+def _print_result(result: Result) -> None:
+    where = f"{result.bundle}: bundle of epoch {result.best_epoch:g}"
+    speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
+    why = "" if result.stopped == "epochs" else f", stopped by {result.stopped}"
+    err.print(f"{where}; {speed}{why}", highlight=False, markup=False)
+
+
+def _print_report(report: Report, model: str) -> None:
+    """Metrics by protocol, the model beside the baselines."""
+    for protocol, metrics in report.metrics.items():
+        table = Table(title=f"{report.split}, {report.described(protocol)}", title_justify="left")
+        table.add_column("")
+        for name in metrics:
+            table.add_column(name, justify="right")
+        table.add_row(model, *(f"{value:.4f}" for value in metrics.values()), style="bold")
+        for baseline, by_protocol in report.baselines.items():
+            values = by_protocol.get(protocol)
+            if values:
+                table.add_row(baseline, *(f"{values[name]:.4f}" if name in values else "" for name in metrics))
+        out.print(table)
+    for verdict in report.verdicts:
+        out.print(verdict, highlight=False, markup=False)
+
+
+def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:
+    if liked:
+        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}", highlight=False, markup=False)
+    title = f"user {answer.user}" if answer.known else f"user {answer.user}: unknown, so the most popular items"
+    table = Table(title=title, title_justify="left")
+    for name, justify in (("", "right"), ("item", "right"), ("title", "left"), ("score", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for rank, item in enumerate(answer.items, start=1):
+        table.add_row(str(rank), str(item.item), item.title or "", f"{item.score:.4f}")
+    out.print(table)
+    for note in answer.notes:
+        out.print(f"note: {note}", highlight=False, markup=False)
+
+
+def _print_settings(title: str, model: type[BaseModel]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in ("name", "default", "what it is"):
+        table.add_column(name)
+    for name, field in model.model_fields.items():
+        default = (
+            "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
+        )
+        table.add_row(name, default, field.description or "")
+    out.print(table)
+
+
+def _print_section(title: str, value: object) -> None:
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], Mapping):
+        table = Table(title=title, title_justify="left")
+        names = list(dict.fromkeys(name for row in value for name in row))
+        for name in names:
+            table.add_column(name)
+        for row in value:
+            table.add_row(*(_cell(row.get(name)) for name in names))
+        out.print(table)
+    elif isinstance(value, Mapping):
+        _print_figures(title, value)
+    else:
+        out.print(f"{title}: {_cell(value)}", highlight=False, markup=False)
+
+
+def _print_figures(title: str, figures: Mapping[str, object]) -> None:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in figures.items():
+        table.add_row(name, _cell(value))
+    out.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_cell(part)}" for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_cell(part) for part in value)
+    return str(value)
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _step(text: str) -> None:
+    err.print(f"\n▸ {text}", style="bold", highlight=False, markup=False)
+
+
+def _number(event: Mapping[str, object], name: str) -> float:
+    value = event.get(name)
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]

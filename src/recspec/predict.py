@@ -1,0 +1,622 @@
+"""Predictor: a bundle, raw rows in, probabilities out; a raw user id in, the best unseen items out.
+
+Raw values are encoded by what `prepare` fitted. Unknown values get id 0, and the caller is told; an unknown user is
+answered with the most popular items.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from recspec import bundle
+from recspec.batch import Batch, num_rows, take
+from recspec.bundle import Bundle, Seen
+from recspec.distributed import pick_device
+from recspec.encoding import Encoders, Vocabulary
+from recspec.errors import BundleError, DataError, SettingsError, listed, nearest
+from recspec.feature_spec import FeatureSpec
+from recspec.storage import Ragged
+
+ROWS = 65_536
+"""Raw rows read, scored and written at once."""
+
+SCORES = 1 << 24
+"""Scores of users x items held at once: 64 MB."""
+
+TITLE_COLUMNS = ("title", "name", "product_title")
+ROW_FORMATS = (".csv", ".jsonl", ".parquet")
+
+Role = Literal["user", "item"]
+ROLES: tuple[Role, ...] = ("user", "item")
+Progress = Callable[[str, float, float | None], None]
+
+
+@dataclass(frozen=True)
+class RecommendedItem:
+    """One recommended item: its raw id, its title if the catalogue has one, and the model's score (a logit)."""
+
+    item: str | int
+    title: str | None
+    score: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer for one user, best item first."""
+
+    user: str | int
+    known: bool
+    items: tuple[RecommendedItem, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """The answer as plain values, for JSON."""
+        return {
+            "user": self.user,
+            "known": self.known,
+            "items": [{"item": item.item, "title": item.title, "score": item.score} for item in self.items],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass
+class Predictions:
+    """Probabilities of raw rows, and how many rows held an unknown value, by feature."""
+
+    rows: int = 0
+    unknown: dict[str, int] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        """A sentence for each feature with unknown values."""
+        return [
+            f"{count:,} of {self.rows:,} rows have an unknown {name}; they are scored with the id of unknown values"
+            for name, count in self.unknown.items()
+        ]
+
+
+class Predictor:
+    """A trained model that speaks raw values."""
+
+    def __init__(self, trained: Bundle, device: torch.device) -> None:
+        self.bundle, self.spec, self.device = trained, trained.spec, device
+        self.model = trained.model
+        self.encoders = _encoders(trained)
+        self._items: _Catalogue | None = None
+        self._users: _Catalogue | None = None
+
+    @classmethod
+    def open(cls, path: str | Path, *, device: str = "auto") -> Predictor:
+        """Open a bundle, or a run that holds one.
+
+        Raises:
+            BundleError: if there is none, or it is damaged.
+        """
+        chosen = pick_device(device)
+        return cls(bundle.load(path, device=chosen), chosen)
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def predict(self, rows: pa.Table) -> tuple[np.ndarray[tuple[int], np.dtype[np.float32]], Predictions]:
+        """Probability (B,) of the label for each of B raw rows, and what was unknown in them.
+
+        A user's or item's own features may be left out where the catalogue knows them.
+
+        Raises:
+            DataError: naming every column that is missing or holds what it can't.
+        """
+        batch, unknown = self._encode(rows)
+        with torch.inference_mode():
+            parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
+        logits = torch.cat(parts) if parts else torch.zeros(0)
+        return torch.sigmoid(logits).cpu().numpy(), Predictions(rows.num_rows, unknown)
+
+    def _encode(self, rows: pa.Table) -> tuple[Batch, dict[str, int]]:
+        wanted = self.model.features()
+        looked_up = self._from_catalogues(wanted, rows.column_names)
+        given = [name for name in wanted if name not in looked_up]
+        columns = self._encode_columns(rows, given)
+        batch = {name: _tensor(columns[name], self.spec, name).to(self.device) for name in given}
+        for name, (id_feature, catalogue) in looked_up.items():
+            batch[name] = catalogue.features[name].index_select(0, batch[id_feature].long())
+        unknown = {
+            name: int((batch[name] == 0).sum())
+            for name in given
+            if self.spec.features[name].is_categorical
+            and not self.spec.features[name].is_list
+            and self.spec.reserves_unknown(name)
+        }
+        return batch, {name: count for name, count in unknown.items() if count}
+
+    def _encode_columns(self, rows: pa.Table, names: Sequence[str]) -> Mapping[str, object]:
+        if self.encoders is not None:
+            return self.encoders.encode(rows, names)
+        return _prepared_columns(rows, names, self.spec)
+
+    def _from_catalogues(self, wanted: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, _Catalogue]]:
+        """Features that the rows leave out and a catalogue knows: name -> (id feature, catalogue)."""
+        found: dict[str, tuple[str, _Catalogue]] = {}
+        for role in ROLES:
+            if not self.spec.role(role):
+                continue
+            id_feature = self._id_feature(role)
+            missing = [
+                name
+                for name in self.spec.role(role)
+                if name in wanted and name != id_feature and not self._has_column(name, columns)
+            ]
+            if missing and id_feature in wanted:
+                catalogue = self.users if role == "user" else self.items
+                found |= {name: (id_feature, catalogue) for name in missing if name in catalogue.features}
+        return found
+
+    def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
+        raw = self.encoders.encoders[feature].column if self.encoders and feature in self.encoders.encoders else None
+        return feature in columns or (raw is not None and raw in columns)
+
+    # --- recommendations ----------------------------------------------------------------------------------------
+
+    @property
+    def items(self) -> _Catalogue:
+        """Every item, in order of id."""
+        if self._items is None:
+            self._items = _read_catalogue(self.bundle, "item", self.device)
+        return self._items
+
+    @property
+    def users(self) -> _Catalogue:
+        """Every user, in order of id."""
+        if self._users is None:
+            self._users = _read_catalogue(self.bundle, "user", self.device)
+        return self._users
+
+    @property
+    def seen(self) -> Seen:
+        """Which items each user acted on.
+
+        Raises:
+            BundleError: if the model was trained without users or items.
+        """
+        if self.bundle.seen is None:
+            raise BundleError(f"{self.bundle.folder}: holds no users and items, so it can't recommend; use predict")
+        return self.bundle.seen
+
+    def recommend(self, users: Sequence[str | int], *, k: int = 10, include_seen: bool = False) -> list[Recommendation]:
+        """The k best items of each raw user id, best first, without those the user acted on.
+
+        Equal scores are ordered by id. Items that nobody acted on in training are left out: the model knows nothing
+        of them. An unknown user gets the most popular items, and `known` is False.
+        """
+        ids = self.user_ids(users)
+        known = np.flatnonzero(ids >= self.users.first_id)
+        answers: dict[int, Recommendation] = {}
+        for start in range(0, len(known), self.block):
+            places = known[start : start + self.block]
+            scores, items = self.best(torch.from_numpy(ids[places]), k, include_seen=include_seen)
+            for row, place in enumerate(places):
+                answers[int(place)] = self._answer(users[place], scores[row], items[row], k)
+        popular = self._described(*self.most_popular(k)) if len(answers) < len(users) else ()
+        note = f"unknown user: these are the {len(popular)} most popular items; score is the number of users"
+        return [answers.get(place) or Recommendation(user, False, popular, (note,)) for place, user in enumerate(users)]
+
+    def liked(self, user: str | int, *, k: int = 5) -> list[str]:
+        """Titles (or raw ids) of some items the user acted on, the most popular first."""
+        number = max(0, int(self.user_ids([user])[0]))
+        items = self.seen.of(number).long()
+        best = items[torch.argsort(self.seen.counts[items], descending=True, stable=True)][:k]
+        return [item.title or str(item.item) for item in self._described(best, torch.zeros(len(best)))]
+
+    def busiest_user(self) -> str | int:
+        """The raw id of the user who acted on most items."""
+        number = int(torch.argmax(self.seen.offsets.diff()))
+        raw: str | int = self.raw_ids("user", np.array([number]))[0].as_py()
+        return raw
+
+    def best(self, users: Tensor, k: int, *, include_seen: bool) -> tuple[Tensor, Tensor]:
+        """Scores (R, k) and ids (R, k) of the best items of R users; a score of -inf fills a short list."""
+        seen, items = self.seen, self.items
+        request = self._request(users)
+        with torch.inference_mode():
+            scores = self.model.score_items(request, items.candidates).float()
+            scores[:, (seen.counts[items.first_id :] == 0).to(self.device)] = -torch.inf
+            if not include_seen:
+                rows, columns = _pairs(seen, users, items.first_id)
+                scores[rows.to(self.device), columns.to(self.device)] = -torch.inf
+            best, places = torch.topk(scores, min(k, scores.shape[1]), dim=1)
+            by_id = torch.argsort(places, dim=1)
+            best, places = best.gather(1, by_id), places.gather(1, by_id)
+            order = torch.argsort(best, dim=1, descending=True, stable=True)
+        return best.gather(1, order).cpu(), places.gather(1, order).cpu() + items.first_id
+
+    def _request(self, users: Tensor) -> Batch:
+        """Features of the users; the model must need nothing that belongs to neither user nor item."""
+        known = self.users.features
+        item_features = set(self.spec.role("item"))
+        lacking = [name for name in self.model.features() if name not in known and name not in item_features]
+        if lacking:
+            raise BundleError(
+                f"{self.bundle.folder}: the model reads {listed(lacking)}, which differ from request to request; "
+                "recommend knows users and items only, so score rows with predict"
+            )
+        rows = users.to(self.device)
+        return {name: known[name].index_select(0, rows) for name in self.model.features() if name in known}
+
+    def _answer(self, user: str | int, scores: Tensor, items: Tensor, k: int) -> Recommendation:
+        kept = torch.isfinite(scores)
+        found = self._described(items[kept], scores[kept])
+        notes = (f"only {len(found)} unseen items are left",) if len(found) < k else ()
+        return Recommendation(user, True, found, notes)
+
+    def most_popular(self, k: int) -> tuple[Tensor, Tensor]:
+        """Ids of the k items that most users acted on, and their numbers of users; ties by id."""
+        counts = self.seen.counts.clone()
+        counts[: self.items.first_id] = 0
+        order = torch.argsort(counts, descending=True, stable=True)[:k]
+        order = order[counts[order] > 0]
+        return order, counts[order].float()
+
+    def _described(self, items: Tensor, scores: Tensor) -> tuple[RecommendedItem, ...]:
+        raw, titles = self.raw_ids("item", items.numpy()).to_pylist(), self.items.titles_of(items.numpy())
+        return tuple(
+            RecommendedItem(item, title, round(score, 6))
+            for item, title, score in zip(raw, titles.to_pylist(), scores.tolist(), strict=True)
+        )
+
+    def user_ids(self, users: Sequence[str | int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Prepared ids; 0 (or -1 where 0 is a real user) for unknown ones."""
+        vocabulary = self._vocabulary("user")
+        if vocabulary is not None:
+            return vocabulary.encode(list(users))
+        shift, count = self.spec.shift(self.spec.user_id), self.spec.num_ids(self.spec.user_id)
+        numbers = [int(user) + shift if str(user).lstrip("-").isdigit() else -1 for user in users]
+        return np.array([number if shift <= number < count else -1 for number in numbers], np.int64)
+
+    def raw_ids(self, role: Role, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
+        """Raw values of prepared ids (N,) of users or items."""
+        vocabulary = self._vocabulary(role)
+        if vocabulary is not None:
+            return vocabulary.decode(ids)
+        return pa.array(ids - self.spec.shift(self._id_feature(role)))
+
+    def _id_feature(self, role: Role) -> str:
+        return self.spec.user_id if role == "user" else self.spec.item_id
+
+    def _vocabulary(self, role: Role) -> Vocabulary | None:
+        return self.encoders.vocabulary_of(self._id_feature(role)) if self.encoders is not None else None
+
+    @property
+    def block(self) -> int:
+        """Users scored at once: users x items within `SCORES`."""
+        return max(1, SCORES // max(1, len(self.items)))
+
+
+# --- files of rows and users -----------------------------------------------------------------------------------------
+
+
+def predict_file(predictor: Predictor, rows: Path, out: Path | None) -> Predictions:
+    """Score a csv, jsonl or parquet file of raw rows; write them, with `probability` added, to a file of its kind.
+
+    Without `out`, CSV goes to standard output. Files larger than memory pass through in blocks.
+
+    Raises:
+        DataError: if the file can't be read, or a row holds what it can't.
+        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet.
+    """
+    total = Predictions()
+    with _row_writer(out) as write:
+        for table in _read_rows(rows):
+            probability, found = predictor.predict(table)
+            total.rows += found.rows
+            for name, count in found.unknown.items():
+                total.unknown[name] = total.unknown.get(name, 0) + count
+            write(table.append_column("probability", pa.array(probability)))
+    return total
+
+
+def read_users(path: Path) -> list[str]:
+    """Raw user ids of a text file, one a line; empty lines are passed over.
+
+    Raises:
+        DataError: if the file can't be read.
+    """
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: can't be read as a list of users: {error}") from None
+
+
+def recommend_to_parquet(
+    predictor: Predictor,
+    users: Sequence[str | int] | None,
+    out: Path,
+    *,
+    k: int = 10,
+    include_seen: bool = False,
+    progress: Progress = lambda *_: None,
+) -> int:
+    """Write the k best items of the users (None: of all) to Parquet, in blocks of bounded memory; gives their number.
+
+    Columns: user, known, rank (from 1), item, title, score; one row an item.
+    """
+    if users is None:
+        ids = np.arange(predictor.users.first_id, predictor.seen.num_users)
+        raw = predictor.raw_ids("user", ids)
+    else:
+        ids = predictor.user_ids(users)
+        raw = _as_array(users)
+    with _parquet_writer(out, _recommendation_schema(predictor, raw)) as write:
+        for start in range(0, len(ids), predictor.block):
+            part = slice(start, start + predictor.block)
+            write(_recommendation_table(predictor, raw[part], ids[part], k, include_seen))
+            progress("recommend", min(start + predictor.block, len(ids)), len(ids))
+    return len(ids)
+
+
+def _recommendation_schema(predictor: Predictor, users: pa.Array) -> pa.Schema:
+    item = predictor.raw_ids("item", np.zeros(0, np.int64)).type
+    return pa.schema(
+        {
+            "user": users.type,
+            "known": pa.bool_(),
+            "rank": pa.int32(),
+            "item": item,
+            "title": pa.string(),
+            "score": pa.float32(),
+        }.items()
+    )
+
+
+def _recommendation_table(
+    predictor: Predictor, users: pa.Array, ids: np.ndarray[tuple[int], np.dtype[np.int64]], k: int, include_seen: bool
+) -> pa.Table:
+    """The answers of a block of users, one row an item."""
+    popular, counts = predictor.most_popular(k)
+    known = ids >= predictor.users.first_id
+    width = min(k, len(predictor.items))
+    items = np.zeros((len(ids), width), np.int64)
+    scores = np.full((len(ids), width), -np.inf, np.float32)
+    if known.any():
+        best, places = predictor.best(torch.from_numpy(ids[known]), k, include_seen=include_seen)
+        scores[known], items[known] = best.numpy(), places.numpy()
+    scores[~known, : len(counts)], items[~known, : len(popular)] = counts.numpy(), popular.numpy()
+    kept = np.isfinite(scores)
+    rows, ranks = np.nonzero(kept)
+    chosen = items[kept]
+    columns = [
+        users.take(pa.array(rows)),
+        pa.array(known[rows]),
+        pa.array(ranks.astype(np.int32) + 1),
+        predictor.raw_ids("item", chosen),
+        predictor.items.titles_of(chosen),
+        pa.array(scores[kept]),
+    ]
+    return pa.Table.from_arrays(columns, schema=_recommendation_schema(predictor, users))
+
+
+# --- catalogues ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Catalogue:
+    """Features of every user or item, by id: row i of each tensor is id i; ids below `first_id` are nobody's."""
+
+    features: Batch
+    first_id: int
+    titles: pa.Array | None
+
+    def __len__(self) -> int:
+        return num_rows(self.features) - self.first_id
+
+    @property
+    def candidates(self) -> Batch:
+        """Every real user or item as a batch."""
+        return take(self.features, slice(self.first_id, None))
+
+    def titles_of(self, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
+        """Titles (N,) of ids (N,); null where there is none."""
+        if self.titles is None:
+            return pa.nulls(len(ids), pa.string())
+        return self.titles.take(pa.array(ids - self.first_id))
+
+
+def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catalogue:
+    """The catalogue that the bundle keeps, or where there is none, the bare ids."""
+    spec = trained.spec
+    id_feature = spec.user_id if role == "user" else spec.item_id
+    first_id = int(spec.reserves_unknown(id_feature))
+    features: Batch = {id_feature: torch.arange(spec.num_ids(id_feature), device=device)}
+    catalogues = spec.metadata.get("catalogues")
+    file = catalogues.get(role) if isinstance(catalogues, dict) else None
+    if not isinstance(file, str):
+        return _Catalogue(features, first_id, None)
+    table = pq.read_table(trained.folder / file)
+    for name in table.column_names:
+        if name in spec.features and name != id_feature:
+            tensor = _tensor(_column(table.column(name)), spec, name)
+            nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
+            features[name] = torch.cat([nobody, tensor]).to(device)
+    title = next((name for name in TITLE_COLUMNS if name in table.column_names), None)
+    titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
+    return _Catalogue(features, first_id, titles)
+
+
+def _encoders(trained: Bundle) -> Encoders | None:
+    return Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
+
+
+def _column(column: pa.ChunkedArray) -> object:
+    """A Parquet column as an array, or for lists as values and offsets."""
+    array = column.combine_chunks()
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return array.flatten().to_numpy(zero_copy_only=False), np.asarray(array.offsets, np.int64)
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _tensor(column: object, spec: FeatureSpec, name: str) -> Tensor:
+    """A prepared column as the tensor a batch holds: (B,), or (B, length) with padding 0."""
+    if isinstance(column, tuple):
+        values, offsets = column
+        length = spec.features[name].length
+        assert length is not None, f"{name} is no list, but its column holds lists"
+        return torch.from_numpy(Ragged(np.asarray(values), np.asarray(offsets)).truncate(length).pad(length))
+    return torch.from_numpy(np.ascontiguousarray(np.asarray(column)))
+
+
+def _prepared_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec) -> Mapping[str, object]:
+    """Columns of a dataset that recspec did not prepare: the rows hold ids and numbers already.
+
+    Raises:
+        DataError: naming every column that is missing, and every id that is out of range.
+    """
+    columns: dict[str, object] = {}
+    problems = []
+    for name in names:
+        if name not in rows.column_names:
+            problems.append(f"no column '{name}'{nearest(name, rows.column_names)}")
+            continue
+        try:
+            columns[name] = _prepared_column(rows.column(name), spec, name)
+        except (DataError, pa.ArrowException) as error:
+            problems.append(f"column '{name}': {error}")
+    if problems:
+        raise DataError.of("raw rows", problems)
+    return columns
+
+
+def _prepared_column(column: pa.ChunkedArray, spec: FeatureSpec, name: str) -> object:
+    if not spec.features[name].is_categorical:
+        return column.cast(pa.float32()).to_numpy()
+    if spec.features[name].is_list:
+        raise DataError("lists of ids can't be given for a dataset that recspec did not prepare")
+    ids = column.cast(pa.int64()).to_numpy() + spec.shift(name)
+    wrong = np.flatnonzero((ids < 0) | (ids >= spec.num_ids(name)))
+    if len(wrong):
+        first, limit = int(wrong[0]), spec.num_ids(name) - spec.shift(name)
+        raise DataError(f"row {first + 1} is {ids[first] - spec.shift(name)}; expected an id in [0, {limit})")
+    return ids
+
+
+def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:
+    """Row of the user and column of the item of everything that the users acted on."""
+    starts, counts = seen.offsets[users], seen.offsets[users + 1] - seen.offsets[users]
+    rows = torch.repeat_interleave(torch.arange(len(users)), counts)
+    within = torch.arange(len(rows)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    return rows, seen.items[torch.repeat_interleave(starts, counts) + within].long() - first_id
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read_rows(path: Path) -> Iterator[pa.Table]:
+    """Tables of at most `ROWS` rows.
+
+    Raises:
+        DataError: if the file can't be read as what its ending says.
+    """
+    if not path.is_file():
+        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{path}: no such file{nearest(path.name, known)}")
+    if path.suffix not in ROW_FORMATS:
+        raise DataError(f"{path}: rows are read from {', '.join(ROW_FORMATS)}; found '{path.suffix}'")
+    try:
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as file:
+                yield from (pa.Table.from_batches([batch]) for batch in file.iter_batches(ROWS))
+        elif path.suffix == ".csv":
+            with pa_csv.open_csv(path) as reader:
+                for batch in reader:
+                    yield from _cut(pa.Table.from_batches([batch]))
+        else:
+            yield from _cut(pa_json.read_json(path))
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
+
+
+def _cut(table: pa.Table) -> Iterator[pa.Table]:
+    yield from (table.slice(start, ROWS) for start in range(0, table.num_rows, ROWS))
+
+
+@contextmanager
+def _row_writer(out: Path | None) -> Iterator[Callable[[pa.Table], None]]:
+    """Writes tables as the ending of `out` says; CSV to standard output without one."""
+    if out is None:
+        yield _csv_to(sys.stdout.buffer)
+        return
+    if out.suffix not in ROW_FORMATS:
+        raise SettingsError(f"--out {out}: expected a name that ends in {', '.join(ROW_FORMATS)}")
+    if out.suffix == ".parquet":
+        with _parquet_writer(out, None) as write:
+            yield write
+        return
+    with _renamed(out) as temporary, temporary.open("wb") as file:
+        yield _csv_to(file) if out.suffix == ".csv" else _jsonl_to(file)
+
+
+def _csv_to(file: BinaryIO) -> Callable[[pa.Table], None]:
+    written: list[bool] = []
+
+    def write(table: pa.Table) -> None:
+        pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=not written, quoting_style="needed"))
+        written.append(True)
+
+    return write
+
+
+def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
+    def write(table: pa.Table) -> None:
+        file.writelines((json.dumps(row, default=str, ensure_ascii=False) + "\n").encode() for row in table.to_pylist())
+
+    return write
+
+
+@contextmanager
+def _parquet_writer(out: Path, schema: pa.Schema | None) -> Iterator[Callable[[pa.Table], None]]:
+    """Writes tables to a Parquet file under a temporary name, renamed at the end; without a row it has the schema."""
+    with _renamed(out) as temporary:
+        writers: list[pq.ParquetWriter] = []
+
+        def write(table: pa.Table) -> None:
+            if not writers:
+                writers.append(pq.ParquetWriter(temporary, table.schema, compression="zstd"))
+            writers[0].write_table(table)
+
+        try:
+            yield write
+            if not writers:
+                pq.write_table((schema or pa.schema([])).empty_table(), temporary)
+        finally:
+            for writer in writers:
+                writer.close()
+
+
+@contextmanager
+def _renamed(out: Path) -> Iterator[Path]:
+    """A temporary name beside `out` that becomes `out` when the block ends well, and is removed when it doesn't."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _as_array(users: Sequence[str | int]) -> pa.Array:
+    """Raw user ids as one column; numbers and texts together become texts."""
+    if all(isinstance(user, int) for user in users):
+        return pa.array(users, pa.int64())
+    return pa.array([str(user) for user in users], pa.string())

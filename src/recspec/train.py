@@ -1,0 +1,694 @@
+"""The training loop that serves every model.
+
+A step: a batch of rows, negatives drawn beside them where asked for, the model's own loss under the chosen precision,
+gradients averaged over micro-batches and ranks, one optimizer step at the schedule's learning rate. Every draw is a
+function of (seed, epoch, step), so a run that was killed continues to the same weights, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recspec import __version__, bundle, checkpoint, config
+from recspec.batch import Batch, num_rows, take
+from recspec.bundle import Card, Seen
+from recspec.checkpoint import Checkpoint
+from recspec.distributed import Ranks
+from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError, listed, unknown
+from recspec.evaluate import evaluate_model, positives
+from recspec.feature_spec import FeatureSpec
+from recspec.loader import Loader, Share
+from recspec.machine import cpu_multiplies_bf16, parse_bytes
+from recspec.models import MODELS
+from recspec.models.base import Model
+from recspec.optim import learning_rate_factor, make_optimizer
+from recspec.runlog import Event, RunLog
+from recspec.sampling import NegativeSampler, sampler_for
+
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+
+
+class TrainSettings(config.Settings):
+    """How a model is trained. A recipe's section `train`, and `--set train.NAME=VALUE`."""
+
+    epochs: int = Field(10, ge=0, description="passes over the training rows")
+    batch_size: int = Field(65536, ge=1, description="rows a step over all ranks, drawn negatives included")
+    accumulate: int = Field(1, ge=1, description="micro-batches a step is split into; their gradients are averaged")
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop"] = Field("adam", description="which optimizer")
+    learning_rate: float = Field(1e-3, gt=0, description="the peak; the schedule multiplies it")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's and AdamW's decay rates")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD and RMSprop")
+    eps: float = Field(1e-8, gt=0, description="added to the optimizer's denominator")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled in AdamW, added to the gradient elsewhere")
+    schedule: Literal["constant", "linear", "polynomial", "step"] = Field(
+        "constant", description="learning rate after warm-up: constant, to zero linearly, to zero by a power, by steps"
+    )
+    decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
+    decay_start: float = Field(0.0, ge=0, lt=1, description="share of the run after which the decay starts")
+    step_epochs: tuple[float, ...] = Field(
+        (), description="epochs at which the step schedule multiplies by step_factor"
+    )
+    step_factor: float = Field(0.1, gt=0, le=1, description="what the step schedule multiplies by")
+    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from zero; fractions are allowed")
+    clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none when not given")
+    negatives: int | None = Field(
+        None, ge=0, description="negatives drawn for each positive; 4 where rows are interactions, else 0"
+    )
+    negative_distribution: Literal["uniform", "popularity"] = Field("uniform", description="how negatives are drawn")
+    popularity_power: float = Field(0.75, ge=0, description="exponent on popularity when negatives follow it")
+    reject_positives: bool = Field(False, description="redraw negatives that the user acted on in training")
+    train_splits: tuple[str, ...] = Field(("train",), min_length=1, description="train, or train and valid together")
+    valid_share: float = Field(0.0, ge=0, lt=1, description="share of train held out where there is no valid split")
+    metric: str | None = Field(
+        None, description="PROTOCOL/METRIC on valid that picks the best epoch, as sampled/ndcg@10"
+    )
+    evaluate_every: int = Field(1, ge=1, description="epochs between evaluations on valid")
+    patience: int | None = Field(None, ge=1, description="evaluations without improvement before stopping early")
+    target: float | None = Field(None, description="stop as soon as the metric on valid reaches this")
+    keep_best: bool = Field(True, description="save the weights of the best evaluation; the last ones otherwise")
+    precision: Precision = Field("auto", description="arithmetic of the step; auto takes what the device does fastest")
+    seed: int = Field(0, ge=0, description="of weights, order, negatives and dropout")
+    deterministic: bool = Field(False, description="only deterministic kernels; slower on a GPU")
+    compile: bool = Field(False, description="torch.compile the step; pays on a GPU")
+    memory_budget: str = Field("4GB", description="a split larger than this is streamed instead of held in memory")
+    checkpoint_minutes: float = Field(
+        10, ge=0, description="minutes between checkpoints within an epoch; 0: every step"
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
+    log_every: int = Field(50, ge=1, description="steps between log lines")
+    tensorboard: bool = Field(True, description="write curves for TensorBoard where it is installed")
+
+    @model_validator(mode="after")
+    def _agree(self) -> TrainSettings:
+        if self.schedule == "step" and not self.step_epochs:
+            raise ValueError("schedule 'step' needs step_epochs, as [5, 8]")
+        if "test" in self.train_splits:
+            raise ValueError("train_splits names 'test', which only `recspec evaluate` opens")
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate {self.accumulate} is more than batch_size {self.batch_size}")
+        parse_bytes(self.memory_budget)
+        return self
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: the bundle, the best evaluation and the speed."""
+
+    bundle: Path
+    best_epoch: float
+    metrics: Mapping[str, Mapping[str, float]]
+    samples_per_second: float
+    seconds: float
+    stopped: str
+
+
+class Objective(nn.Module):
+    """What DDP wraps: its forward is the model's loss, so an auxiliary loss needs no case in the loop."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The model's loss of a batch, a scalar."""
+        return self.model.loss(batch)
+
+
+def train(
+    model_name: str,
+    spec: FeatureSpec,
+    run: Path,
+    *,
+    settings: TrainSettings,
+    model_settings: config.Settings,
+    ranks: Ranks | None = None,
+    resume: bool = False,
+    on_event: Callable[[Event], None] = lambda _: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train a model on a prepared dataset and leave `run/bundle`, `run/checkpoints` and `run/log.jsonl`.
+
+    Raises:
+        SpecError: if the dataset lacks a role the model needs, or a split.
+        SettingsError: if a setting does not fit the dataset.
+        CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
+        TrainingError: if the loss is no longer a number.
+    """
+    return TrainingRun(
+        model_name, spec, run, settings, model_settings, ranks or Ranks(), on_event, stop_requested
+    ).train(resume)
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Progress:
+    """Where a run stands: what a checkpoint's header holds."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    best_epoch: float = 0.0
+    best_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    stale: int = 0
+    stopped: str = ""
+
+
+class TrainingRun:
+    """One training run, from settings to a bundle."""
+
+    def __init__(
+        self,
+        model_name: str,
+        spec: FeatureSpec,
+        run: Path,
+        settings: TrainSettings,
+        model_settings: config.Settings,
+        ranks: Ranks,
+        on_event: Callable[[Event], None] = lambda _: None,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if model_name not in MODELS:
+            raise SettingsError(unknown("model", model_name, MODELS))
+        self.model_name, self.spec, self.folder, self.settings = model_name, spec, run, settings
+        self.ranks, self.stop_requested = ranks, stop_requested
+        self.precision, why = pick_precision(settings.precision, ranks.device)
+        self.train_splits = _check_splits(spec, settings)
+        self.valid = "valid" if "valid" in spec.splits and "valid" not in self.train_splits else None
+        torch.manual_seed(settings.seed)
+        self.model = MODELS[model_name](spec, model_settings).to(ranks.device)
+        self.num_negatives = _num_negatives(spec, settings)
+        self.loader = self._make_loader()
+        self.sampler = self._make_sampler()
+        self.steps_per_epoch = self.loader.num_batches
+        self.optimizer = make_optimizer(
+            settings.optimizer,
+            self.model.parameters(),
+            learning_rate=settings.learning_rate,
+            betas=settings.betas,
+            momentum=settings.momentum,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
+        self.objective = self._make_objective()
+        self.progress = _Progress()
+        self.metric = settings.metric or _default_metric(spec)
+        self.last_loss = torch.zeros(())
+        self.saved_at = 0.0
+        self.log = RunLog(run, on_event, is_first=ranks.is_first, tensorboard=settings.tensorboard)
+        self.why_precision = why
+
+    def train(self, resume: bool) -> Result:
+        """The whole run."""
+        if resume:
+            self._restore()
+        elif self.ranks.is_first:
+            _start_afresh(self.folder)
+        self.ranks.barrier()
+        self.log.open()
+        self.log.write("start", **self._described(), resumed_at_step=self.progress.step)
+        state, settings = self.progress, self.settings
+        started = time.monotonic() - state.seconds
+        with arithmetic(self.precision, settings.deterministic):
+            self.saved_at = time.monotonic()
+            while state.epoch < settings.epochs and not state.stopped:
+                epoch_started, epoch_samples = time.monotonic(), state.samples
+                loss_sum = torch.zeros((), device=self.ranks.device)
+                for loss in self.epoch():
+                    loss_sum += loss
+                    self.last_loss = loss
+                    state.seconds = time.monotonic() - started
+                    self._after_step(loss)
+                steps = max(1, state.batch)
+                state.epoch, state.batch = state.epoch + 1, 0
+                seconds = time.monotonic() - epoch_started
+                self._finish_epoch(
+                    train_loss=self._finite(loss_sum / steps),
+                    samples_per_second=(state.samples - epoch_samples) / max(seconds, 1e-9),
+                    seconds=seconds,
+                )
+                state.seconds = time.monotonic() - started
+                self._save()
+        return self._finish()
+
+    # --- one epoch ---------------------------------------------------------------------------------------------
+
+    def epoch(self) -> Iterator[Tensor]:
+        """Every step of the current epoch from where the run stands; gives each step's loss, still on the device."""
+        self.model.train()
+        state = self.progress
+        for share in self.loader.batches(epoch=state.epoch, start=state.batch):
+            factor = self._schedule_factor(state.step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.settings.learning_rate * factor
+            loss = self._step(share)
+            state.step += 1
+            state.batch += 1
+            state.samples += share.total_rows * (1 + self.num_negatives)
+            yield loss
+
+    def _step(self, share: Share) -> Tensor:
+        """One optimizer step on this rank's share of a batch; gives the mean loss over all ranks' rows."""
+        settings, state = self.settings, self.progress
+        # The generator starts anew for each step, so that dropout is the same after a resume.
+        torch.manual_seed(_mix(settings.seed, state.step, self.ranks.rank))
+        batch = share.batch
+        if self.sampler is not None:
+            batch = self.sampler(share, epoch=state.epoch, step=state.step)
+        rows = num_rows(batch)
+        micro = math.ceil(rows / settings.accumulate)
+        # DDP averages over ranks and the loss over rows: weights make it the mean over the rows of all ranks.
+        weight = self.ranks.world_size * share.num_rows / share.total_rows
+        total = torch.zeros((), device=self.ranks.device)
+        for start in range(0, rows, micro):
+            part = take(batch, slice(start, start + micro)) if settings.accumulate > 1 else batch
+            last = start + micro >= rows
+            with self._no_sync(last), self._autocast():
+                loss = self.objective(part) * (weight * num_rows(part) / rows)
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        if settings.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total / self.ranks.world_size
+
+    def _no_sync(self, last: bool) -> AbstractContextManager[None]:
+        if isinstance(self.objective, DistributedDataParallel) and not last:
+            return cast(AbstractContextManager[None], self.objective.no_sync())
+        return nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        if half is None:
+            return nullcontext()
+        return cast(AbstractContextManager[None], torch.autocast(self.ranks.device.type, dtype=half))
+
+    def _schedule_factor(self, step: int) -> float:
+        settings = self.settings
+        return learning_rate_factor(
+            settings.schedule,
+            step,
+            total_steps=max(1, settings.epochs * self.steps_per_epoch),
+            warmup_steps=round(settings.warmup_epochs * self.steps_per_epoch),
+            decay_start=settings.decay_start,
+            power=settings.decay_power,
+            step_at=[round(epoch * self.steps_per_epoch) for epoch in settings.step_epochs],
+            step_factor=settings.step_factor,
+        )
+
+    def _after_step(self, loss: Tensor) -> None:
+        """Log, checkpoint and stop where it is time; looks at the loss only then, so a GPU need not wait for us."""
+        state, settings = self.progress, self.settings
+        on_schedule = state.step % settings.log_every == 0
+        if on_schedule:
+            self.log.write(
+                "step",
+                step=state.step,
+                steps=settings.epochs * self.steps_per_epoch,
+                epoch=state.epoch + state.batch / self.steps_per_epoch,
+                loss=self._finite(loss),
+                learning_rate=self.optimizer.param_groups[0]["lr"],
+                samples_per_second=state.samples / max(state.seconds, 1e-9),
+                seconds=state.seconds,
+            )
+        interrupted = False
+        if on_schedule or self.ranks.world_size == 1:  # all ranks must agree, and agreeing costs a message
+            interrupted = self.ranks.any(self.stop_requested())
+        if interrupted or time.monotonic() - self.saved_at >= 60 * settings.checkpoint_minutes:
+            self._save()
+        if interrupted:
+            self.log.write("interrupted", step=state.step)
+            raise TrainingError(
+                f"stopped at step {state.step} as asked; nothing is lost: the same command with --resume continues"
+            )
+
+    def _finite(self, loss: Tensor) -> float:
+        """The mean loss over all ranks.
+
+        Raises:
+            TrainingError: if it is not a number; the checkpoints written so far are whole.
+        """
+        value = float(self.ranks.sum(loss.detach()).item())
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value} at step {self.progress.step}; lower train.learning_rate "
+                f"({self.settings.learning_rate}), set train.clip_norm, or use train.precision=fp32 "
+                f"(now {self.precision}); --resume continues from the last checkpoint, which is from before"
+            )
+        return value
+
+    # --- between epochs ----------------------------------------------------------------------------------------
+
+    def _finish_epoch(self, **figures: float) -> None:
+        """Evaluate where it is time, remember the best weights, decide whether to stop."""
+        state, settings = self.progress, self.settings
+        metrics: Mapping[str, Mapping[str, float]] = {}
+        due = state.epoch % settings.evaluate_every == 0 or state.epoch == settings.epochs
+        evaluation_seconds = 0.0
+        if due and self.valid is not None:
+            started = time.monotonic()
+            metrics = self._evaluate()
+            evaluation_seconds = time.monotonic() - started
+            self._remember(metrics)
+        self.log.write(
+            "epoch",
+            epoch=state.epoch,
+            epochs=settings.epochs,
+            step=state.step,
+            **figures,
+            evaluation_seconds=evaluation_seconds,
+            metrics=metrics,
+            metric=self.metric,
+            best=state.best,
+            best_epoch=state.best_epoch,
+        )
+
+    def _evaluate(self) -> Mapping[str, Mapping[str, float]]:
+        assert self.valid is not None
+        self.model.eval()
+        protocol = self.metric.partition("/")[0]
+        result = evaluate_model(self.model, self.spec, self.valid, protocols=(protocol,), ranks=self.ranks)
+        return result.metrics
+
+    def _remember(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        state, settings = self.progress, self.settings
+        protocol, _, name = self.metric.partition("/")
+        if name not in metrics.get(protocol, {}):
+            known = [f"{of}/{metric}" for of, values in metrics.items() for metric in values]
+            raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
+        value = metrics[protocol][name]
+        if state.best is None or (value < state.best if name in LOWER_IS_BETTER else value > state.best):
+            state.best, state.best_epoch, state.stale = value, state.epoch, 0
+            state.best_metrics = {of: dict(values) for of, values in metrics.items()}
+            if self.ranks.is_first:
+                path = self.folder / "checkpoints" / BEST
+                path.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.write_tensors(path, self.model.state_dict(), {"epoch": state.epoch})
+        else:
+            state.stale += 1
+        reached = settings.target is not None and (
+            value <= settings.target if name in LOWER_IS_BETTER else value >= settings.target
+        )
+        if reached:
+            state.stopped = "target"
+        elif settings.patience is not None and state.stale >= settings.patience:
+            state.stopped = "patience"
+
+    def _finish(self) -> Result:
+        """Write the bundle and the last log line."""
+        state = self.progress
+        self.model.eval()
+        weights: Mapping[str, Tensor] = self.model.state_dict()
+        use_best = self.settings.keep_best and state.best is not None
+        card = Card(
+            model=self.model_name,
+            settings=self.model.settings.model_dump(mode="json"),
+            train=self.settings.model_dump(mode="json"),
+            trained={
+                "epoch": state.best_epoch if use_best else state.epoch,
+                "epochs": state.epoch,
+                "steps": state.step,
+                "samples": state.samples,
+                "seconds": round(state.seconds, 3),
+                "samples_per_second": round(state.samples / max(state.seconds, 1e-9)),
+                "splits": list(self.train_splits),
+                "stopped": state.stopped or "epochs",
+                "precision": self.precision,
+                "device": str(self.ranks.device),
+                "world_size": self.ranks.world_size,
+                "torch": torch.__version__,
+                "valid_metric": self.metric if state.best is not None else None,
+            },
+            metrics=state.best_metrics if use_best else {},
+        )
+        if self.ranks.is_first:
+            if use_best:
+                weights, _ = checkpoint.read_tensors(self.folder / "checkpoints" / BEST)
+            bundle.save(self.folder / "bundle", self.model, card, seen=self._seen(), weights=weights)
+        self.ranks.barrier()
+        result = Result(
+            self.folder / "bundle",
+            state.best_epoch if use_best else state.epoch,
+            state.best_metrics,
+            state.samples / max(state.seconds, 1e-9),
+            state.seconds,
+            state.stopped or "epochs",
+        )
+        self.log.write(
+            "done",
+            bundle=str(result.bundle),
+            stopped=result.stopped,
+            epochs=state.epoch,
+            best_epoch=result.best_epoch,
+            best=state.best,
+            metric=self.metric,
+            metrics=state.best_metrics,
+            samples_per_second=result.samples_per_second,
+            seconds=result.seconds,
+        )
+        self.log.close()
+        return result
+
+    def _seen(self) -> Seen | None:
+        """Which items each user acted on, for answers that leave them out."""
+        if not (self.spec.role("user") and self.spec.role("item")):
+            return None
+        splits = [split for split in ("train", "valid") if split in self.spec.splits]
+        matrix = positives(self.spec, splits)
+        counts = torch.bincount(torch.from_numpy(matrix.indices).long(), minlength=matrix.shape[1])
+        return Seen(
+            offsets=torch.from_numpy(matrix.indptr).long(),
+            items=torch.from_numpy(matrix.indices).int(),
+            counts=counts,
+        )
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Write a checkpoint on the first rank, unless the loss has left the numbers."""
+        self.saved_at = time.monotonic()
+        self._finite(self.last_loss)
+        if not self.ranks.is_first:
+            return
+        state = {
+            "progress": asdict(self.progress),
+            "model": self.model_name,
+            "model_settings": self.model.settings.model_dump(mode="json"),
+            "train": self.settings.model_dump(mode="json"),
+            "spec": self.spec.content_hash(),
+            "loader": self.loader.mode,
+            "precision": self.precision,
+            "scaler": self.scaler.state_dict(),
+        }
+        checkpoint.save(
+            self.folder / "checkpoints",
+            Checkpoint(self.model.state_dict(), checkpoint.optimizer_tensors(self.optimizer), state),
+            step=self.progress.step,
+            keep=self.settings.keep_checkpoints,
+        )
+
+    def _restore(self) -> None:
+        """Continue from the newest whole checkpoint; every rank reads it."""
+        saved, notes = checkpoint.load_latest(self.folder / "checkpoints")
+        for note in notes:
+            self.log.note(note)
+        self._check_same_run(saved)
+        self.model.load_state_dict(dict(saved.weights))
+        checkpoint.restore_optimizer(self.optimizer, saved.optimizer)
+        self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
+        for name, value in cast(dict[str, object], saved.state["progress"]).items():
+            setattr(self.progress, name, value)
+
+    def _check_same_run(self, saved: Checkpoint) -> None:
+        """Refuse to continue another run: its weights would train on under settings it never had."""
+        may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
+        if self.settings.schedule in ("constant", "step"):
+            may_change.add("epochs")
+        now = {
+            "model": self.model_name,
+            "the dataset's features": self.spec.content_hash(),
+            "loader mode (train.memory_budget)": self.loader.mode,
+            "precision": self.precision,
+            **{f"settings.{name}": value for name, value in self.model.settings.model_dump(mode="json").items()},
+            **{f"train.{name}": value for name, value in self.settings.model_dump(mode="json").items()},
+        }
+        state = saved.state
+        then = {
+            "model": state.get("model"),
+            "the dataset's features": state.get("spec"),
+            "loader mode (train.memory_budget)": state.get("loader"),
+            "precision": state.get("precision"),
+            **{f"settings.{k}": v for k, v in cast(dict[str, object], state.get("model_settings", {})).items()},
+            **{f"train.{k}": v for k, v in cast(dict[str, object], state.get("train", {})).items()},
+        }
+        problems = [
+            f"{name} is {now.get(name)!r}, but the run was started with {then.get(name)!r}"
+            for name in {**now, **then}
+            if now.get(name) != then.get(name) and name.removeprefix("train.") not in may_change
+        ]
+        if problems:
+            raise CheckpointError.of(f"{saved.path}: this is another run; --resume continues the same one", problems)
+
+    # --- what the run is made of -------------------------------------------------------------------------------
+
+    def _make_loader(self) -> Loader:
+        positives_per_batch = max(1, self.settings.batch_size // (1 + self.num_negatives))
+        used = {*self.model.features(), self.spec.label}
+        features = tuple(name for name in self.spec.columns(self.train_splits[0]) if name in used)
+        loader = Loader(
+            self.spec,
+            self.train_splits,
+            batch_size=positives_per_batch,
+            features=features,
+            seed=self.settings.seed,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            memory_budget=parse_bytes(self.settings.memory_budget),
+            device=self.ranks.device,
+            positives_only=self.num_negatives > 0 and self.spec.has_series and "valid" in self.train_splits,
+        )
+        if loader.num_rows == 0:
+            raise SpecError(f"{self.spec.folder}: the training splits {listed(self.train_splits)} hold no row")
+        return loader
+
+    def _make_sampler(self) -> NegativeSampler | None:
+        if self.num_negatives == 0:
+            return None
+        return sampler_for(
+            self.spec,
+            self.num_negatives,
+            features=self.model.features(),
+            distribution=self.settings.negative_distribution,
+            power=self.settings.popularity_power,
+            reject_positives=self.settings.reject_positives,
+            splits=self.train_splits,
+            seed=self.settings.seed,
+            device=self.ranks.device,
+        )
+
+    def _make_objective(self) -> nn.Module:
+        objective: nn.Module = Objective(self.model)
+        if self.settings.compile:
+            objective = cast(nn.Module, torch.compile(objective))
+        if self.ranks.world_size > 1:
+            devices = [self.ranks.device] if self.ranks.device.type == "cuda" else None
+            objective = DistributedDataParallel(objective, device_ids=devices)
+        return objective
+
+    def _described(self) -> dict[str, object]:
+        """The first log line: all that decides how the run goes."""
+        return {
+            "recspec": __version__,
+            "torch": torch.__version__,
+            "model": self.model_name,
+            "model_settings": self.model.settings.model_dump(mode="json"),
+            "train": self.settings.model_dump(mode="json"),
+            "parameters": self.model.num_parameters(),
+            "rows": self.loader.num_rows,
+            "negatives": self.num_negatives,
+            "samples_per_epoch": self.loader.num_rows * (1 + self.num_negatives),
+            "steps_per_epoch": self.steps_per_epoch,
+            "steps": self.steps_per_epoch * self.settings.epochs,
+            "loader": self.loader.mode,
+            "device": str(self.ranks.device),
+            "world_size": self.ranks.world_size,
+            "threads": torch.get_num_threads(),
+            "precision": self.precision,
+            "precision_reason": self.why_precision,
+            "splits": list(self.train_splits),
+            "metric": self.metric if self.valid else None,
+        }
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+BEST = "best.safetensors"
+LOWER_IS_BETTER = ("log_loss",)
+
+
+def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
+    """The arithmetic of a step, and why.
+
+    Raises:
+        SettingsError: if the device can't do what was asked at a usable speed.
+    """
+    if asked == "fp16" and device.type == "cpu":
+        raise SettingsError("train.precision is fp16, which a CPU does many times slower than fp32; use bf16 or fp32")
+    if asked != "auto":
+        return asked, "as asked"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported():
+            return "bf16", "this GPU multiplies bf16 at full speed"
+        return "fp16", "this GPU has fp16 units and no bf16 units"
+    if cpu_multiplies_bf16():
+        return "bf16", "this CPU has bf16 instructions"
+    return "tf32", "this CPU has no bf16 instructions; products go through oneDNN, in fp32 arithmetic here"
+
+
+def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]:
+    problems = [unknown("split", split, spec.splits) for split in settings.train_splits if split not in spec.splits]
+    if problems:
+        raise SpecError.of(f"{spec.folder}: train.train_splits", problems)
+    return settings.train_splits
+
+
+def _num_negatives(spec: FeatureSpec, settings: TrainSettings) -> int:
+    """Negatives a positive: as asked, else 4 where rows are interactions of users with items, else none."""
+    if settings.negatives is not None:
+        if settings.negatives > 0:
+            spec.require(("user", "item"), "drawing negatives (train.negatives)")
+        return settings.negatives
+    return 4 if spec.has_series else 0
+
+
+def _default_metric(spec: FeatureSpec) -> str:
+    return "sampled/ndcg@10" if spec.has_series else "rows/auc"
+
+
+def _mix(seed: int, step: int, rank: int) -> int:
+    """A generator's seed for one step of one rank; neighbours get unlike ones (splitmix64)."""
+    value = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (value ^ (value >> 31)) & (2**63 - 1)
+
+
+@contextmanager
+def arithmetic(precision: str, deterministic: bool) -> Iterator[None]:
+    """Matrix products as the precision says, and deterministic kernels if asked, until the end of the block."""
+    before = torch.get_float32_matmul_precision()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision({"fp32": "highest"}.get(precision, "medium"))
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.use_deterministic_algorithms(was_deterministic)
+
+
+def _start_afresh(folder: Path) -> None:
+    """Refuse to write over a run that is there; a folder without one is made."""
+    if (folder / "bundle").exists() or (folder / "checkpoints").exists():
+        raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
