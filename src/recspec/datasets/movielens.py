@@ -1,0 +1,302 @@
+"""MovieLens 100K, 1M, 10M, 20M, 25M and latest, as GroupLens ships them: a zip or its unpacked folder.
+
+Every rating is a positive unless `min_rating` says otherwise; each user's last rating is for test, the last but one for
+valid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from ibis.expr.types import Table
+from pydantic import Field
+
+from recspec.config import Settings as BaseSettings
+from recspec.datasets import interactions, prepared
+from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Catalogue, Column, Source
+from recspec.datasets.prepared import Progress, silent
+from recspec.errors import DataError, listed
+from recspec.feature_spec import FeatureSpec
+from recspec.splits import leave_one_out
+from recspec.tables import ROW, Backend, ColumnType, TextFile, connect, count_rows, fetch
+
+NAME = "movielens"
+
+CHECKSUMS = {
+    "ml-1m.zip": "c4d9eecfca2ab87c1945afe126590906",
+    "ml-20m.zip": "cd245b17a1ae2cc31bb14903e1204af3",
+}
+"""MD5 that GroupLens gives beside its downloads."""
+
+GENRES_100K = (
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
+    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
+)  # fmt: skip
+NO_GENRES = "(no genres listed)"
+
+
+class Settings(BaseSettings):
+    """How MovieLens is prepared."""
+
+    min_rating: float | None = Field(None, description="ratings below this many stars are left out; all count when null")
+    min_interactions: int = Field(1, ge=1, description="users with fewer different movies are left out")
+    num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
+    seed: int = Field(1, ge=0, description="of the negatives of valid and test")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a release and how their columns lie."""
+
+    releases: str
+    ratings: str
+    movies: str
+    users: str | None
+    separator: str
+    header: bool
+    movie_columns: Sequence[str]
+    user_columns: Sequence[str] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.ratings, self.movies, self.users) if name)
+
+
+LAYOUTS = (
+    Layout("100K", "u.data", "u.item", "u.user", "\t", False,
+           ("movie_id", "title", "released", "video_released", "url", *GENRES_100K),
+           ("user_id", "age", "gender", "occupation", "zip")),
+    Layout("1M", "ratings.dat", "movies.dat", "users.dat", "::", False,
+           ("movie_id", "title", "genres"), ("user_id", "gender", "age", "occupation", "zip")),
+    Layout("10M", "ratings.dat", "movies.dat", None, "::", False, ("movie_id", "title", "genres")),
+    Layout("20M, 25M, latest", "ratings.csv", "movies.csv", None, ",", True, ("movieId", "title", "genres")),
+)  # fmt: skip
+
+
+def prepare(
+    raw: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    engine: str = "duckdb",
+    memory_limit: str | None = None,
+    threads: int | None = None,
+    progress: Progress = silent,
+    force: bool = False,
+) -> FeatureSpec:
+    """Prepare a MovieLens release from its zip or folder.
+
+    Raises:
+        DataError: if the files are not a release, are damaged, or `out` holds something else.
+    """
+    layout, found = recognise(raw)
+    inputs = [raw] if raw.is_file() else [found[name] for name in layout.files]
+    job = prepared.Job(NAME, settings, inputs, out)
+
+    def build(folder: Path) -> FeatureSpec:
+        checksum = _check_sum(raw) if raw.is_file() else None
+        work = folder / "work"
+        files = _extracted(raw, layout, work / "raw") if raw.is_file() else found
+        with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
+            return _build(backend, folder, layout, files, settings, progress, checksum)
+
+    return prepared.run(job, build, force=force, progress=progress)
+
+
+def _build(
+    backend: Backend,
+    folder: Path,
+    layout: Layout,
+    files: Mapping[str, Path],
+    settings: Settings,
+    progress: Progress,
+    checksum: str | None,
+) -> FeatureSpec:
+    progress("reading ratings", 0, None)
+    ratings = _read_ratings(backend, layout, files[layout.ratings])
+    num_ratings = count_rows(backend, ratings)
+    positives = ratings if settings.min_rating is None else ratings.filter(ratings["rating"] >= settings.min_rating)
+    order = (TIMESTAMP, ROW)
+    cleaned = interactions.clean(
+        backend, positives.drop("rating"), min_interactions=settings.min_interactions, order=order
+    )
+
+    def summary(kept: int) -> dict[str, object]:
+        counts = {"release": layout.releases, "ratings": num_ratings} | ({"checksum": checksum} if checksum else {})
+        return {**counts, "below_min_rating_dropped": num_ratings - cleaned.num_before, **cleaned.summary(kept)}
+
+    source = Source(
+        dataset=NAME,
+        rows=leave_one_out(cleaned.rows, by=USER, order=order),
+        order=order,
+        users=_users(backend, layout, files[layout.users]) if layout.users else None,
+        items=_movies(backend, layout, files[layout.movies]),
+        raw_names={USER: "userId", ITEM: "movieId"},
+        summary=summary,
+    )
+    return interactions.write(
+        backend, folder, source, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+    )
+
+
+# --- the files' contents ---------------------------------------------------------------------------------------------
+
+
+def _read_ratings(backend: Backend, layout: Layout, path: Path) -> Table:
+    columns: dict[str, ColumnType] = {
+        "userId": "int64", "movieId": "int64", "rating": "float64", "timestamp": "int64"
+    }  # fmt: skip
+    table = backend.read_text(
+        TextFile(
+            path,
+            columns,
+            separator=layout.separator,
+            header=layout.header,
+            quoted=layout.header,
+            required=tuple(columns),
+        )
+    )
+    return table.rename({USER: "userId", ITEM: "movieId", TIMESTAMP: "timestamp"})
+
+
+def _movies(backend: Backend, layout: Layout, path: Path) -> Catalogue:
+    table = _small_table(backend, layout, path, layout.movie_columns)
+    if "genres" not in table.column_names:
+        table = table.append_column("genres", _genres_of_flags(table))
+    genres = table.column("genres")
+    listed_genres = pc.if_else(pc.equal(genres, NO_GENRES), "", genres)
+    year = pc.struct_field(pc.extract_regex(table.column("title"), r"\((?P<year>[0-9]{4})\)\s*$"), "year")
+    table = table.append_column("genres_listed", listed_genres).append_column("year", year.cast(pa.int32()))
+    return Catalogue(
+        table,
+        key=layout.movie_columns[0],
+        columns=(Column("genres", "list", raw="genres_listed", separator="|"),),
+        readable={"title": "title", "genres_text": "genres", "year": "year"},
+    )
+
+
+def _genres_of_flags(table: pa.Table) -> pa.Array:
+    """`Action|Comedy` from one column of 0 and 1 for each genre."""
+    rows = zip(*(table.column(genre).to_pylist() for genre in GENRES_100K), strict=True)
+    return pa.array(["|".join(g for g, flag in zip(GENRES_100K, row, strict=True) if flag == "1") for row in rows],
+                    pa.string())  # fmt: skip
+
+
+def _users(backend: Backend, layout: Layout, path: Path) -> Catalogue:
+    table = _small_table(backend, layout, path, layout.user_columns)
+    columns = tuple(Column(name, "category") for name in ("gender", "age", "occupation", "zip"))
+    return Catalogue(table, key="user_id", columns=columns, readable={f"{name}_text": name for name in ("gender", "age",
+                     "occupation", "zip")})  # fmt: skip
+
+
+def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[str]) -> pa.Table:
+    """A file of users or movies: texts, but for the id in its first column and ages."""
+    columns: dict[str, ColumnType] = {name: "int64" if name in (names[0], "age") else "string" for name in names}
+    separator = "|" if layout.separator == "\t" else layout.separator
+    file = TextFile(
+        path,
+        columns,
+        separator=separator,
+        header=layout.header,
+        encoding=_encoding(path),
+        quoted=layout.header,
+        multiline=True,
+        required=(names[0],),
+    )
+    return fetch(backend, backend.read_text(file).order_by(ROW).drop(ROW))
+
+
+def _encoding(path: Path) -> Literal["utf-8", "latin-1"]:
+    """The older releases hold Latin-1, the newer ones UTF-8; Latin-1 titles are not valid UTF-8."""
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "utf-8"
+
+
+# --- the files themselves --------------------------------------------------------------------------------------------
+
+
+def recognise(raw: Path) -> tuple[Layout, dict[str, Path]]:
+    """Which release a zip or folder holds, and where its files are (inside the zip: their names).
+
+    Raises:
+        DataError: with what was found, and what each release would hold.
+    """
+    places = _members(raw) if raw.is_file() else _files(raw)
+    folders = sorted({place.parent for place in places})
+    matches = [
+        (layout, {name: folder / name for name in layout.files})
+        for folder in folders
+        for layout in LAYOUTS
+        if all(folder / name in places for name in layout.files)
+    ]
+    best: dict[Path, tuple[Layout, dict[str, Path]]] = {}
+    for layout, files in matches:  # 1M comes before 10M, whose files it holds too
+        best.setdefault(files[layout.ratings].parent, (layout, files))
+    if len(best) == 1:
+        return next(iter(best.values()))
+    if best:
+        raise DataError(f"{raw}: holds several releases, in {listed(map(str, best))}; name one of these folders")
+    names = sorted({place.name for place in places})
+    shown = listed(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    expected = [f"MovieLens {layout.releases} has {', '.join(layout.files)}" for layout in LAYOUTS]
+    raise DataError.of(f"{raw}: not a MovieLens release; found {shown}", expected)
+
+
+def _files(raw: Path) -> list[Path]:
+    """Files of a folder and of the folders right in it."""
+    if not raw.is_dir():
+        raise DataError(f"{raw}: no such file or folder; expected a MovieLens zip or its unpacked folder")
+    return [path for path in sorted([*raw.glob("*"), *raw.glob("*/*")]) if path.is_file()]
+
+
+def _members(raw: Path) -> list[Path]:
+    try:
+        with zipfile.ZipFile(raw) as archive:
+            return [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
+    except zipfile.BadZipFile:
+        raise DataError(f"{raw}: not a zip file, or cut short; download it again") from None
+
+
+def _extracted(raw: Path, layout: Layout, folder: Path) -> dict[str, Path]:
+    """The release's files out of the zip. A member's own path is not used, so none can lead out of `folder`."""
+    _, members = recognise(raw)
+    folder.mkdir(parents=True)
+    try:
+        with zipfile.ZipFile(raw) as archive:
+            for name, member in members.items():
+                with archive.open(member.as_posix()) as packed, (folder / name).open("wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked, 1 << 20)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{raw}: damaged ({error}); download it again") from None
+    return {name: folder / name for name in layout.files}
+
+
+def _check_sum(raw: Path) -> str:
+    """What comparing the zip's MD5 with the publisher's says.
+
+    Raises:
+        DataError: if the zip bears a known release's name and is not that release.
+    """
+    with raw.open("rb") as stream:
+        found = hashlib.file_digest(stream, "md5").hexdigest()
+    known = {digest: name for name, digest in CHECKSUMS.items()}
+    if found in known:
+        return f"PASSED: {known[found]}, MD5 {found}"
+    if raw.name in CHECKSUMS:
+        raise DataError(
+            f"{raw}: checksum FAILED: MD5 is {found}, the publisher's is {CHECKSUMS[raw.name]}; download it again, "
+            f"or rename the file if it is meant to be another one"
+        )
+    return f"not a known release, so not compared: MD5 {found}"

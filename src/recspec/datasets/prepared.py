@@ -1,0 +1,172 @@
+"""The folder that every `prepare` leaves: made beside its place, renamed when whole, and not made twice.
+
+    OUT/feature_spec.yaml      what the rows hold
+    OUT/{train,valid,test}/    the rows
+    OUT/vocabularies/NAME.parquet, OUT/encoders.json    how raw values become prepared ones
+    OUT/items.parquet, OUT/users.parquet    one row an id, from 1: prepared features and readable columns
+    OUT/prepare.json           from what, with which settings, what came out, how long it took
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import recspec
+from recspec.config import Settings
+from recspec.errors import DataError
+from recspec.feature_spec import FILE_NAME, FeatureSpec
+
+PREPARE_FILE = "prepare.json"
+ALREADY = "already prepared"
+"""The stage reported when the folder holds what was asked for."""
+
+HASHED_BYTES = 64 << 20
+"""Inputs up to this size are known by their SHA-256, larger ones by size and time of change."""
+
+
+class Progress(Protocol):
+    """Told what is being done: the stage, how far it is, and how far it goes (None: not known)."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """A `Progress` that tells nobody."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preparation: from which inputs, with which settings, into which folder."""
+
+    dataset: str
+    settings: Settings
+    inputs: Sequence[Path]
+    out: Path
+
+    def identity(self) -> dict[str, object]:
+        """What decides the outcome; the engine does not."""
+        return {
+            "dataset": self.dataset,
+            "settings": self.settings.model_dump(mode="json"),
+            "inputs": [_fingerprint(path) for path in self.inputs],
+            "recspec": recspec.__version__,
+        }
+
+
+def run(
+    job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False, progress: Progress = silent
+) -> FeatureSpec:
+    """Prepare a dataset, unless `out` already holds the very same.
+
+    Args:
+        build: Fills an empty folder and gives its specification, whose `metadata.summary` is kept.
+        force: Replace what an earlier preparation left in `out`.
+
+    Raises:
+        DataError: if `out` holds something else.
+    """
+    identity = job.identity()
+    if _holds(job.out, identity, force):
+        progress(ALREADY, 1, 1)
+        return FeatureSpec.load(job.out)
+    started = time.perf_counter()
+    with _beside(job.out) as folder:
+        spec = build(folder)
+        spec.save(folder)
+        seconds = round(time.perf_counter() - started, 3)
+        record = {**identity, "summary": spec.metadata.get("summary", {}), "seconds": seconds}
+        (folder / PREPARE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return FeatureSpec.load(job.out)
+
+
+def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
+    """Whether `out` holds exactly what is asked for; an error if it holds anything that may not be replaced."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    record = out / PREPARE_FILE
+    if not record.is_file():
+        raise DataError(f"{out}: exists and is not a dataset that recspec prepared; name another place for it")
+    try:
+        earlier = json.loads(record.read_text(encoding="utf-8"))
+    except ValueError:
+        earlier = {}
+    differences = [name for name in identity if earlier.get(name) != identity[name]]
+    if not differences and (out / FILE_NAME).is_file():
+        return True
+    if force:
+        return False
+    problems = [_difference(name, earlier.get(name), identity[name]) for name in differences]
+    raise DataError.of(f"{out}: was prepared otherwise; pass --force to replace it, or name another place", problems)
+
+
+def _difference(name: str, earlier: object, now: object) -> str:
+    if name == "settings" and isinstance(earlier, dict) and isinstance(now, dict):
+        changed = sorted(key for key in {*earlier, *now} if earlier.get(key) != now.get(key))
+        return "settings: " + ", ".join(f"{key} was {earlier.get(key)}, now {now.get(key)}" for key in changed)
+    if name == "inputs":
+        return "inputs: the raw files are not the same"
+    return f"{name}: was {earlier}, now {now}"
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `out` once all went well, and else leaves no trace."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(out)
+    folder = out.parent / f".{out.name}.{os.getpid()}.tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+        shutil.rmtree(folder / "work", ignore_errors=True)
+        if out.exists():
+            old = out.parent / f".{out.name}.{os.getpid()}.old.tmp"
+            out.replace(old)
+            folder.replace(out)
+            shutil.rmtree(old)
+        else:
+            folder.replace(out)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        error.add_note(f"Nothing was lost: {out} is as it was before.")
+        raise
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Clear away what preparations of `out` left whose process was killed."""
+    for folder in sorted(out.parent.glob(f".{out.name}.*.tmp")):
+        process = folder.name.removeprefix(f".{out.name}.").split(".")[0]
+        if not process.isdigit() or _is_running(int(process)):
+            continue
+        if folder.name.endswith(".old.tmp") and not out.exists():  # killed between the two renames
+            folder.replace(out)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # elsewhere signal 0 is not a question
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _fingerprint(path: Path) -> dict[str, object]:
+    size = path.stat().st_size
+    if size > HASHED_BYTES:
+        return {"name": path.name, "bytes": size, "modified": path.stat().st_mtime_ns}
+    return {"name": path.name, "bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

@@ -1,0 +1,73 @@
+"""Which rows are for training, choosing and judging: each function adds the column `split` to a table.
+
+Pure functions over Ibis expressions: the same on every engine, and independent of the order in which an engine happens
+to hold the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ibis
+from ibis.expr.types import StringValue, Table
+
+SPLIT = "split"
+"""Name of the column added, with the values train, valid and test."""
+
+MILLION = 1_000_000
+
+
+def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
+    """Each user's last row for test, the last but one for valid, all others for train.
+
+    A user with two rows has no valid row, one with a single row only a train row.
+
+    Args:
+        by: Column of the user.
+        order: Columns that order a user's rows; they must leave no tie (end with the row's number in the raw file).
+    """
+    window = ibis.window(group_by=by, order_by=[ibis.desc(name) for name in order])
+    last = ibis.row_number().over(window)
+    only = ibis._["_rows"] == 1
+    counted = table.mutate(_last=last, _rows=table.count().over(ibis.window(group_by=by)))
+    split = ibis.cases(
+        ((ibis._["_last"] == 0) & ~only, "test"), ((ibis._["_last"] == 1) & (ibis._["_rows"] > 2), "valid"), else_="train"
+    )
+    return counted.mutate(split=split).drop("_last", "_rows")
+
+
+def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
+    """The latest share of all rows for test, those before for valid, the earliest for train.
+
+    Rows of one and the same time stay together, on the earlier side of a cut, so that the future never trains.
+    """
+    earlier = ibis.rank().over(ibis.window(order_by=time))
+    total = table.count().over(ibis.window())
+    ranked = table.mutate(_earlier=earlier, _total=total)
+    # In whole numbers, so that no engine's rounding moves a row; shares count to a millionth.
+    place, whole = ibis._["_earlier"] * MILLION, ibis._["_total"]
+    first_test, first_valid = MILLION - round(test * MILLION), MILLION - round((test + valid) * MILLION)
+    split = ibis.cases((place >= whole * first_test, "test"), (place >= whole * first_valid, "valid"), else_="train")
+    return ranked.mutate(split=split).drop("_earlier", "_total")
+
+
+def by_share(table: Table, *, row: str, valid: float, test: float, seed: int) -> Table:
+    """A random share of the rows for valid and for test, by the row's number and the seed."""
+    return _by_digest(table, table[row].cast("string"), valid=valid, test=test, seed=seed)
+
+
+def by_group(table: Table, *, group: str, valid: float, test: float, seed: int) -> Table:
+    """A random share of the groups for valid and for test: the rows of a group never part."""
+    return _by_digest(table, table[group].cast("string"), valid=valid, test=test, seed=seed)
+
+
+def _by_digest(table: Table, key: StringValue, *, valid: float, test: float, seed: int) -> Table:
+    """MD5 is a hash that all engines share; its hexadecimal digits order like numbers spread evenly over [0, 1)."""
+    digest = (ibis.literal(f"{seed}:") + key).hexdigest("md5")
+    split = ibis.cases((digest < _hex(test), "test"), (digest < _hex(test + valid), "valid"), else_="train")
+    return table.mutate(split=split)
+
+
+def _hex(share: float) -> str:
+    """The first eight digits of a digest below which `share` of all digests lie; `g` is above any of them."""
+    return "g" if share >= 1 else f"{int(share * 2**32):08x}"

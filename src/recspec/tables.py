@@ -1,0 +1,523 @@
+"""Raw tables as Ibis expressions, run by DuckDB on this machine or by Spark where it is asked for.
+
+A dataset says what it does to its tables once, as Ibis expressions; a backend reads raw files, runs the expressions and
+hands the rows back. What a backend reads is staged as Parquet in its own temporary folder, with the column `row`: the
+rows' order in the raw file, which settles ties. No step holds a whole table in this process's memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, Self
+
+import duckdb
+import ibis
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from ibis.expr.types import Table
+
+from recspec.errors import DataError, SettingsError, listed, nearest, require_extra, unknown
+
+ENGINES = ("duckdb", "spark")
+ColumnType = Literal["int64", "float64", "string"]
+
+ROW = "row"
+"""Name of the column that holds a row's place in its raw file."""
+
+PROBLEMS_SHOWN = 10
+"""Malformed lines named in one message; a wrong separator would name millions."""
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """How a delimited text file is laid out."""
+
+    path: Path
+    columns: Mapping[str, ColumnType]
+    """The columns to read and their types; without a header, all of the file's columns in their order."""
+    separator: str = ","
+    header: bool = True
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    quoted: bool = True
+    """Whether a value may stand in double quotes; a doubled quote inside is one quote."""
+    multiline: bool = False
+    """Whether a quoted value may hold a line break; Spark then reads the file with one task."""
+    required: Sequence[str] = field(default=())
+    """Columns in which no value may be missing."""
+
+
+class Backend(Protocol):
+    """Where Ibis expressions run."""
+
+    name: str
+
+    def read_text(self, file: TextFile) -> Table:
+        """A delimited text file as a staged table, with the column `row`.
+
+        Raises:
+            DataError: naming the lines that don't have the columns or types expected.
+        """
+
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        """Parquet files as a table, with the column `row` if asked."""
+
+    def stage(self, table: Table) -> Table:
+        """The table run once and kept in the temporary folder, in the expression's order."""
+
+    def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """The rows of a table in the expression's order, at most `rows` at a time."""
+
+    def close(self) -> None:
+        """Ends the engine's session and removes its temporary files."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def connect(
+    engine: str = "duckdb", *, folder: Path, memory_limit: str | None = None, threads: int | None = None
+) -> Backend:
+    """Start an engine that stages and spills inside `folder`, which it removes on `close`.
+
+    Args:
+        memory_limit: Such as `2GB`, for the whole process; 80 % of the machine's memory when not given.
+        threads: All cores when not given.
+    """
+    limit = memory_limit and parse_bytes(memory_limit)
+    if engine == "duckdb":
+        return _DuckDB(folder, limit or None, threads)
+    if engine == "spark":
+        return _Spark(folder, limit or None, threads)
+    raise SettingsError(f"--engine: {unknown('engine', engine, ENGINES)}")
+
+
+def fetch(backend: Backend, table: Table) -> pa.Table:
+    """All rows of a small table, in the expression's order."""
+    batches = list(backend.batches(table))
+    return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
+
+
+def count_rows(backend: Backend, table: Table) -> int:
+    """How many rows a table has."""
+    return int(fetch(backend, table.aggregate(rows=table.count())).column("rows")[0].as_py())
+
+
+def keep_earliest(table: Table, keys: Sequence[str], order: Sequence[str]) -> Table:
+    """The first row of every combination of `keys`, in `order`, which must leave no tie."""
+    place = ibis.row_number().over(ibis.window(group_by=list(keys), order_by=list(order)))
+    return table.mutate(_place=place).filter(ibis._["_place"] == 0).drop("_place")
+
+
+def at_least(table: Table, key: str, rows: int) -> Table:
+    """Only rows whose `key` occurs in so many rows or more."""
+    counts = table.group_by(key).aggregate(_rows=table.count()).filter(ibis._["_rows"] >= rows)
+    return table.semi_join(counts, key)
+
+
+def counts_by(table: Table, key: str) -> Table:
+    """Each value of a column once, sorted, with the `rows` that hold it; missing values are left out."""
+    present = table.filter(table[key].notnull())
+    return present.group_by(key).aggregate(rows=present.count()).order_by(key)
+
+
+def parse_bytes(text: str) -> int:
+    """`2GB`, `512 MB`, `1.5GiB` or a plain number as a number of bytes."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    try:
+        value = float(found[1]) if found else 0.0
+    except ValueError:
+        value = 0.0
+    if not found or value <= 0:
+        raise SettingsError(f"--memory-limit: '{text}' is not an amount of memory; expected such as '2GB' or '512MB'")
+    return int(value * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
+
+
+# --- DuckDB ----------------------------------------------------------------------------------------------------------
+
+PROCESS_BYTES = 400_000_000
+"""What Python, the libraries and the rows in flight take beside DuckDB's own memory (measured: 250 to 400 MB)."""
+
+DUCKDB_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR"}
+
+
+class _DuckDB:
+    """DuckDB inside this process, out of core when the memory limit is reached."""
+
+    name = "duckdb"
+
+    def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
+        self._folder = _new_folder(folder)
+        spill = self._folder / "spill"
+        spill.mkdir()
+        settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
+        if memory_limit is not None:
+            settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
+        self._connection = duckdb.connect(config=settings)
+        self._names = _Names()
+
+    def read_text(self, file: TextFile) -> Table:
+        columns = file_columns(file)
+        types = ", ".join(f"{_quoted(name)}: '{DUCKDB_TYPES[kind]}'" for name, kind in columns.items())
+        options = {
+            "delim": _quoted(file.separator),
+            "header": str(file.header).lower(),
+            "quote": "'\"'" if file.quoted else "''",
+            "escape": "'\"'" if file.quoted else "''",
+            "encoding": _quoted(file.encoding),
+            "columns": f"{{{types}}}",
+            "auto_detect": "false",
+            "nullstr": "''",
+        }
+        listing = ", ".join(f"{name}={value}" for name, value in options.items())
+        selected = ", ".join(_quoted(name, '"') for name in file.columns)
+        scan = f"read_csv({_quoted(str(file.path))}, {listing})"
+        try:
+            target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
+        except duckdb.Error as error:
+            raise explained(file, str(error)) from None
+        return _checked(self, file, self.read_parquet([target]))
+
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        name = self._names.next()
+        files = ", ".join(_quoted(str(path)) for path in paths)
+        number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
+        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM read_parquet([{files}])")
+        return ibis.table(_schema(paths[0], row), name=name)
+
+    def stage(self, table: Table) -> Table:
+        return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"))])
+
+    def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        relation = self._connection.sql(ibis.to_sql(table, dialect="duckdb"))
+        for batch in pa.RecordBatchReader.from_stream(relation):
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+
+    def close(self) -> None:
+        self._connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _copy(self, query: str) -> Path:
+        target = self._folder / f"{self._names.next()}.parquet"
+        self._connection.execute(f"COPY ({query}) TO {_quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)")
+        return target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+# --- Spark -----------------------------------------------------------------------------------------------------------
+
+SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
+SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
+
+
+class _Spark:
+    """A Spark session: local, or the cluster that the environment variable SPARK_MASTER names."""
+
+    name = "spark"
+
+    def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
+        sql = require_extra("pyspark.sql", "spark")
+        if "SPARK_MASTER" not in os.environ and not _has_java():
+            raise SettingsError(
+                "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
+                "install a JDK (17 or newer), or use --engine duckdb"
+            )
+        self._folder = _new_folder(folder)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers start the system's python3
+        settings = {
+            "spark.master": os.environ.get("SPARK_MASTER", f"local[{threads or '*'}]"),
+            "spark.app.name": "recspec prepare",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.local.dir": str(self._folder / "spill"),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.files.openCostInBytes": "0",  # else a file's parts may be packed out of their order
+            "spark.sql.shuffle.partitions": str(2 * (threads or os.cpu_count() or 1)),
+            "spark.sql.csv.parser.columnPruning.enabled": "false",  # else a bad value in an unread column passes
+        }
+        if "SPARK_MASTER" in os.environ:  # a cluster's executors must reach the driver
+            del settings["spark.driver.bindAddress"], settings["spark.driver.host"]
+        if memory_limit is not None:
+            settings["spark.driver.memory"] = f"{max(memory_limit // 2**20, 512)}m"
+        builder = sql.SparkSession.builder
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        with warnings.catch_warnings():
+            # Ibis's Spark dialect needs its options, and loading them pandas, whose version Spark comments on. No row
+            # passes through pandas here.
+            warnings.simplefilter("ignore", FutureWarning)
+            _ = ibis.pyspark
+        self._session = builder.getOrCreate()
+        self._session.sparkContext.setLogLevel("ERROR")
+        self._names = _Names()
+
+    def read_text(self, file: TextFile) -> Table:
+        columns = file_columns(file)
+        types = ", ".join(f"{_quoted(name, '`')} {SPARK_TYPES[kind]}" for name, kind in columns.items())
+        frame = self._session.read.csv(
+            str(file.path),
+            schema=types,
+            sep=file.separator,
+            header=file.header,
+            encoding=SPARK_ENCODINGS[file.encoding],
+            quote='"' if file.quoted else "",
+            escape='"' if file.quoted else "",
+            multiLine=file.multiline,
+            mode="FAILFAST",
+            nullValue="",
+            emptyValue="",
+        )
+        frame = frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", *(_quoted(n, "`") for n in file.columns))
+        target = self._folder / self._names.next()
+        try:
+            frame.write.parquet(str(target))
+        except Exception as error:
+            if not type(error).__module__.startswith(("pyspark", "py4j")):
+                raise
+            raise explained(file, str(error).split("\n")[0]) from None
+        return _checked(self, file, self._view(self._numbered(target), target, row=False))
+
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        if not row:
+            return self._view(self._session.read.parquet(*map(str, paths)), paths[0], row=False)
+        # One file after another: several at once would be read largest first.
+        frame = self._session.read.parquet(str(paths[0]))
+        for path in paths[1:]:
+            frame = frame.unionByName(self._session.read.parquet(str(path)))
+        target = self._folder / self._names.next()
+        frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", "*").write.parquet(str(target))
+        return self._view(self._numbered(target), paths[0], row=True)
+
+    def _numbered(self, staged: Path) -> Any:
+        """A staged table whose `row` counts 0, 1, 2, ... over all partitions.
+
+        Spark's own numbers increase in the order of the file, but leap from partition to partition: the partition is in
+        the bits from 33 up. Each partition's leap is taken out by the number of rows before it.
+        """
+        frame = self._session.read.parquet(str(staged))
+        sizes = frame.groupBy(frame[ROW].bitwiseAND(~(2**33 - 1)).alias("_first")).count().orderBy("_first").collect()
+        before, pairs = 0, ["(0L, 0L)"] if not sizes else []
+        for first, size in sizes:
+            pairs.append(f"({first}L, {before}L)")
+            before += size
+        starts = self._session.sql(f"SELECT * FROM VALUES {', '.join(pairs)} AS starts(_first, _before)")
+        joined = frame.join(starts.hint("broadcast"), frame[ROW].bitwiseAND(~(2**33 - 1)) == starts["_first"])
+        rest = [_quoted(name, "`") for name in frame.columns if name != ROW]
+        return joined.selectExpr(f"{ROW} - _first + _before AS {ROW}", *rest)
+
+    def _view(self, frame: Any, path: Path, *, row: bool) -> Table:
+        name = self._names.next()
+        frame.createOrReplaceTempView(name)
+        first = path if path.is_file() else min(path.glob("part-*.parquet"))
+        return ibis.table(_schema(first, row), name=name)
+
+    def stage(self, table: Table) -> Table:
+        return self.read_parquet([self._write(table)])
+
+    def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        target = self._write(table)
+        # Spark writes one file a partition; their names sort in the order of the rows.
+        for path in sorted(target.glob("part-*.parquet")):
+            yield from pq.ParquetFile(path).iter_batches(rows)
+        shutil.rmtree(target)
+
+    def close(self) -> None:
+        self._session.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, table: Table) -> Path:
+        target = self._folder / self._names.next()
+        self._session.sql(ibis.to_sql(table, dialect="pyspark")).write.parquet(str(target))
+        return target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _has_java() -> bool:
+    return "JAVA_HOME" in os.environ or shutil.which("java") is not None
+
+
+# --- text files ------------------------------------------------------------------------------------------------------
+
+
+def file_columns(file: TextFile) -> dict[str, ColumnType]:
+    """All columns of the file in their order; those that aren't asked for are read as strings.
+
+    Raises:
+        DataError: if the header lacks a column, or stands for two.
+    """
+    if not file.header:
+        return dict(file.columns)
+    names = read_header(file)
+    problems = [
+        f"no column '{name}'{nearest(name, names)}; found {listed(names)}" for name in file.columns if name not in names
+    ]
+    problems += [f"column '{name}' stands more than once" for name in set(names) if names.count(name) > 1]
+    if problems:
+        raise DataError.of(f"{file.path}: header", problems)
+    return {name: file.columns.get(name, "string") for name in names}
+
+
+def read_header(file: TextFile) -> list[str]:
+    """Names of the columns in the first line."""
+    with _open_text(file) as stream:
+        first = next(_records(file, stream), None)
+    if first is None:
+        raise DataError(f"{file.path}: is empty; expected a header line and rows")
+    return first
+
+
+def sniff(path: Path, separator: str = ",") -> dict[str, ColumnType]:
+    """Column names of a CSV file and their types, judged by its first megabyte."""
+    file = TextFile(path, {}, separator=separator)
+    names = read_header(file)
+    with _open_text(file) as stream:
+        head = "".join(islice(stream, 5_000))
+    options = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    convert = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=[""])
+    try:
+        table = pa.csv.read_csv(pa.BufferReader(head.encode()), parse_options=options, convert_options=convert)
+    except pa.ArrowInvalid as error:
+        problems = problems_of(TextFile(path, dict.fromkeys(names, "string"), separator=separator))
+        raise DataError.of(str(path), problems or [str(error)]) from None
+    return {name: _column_type(kind) for name, kind in zip(names, table.schema.types, strict=True)}
+
+
+def _column_type(kind: pa.DataType) -> ColumnType:
+    if pa.types.is_integer(kind):
+        return "int64"
+    return "float64" if pa.types.is_floating(kind) else "string"
+
+
+def explained(file: TextFile, engine_message: str) -> DataError:
+    """The error for a file that an engine could not read: its malformed lines, else what the engine said."""
+    return DataError.of(str(file.path), problems_of(file) or [" ".join(engine_message.split())[:300]])
+
+
+def problems_of(file: TextFile) -> list[str]:
+    """The first malformed lines of a text file, each with its number; slow, so only asked once something failed."""
+    try:
+        with _open_text(file) as stream:
+            return list(islice(_line_problems(file, stream), PROBLEMS_SHOWN))
+    except UnicodeDecodeError as error:
+        return [f"is not {file.encoding} text: byte 0x{error.object[error.start]:02x} ({error.reason})"]
+
+
+def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
+    columns = file_columns(file)
+    records = _numbered_records(file, stream)
+    if file.header:
+        next(records, None)
+    for line, values in records:
+        if len(values) != len(columns):
+            yield f"line {line:,}: has {len(values)} columns, expected {len(columns)} separated by {file.separator!r}"
+            continue
+        for value, (name, kind) in zip(values, columns.items(), strict=True):
+            problem = _value_problem(value, kind, required=name in file.required)
+            if problem:
+                yield f"line {line:,}: column '{name}' {problem}"
+
+
+def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:
+    if not value:
+        return "has no value; expected one in every row" if required else None
+    if kind == "string":
+        return None
+    try:
+        int(value) if kind == "int64" else float(value)
+    except ValueError:
+        return f"is '{value[:60]}'; expected {'a whole number' if kind == 'int64' else 'a number'}"
+    return None
+
+
+def _checked(backend: Backend, file: TextFile, table: Table) -> Table:
+    """The table, once no required value is missing."""
+    if file.required:
+        missing = table.filter(ibis.or_(*(table[name].isnull() for name in file.required)))
+        if count_rows(backend, missing):
+            raise explained(file, f"a value is missing in {listed(file.required)}")
+    return table
+
+
+def _records(file: TextFile, stream: IO[str]) -> Iterator[list[str]]:
+    return (values for _, values in _numbered_records(file, stream))
+
+
+def _numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, list[str]]]:
+    """Line number and values of every record that is not blank."""
+    if file.quoted and len(file.separator) == 1:
+        reader = csv.reader(stream, delimiter=file.separator, strict=False)
+        for values in reader:
+            if values:
+                yield reader.line_num, values
+        return
+    for number, line in enumerate(stream, 1):
+        text = line.rstrip("\r\n")
+        if text:
+            yield number, text.split(file.separator)
+
+
+def _open_text(file: TextFile) -> IO[str]:
+    encoding = "utf-8-sig" if file.encoding == "utf-8" else file.encoding
+    try:
+        if file.path.suffix == ".gz":
+            return gzip.open(file.path, "rt", encoding=encoding, newline="")
+        return file.path.open(encoding=encoding, newline="")
+    except OSError as error:
+        raise DataError(f"{file.path}: can't be opened: {error.strerror}") from None
+
+
+# --- small parts -----------------------------------------------------------------------------------------------------
+
+
+def _new_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=False)
+    return folder
+
+
+def _schema(path: Path, row: bool) -> dict[str, Any]:
+    """Column names and Ibis types of a Parquet file."""
+    plain = [
+        pa.field(column.name, column.type.value_type if pa.types.is_dictionary(column.type) else column.type)
+        for column in pq.read_schema(path)
+    ]
+    schema = ibis.Schema.from_pyarrow(pa.schema(plain))
+    return {ROW: "int64", **schema} if row else dict(schema)
+
+
+class _Names:
+    """Names for views and staged files of one session."""
+
+    def __init__(self) -> None:
+        self._given = 0
+
+    def next(self) -> str:
+        self._given += 1
+        return f"staged_{self._given:04d}"
+
+
+def _quoted(name: str, mark: str = "'") -> str:
+    """A column name in SQL quotes."""
+    return f"{mark}{name.replace(mark, mark + mark)}{mark}"
