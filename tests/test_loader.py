@@ -1,0 +1,342 @@
+"""No row lost or seen twice, whatever the batch size, the ranks and the memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recspec import loader, storage
+from recspec.batch import Batch, concatenate
+from recspec.errors import DataError
+from recspec.feature_spec import ChunkType, FeatureSpec
+from recspec.loader import Loader, Share
+from recspec.storage import Columns, Ragged, SplitWriter
+
+TINY = 2000  # bytes: a few dozen rows at a time
+FEATURES = {
+    "row": {"dtype": "int32", "cardinality": 1000},
+    "tags": {"dtype": "int16", "cardinality": 1000, "length": 4, "padding": 0},
+    "price": {"dtype": "float16"},
+    "label": {"dtype": "bool"},
+}
+
+
+def columns_of(rows: np.ndarray) -> Columns:
+    """Row i has the id i, i % 5 tags (i, i, ...) and the price i / 4; every third row is positive."""
+    return {
+        "row": rows.astype(np.int32),
+        "tags": Ragged.of([[i] * (i % 5) for i in rows.tolist()], np.int16),
+        "price": (rows / 4).astype(np.float16),
+        "label": rows % 3 == 0,
+    }
+
+
+def dataset(folder: Path, counts: dict[str, int], kind: ChunkType = "parquet", rows_per_file: int = 37) -> FeatureSpec:
+    """Splits whose rows are numbered on."""
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": FEATURES,
+            "channel_spec": {"item": ["row"], "context": ["tags", "price"], "label": ["label"]},
+        },
+        folder,
+    )
+    sources, first = {}, 0
+    for split, count in counts.items():
+        with SplitWriter(folder, split, spec.features, kind, rows_per_file=rows_per_file, label="label") as writer:
+            if count:
+                writer.write(columns_of(np.arange(first, first + count)))
+        sources[split] = writer.chunks
+        first += count
+    return spec.replace(sources=sources)
+
+
+def rows_of(shares: Sequence[Share]) -> list[int]:
+    """The rows that shares hold, fillers left out."""
+    return [row for share in shares for row in share.batch["row"][: share.num_rows].tolist()]
+
+
+def global_batches(ranks: Sequence[Sequence[Share]]) -> list[list[int]]:
+    """The rows of each batch over all ranks, in the order of the ranks."""
+    return [rows_of(shares) for shares in zip(*ranks, strict=True)]
+
+
+# --- the promise -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 100, 101, 5000])
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_no_row_is_lost_or_seen_twice(budget: int, batch_size: int, world_size: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+    ranks = [
+        Loader(spec, "train", batch_size=batch_size, rank=rank, world_size=world_size, memory_budget=budget)
+        for rank in range(world_size)
+    ]
+    assert {rank.mode for rank in ranks} == {"memory" if budget > TINY else "stream"}
+    seen = []
+    for epoch in (0, 1):
+        shares = [list(rank.batches(epoch)) for rank in ranks]
+        batches = global_batches(shares)
+        assert sorted(row for batch in batches for row in batch) == list(range(101))
+        assert [len(batch) for batch in batches] == [share.total_rows for share in shares[0]]
+        assert len(batches) == ranks[0].num_batches == -(-101 // batch_size)
+        assert all(len(batch) == batch_size for batch in batches[:-1])
+        for each in zip(*shares, strict=True):
+            assert [share.first_row for share in each] == np.cumsum([0, *(s.num_rows for s in each[:-1])]).tolist()
+            assert all(share.batch["row"].shape == (max(share.num_rows, 1),) for share in each)
+        seen.append(batches)
+    assert seen[0] != seen[1], "every epoch has its own order"
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 5000])
+def test_ranks_do_not_change_the_batches(batch_size: int, budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+
+    def batches(world_size: int) -> list[list[int]]:
+        return global_batches(
+            [
+                list(
+                    Loader(
+                        spec, "train", batch_size=batch_size, rank=rank, world_size=world_size, memory_budget=budget
+                    ).batches(3)
+                )
+                for rank in range(world_size)
+            ]
+        )
+
+    assert batches(1) == batches(2) == batches(5)
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+@pytest.mark.parametrize("start", [0, 1, 5, 14, 15, 99])
+def test_a_run_continues_where_it_stood(start: int, budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+    whole = [share.batch["row"].tolist() for share in Loader(spec, "train", batch_size=7).batches(2)]
+    again = Loader(spec, "train", batch_size=7, memory_budget=budget)
+    if budget == TINY:
+        whole = [share.batch["row"].tolist() for share in again.batches(2)]
+    assert [share.batch["row"].tolist() for share in again.batches(2, start)] == whole[start:]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+    for budget in (1 << 30, TINY):
+        orders = {
+            (seed, epoch): tuple(
+                rows_of(list(Loader(spec, "train", batch_size=9, seed=seed, memory_budget=budget).batches(epoch)))
+            )
+            for seed in (0, 1)
+            for epoch in (0, 1)
+        }
+        assert len(set(orders.values())) == 4
+        reader = Loader(spec, "train", batch_size=50, seed=1, memory_budget=budget)
+        assert tuple(rows_of(list(reader.batches(1)))) == orders[1, 1], "whatever the batch size"
+        assert tuple(rows_of(list(reader.batches(0)))) == orders[1, 0], "and the epochs before"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "split_binary", "torch_tensor", "tfrecord"])
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_every_row_keeps_its_values(budget: int, kind: ChunkType, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101}, kind)
+    batch = concatenate(share.batch for share in Loader(spec, "train", batch_size=8, memory_budget=budget).batches())
+    rows = batch["row"]
+    assert rows.dtype == torch.int32
+    assert {name: tensor.dtype for name, tensor in batch.items() if name != "row"} == {
+        "tags": torch.int32,
+        "price": torch.float32,
+        "label": torch.float32,
+    }
+    assert torch.equal(batch["price"], rows / 4)
+    assert torch.equal(batch["label"], (rows % 3 == 0).float())
+    assert torch.equal(batch["tags"], rows[:, None] * (torch.arange(4) < (rows % 5)[:, None]))
+    assert batch["tags"].is_contiguous()
+
+
+def test_rows_are_in_file_order_where_they_are_not_shuffled(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+    for budget in (1 << 30, TINY):
+        reader = Loader(spec, "train", batch_size=10, shuffle=False, memory_budget=budget)
+        assert rows_of(list(reader.batches(5))) == list(range(101))
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_several_splits_are_one(budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 60, "valid": 41, "test": 10})
+    reader = Loader(spec, ["train", "valid"], batch_size=8, memory_budget=budget)
+    assert reader.num_rows == 101
+    found = [rows_of([share]) for share in reader.batches()]
+    assert sorted(row for batch in found for row in batch) == list(range(101))
+    assert any({row < 60 for row in batch} == {True, False} for batch in found), "rows of both are mixed"
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY, 200])
+@pytest.mark.parametrize("features", [None, ["row"]])
+def test_only_positives(features: list[str] | None, budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 60, "valid": 41})
+    reader = Loader(
+        spec, ["train", "valid"], batch_size=8, features=features, memory_budget=budget, positives_only=True
+    )
+    assert (reader.num_rows, reader.num_batches) == (34, 5)
+    shares = list(reader.batches())
+    assert sorted(rows_of(shares)) == list(range(0, 101, 3))
+    assert set(shares[0].batch) == set(features or FEATURES)
+    if features is None:
+        batch = concatenate(share.batch for share in shares)
+        assert torch.equal(batch["tags"], batch["row"][:, None] * (torch.arange(4) < (batch["row"] % 5)[:, None]))
+
+
+def test_no_positive_row_gives_no_batch(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 0, "valid": 1})
+    with SplitWriter(tmp_path, "none", spec.features) as writer:
+        writer.write(columns_of(np.array([1, 2])))
+    reader = Loader(spec.replace(sources={"none": writer.chunks}), "none", batch_size=4, positives_only=True)
+    assert (reader.num_rows, reader.num_batches, list(reader.batches())) == (0, 0, [])
+
+
+def test_a_dataset_smaller_than_a_batch_and_than_the_ranks(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 2})
+    shares = [
+        share for rank in range(4) for share in Loader(spec, "train", batch_size=100, rank=rank, world_size=4).batches()
+    ]
+    assert [(share.num_rows, share.total_rows, share.first_row) for share in shares] == [
+        (1, 2, 0),
+        (1, 2, 1),
+        (0, 2, 2),
+        (0, 2, 2),
+    ]
+    assert sorted(rows_of(shares)) == [0, 1]
+    assert all(share.batch["row"].tolist()[0] in (0, 1) for share in shares)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_that_are_mostly_padding_are_held_ragged(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+    long = {**FEATURES, "tags": {**FEATURES["tags"], "length": 500}}
+    spec = FeatureSpec.from_dict({**spec.to_dict(), "feature_spec": long}, tmp_path)
+    padded = Loader(spec, "train", batch_size=10, memory_budget=101 * (3 + 500) * 4)
+    ragged = Loader(spec, "train", batch_size=10, memory_budget=101 * (3 + 500) * 4 - 1)
+    streamed = Loader(spec, "train", batch_size=10, memory_budget=TINY)
+    assert (padded.mode, ragged.mode, streamed.mode) == ("memory", "memory", "stream")
+    for reader in (ragged, streamed):
+        assert reader._layout.ragged
+        batches = sorted(_rows(reader.batches()), key=lambda row: row[0])
+        assert batches == sorted(_rows(padded.batches()), key=lambda row: row[0])
+    assert not padded._layout.ragged
+    held = ragged._resident
+    assert held is not None
+    assert held.nbytes < 101 * (3 + 2 + 4) * 4
+
+
+def _rows(shares: Iterator[Share]) -> list[tuple[int, list[int]]]:
+    return [
+        (int(row), tags.tolist())
+        for share in shares
+        for row, tags in zip(share.batch["row"], share.batch["tags"], strict=True)
+    ]
+
+
+def test_ragged_lists_without_a_single_value() -> None:
+    values, offsets = torch.zeros(0, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    assert loader._padded(values, offsets, torch.tensor([2, 0]), 3).tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_a_stream_holds_no_more_rows_than_its_budget_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dataset(tmp_path, {"train": 1000}, "split_binary")
+    reader = Loader(spec, "train", batch_size=10, memory_budget=7 * 4 * 400)
+    held = []
+    original = loader._Rows.allocate
+
+    def allocate(layout: loader._Layout, num_rows: int) -> loader._Filling:
+        held.append(num_rows)
+        return original(layout, num_rows)
+
+    monkeypatch.setattr(loader._Rows, "allocate", staticmethod(allocate))
+    rows = rows_of(list(reader.batches()))
+    assert sorted(rows) == list(range(1000))
+    assert sum(held) == 1000
+    assert max(held) <= 100, "a quarter of the budget at a time"
+    assert np.ptp(rows[:100]) > 500, "rows from all over the file stand together"
+
+
+def test_batches_before_the_start_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dataset(tmp_path, {"train": 1000}, "split_binary")
+    reader = Loader(spec, "train", batch_size=10, memory_budget=7 * 4 * 400)
+    read = []
+    original = storage.SplitReader.read
+
+    def counted(self: storage.SplitReader, start: int, stop: int) -> Columns:
+        read.append(stop - start)
+        return original(self, start, stop)
+
+    monkeypatch.setattr(storage.SplitReader, "read", counted)
+    assert len(list(reader.batches(0, 95))) == 5
+    assert sum(read) <= 200
+
+
+def test_ids_that_need_64_bits_keep_them(tmp_path: Path) -> None:
+    features = {
+        "user": {"dtype": "int64", "cardinality": 2**40},
+        "history": {"dtype": "int64", "cardinality": 2**40, "length": 2, "padding": 0},
+        "label": {},
+    }
+    spec = FeatureSpec.from_dict(
+        {"feature_spec": features, "channel_spec": {"user": ["user"], "history": ["history"], "label": ["label"]}},
+        tmp_path,
+    )
+    with SplitWriter(tmp_path, "train", spec.features) as writer:
+        history = Ragged.of([[2**39 + 1], []])
+        writer.write({"user": np.array([2**39, 1]), "history": history, "label": np.array([0, 1])})
+    spec = spec.replace(sources={"train": writer.chunks})
+    for budget in (1 << 20, 60, 1):
+        reader = Loader(spec, "train", batch_size=2, shuffle=False, memory_budget=budget)
+        batch = concatenate(share.batch for share in reader.batches())
+        assert (batch["user"].dtype, batch["user"].tolist()) == (torch.int64, [2**39, 1])
+        assert (batch["history"].dtype, batch["history"].tolist()) == (torch.int64, [[2**39 + 1, 0], [0, 0]])
+
+
+# --- the thread that reads ahead -------------------------------------------------------------------------------------
+
+
+def prefetch_threads() -> int:
+    return sum(thread.name == "recspec-prefetch" for thread in threading.enumerate())
+
+
+def test_a_consumer_that_stops_early_leaves_no_thread(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 1000})
+    batches = Loader(spec, "train", batch_size=1, memory_budget=TINY).batches()
+    next(batches)
+    assert prefetch_threads() == 2
+    batches.close()  # type: ignore[attr-defined]
+    assert prefetch_threads() == 0
+
+
+def test_a_problem_found_while_reading_ahead_is_raised_where_batches_are_used(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 1000}, "csv", rows_per_file=100)
+    file = tmp_path / "train" / "part-00005.csv"
+    file.write_text(file.read_text().replace("\n57", "\nx7", 1))
+    with pytest.raises(DataError, match=r"part-00005\.csv, column 'row', row 71: 'x70' is not an integer"):
+        list(Loader(spec, "train", batch_size=10, memory_budget=TINY).batches())
+    assert prefetch_threads() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_batches_arrive_on_the_gpu(budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+
+    def batches(device: str) -> list[Batch]:
+        reader = Loader(spec, "train", batch_size=8, memory_budget=budget, device=torch.device(device))
+        return [share.batch for share in reader.batches()]
+
+    for here, there in zip(batches("cpu"), batches("cuda"), strict=True):
+        for name, tensor in here.items():
+            assert there[name].is_cuda
+            assert torch.equal(there[name].cpu(), tensor)
