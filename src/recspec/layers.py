@@ -1,0 +1,125 @@
+"""Blocks that two or more models use.
+
+Shapes: B rows; D a layer's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+DIGITS = 16
+"""Binary digits that a keep probability is rounded to when masks are drawn bit by bit: it is off by at most 2^-17."""
+
+SMALL = 1 << 16
+"""Elements below which torch's own dropout is as fast: the bit masks cost some hundred small operations a call."""
+
+
+class Mlp(nn.Module):
+    """Linear layers, each followed by ReLU and dropout: (B, dims[0]) -> (B, dims[-1]).
+
+    Weights start Glorot-uniform, ±sqrt(6 / (in + out)); biases as torch leaves them, ±1/sqrt(in).
+    """
+
+    def __init__(self, dims: Sequence[int], *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(x_dim, y_dim) for x_dim, y_dim in pairwise(dims))
+        self.dropout = dropout
+        for layer in self.layers:
+            nn.init.xavier_uniform_(cast(nn.Linear, layer).weight)
+
+    @property
+    def first(self) -> nn.Linear:
+        """The first linear layer."""
+        return cast(nn.Linear, self.layers[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All layers."""
+        return self.after_first(self.first(x))
+
+    def after_first(self, x: Tensor) -> Tensor:
+        """The rest of the way from what the first linear layer gives, (..., dims[1]); overwrites it."""
+        x = relu_dropout_(x, self.dropout, training=self.training)
+        for layer in self.layers[1:]:
+            x = relu_dropout_(layer(x), self.dropout, training=self.training)
+        return x
+
+
+def relu_dropout_(x: Tensor, p: float, *, training: bool) -> Tensor:
+    """ReLU, then dropout of a share `p` of the units with the rest scaled by 1 / (1 - p); overwrites `x`.
+
+    On a CPU, drawing one random float a unit costs more than a layer's matrix product. Here one random bit a unit and
+    binary digit of 1 - p is drawn instead (a single bit for p = 0.5), and the backward pass needs no mask: a unit that
+    was dropped and one that ReLU stopped are both 0 in the output, and neither passes a gradient.
+    """
+    if not training or p == 0.0:
+        return x.relu_()
+    if x.device.type != "cpu" or x.numel() < SMALL or p >= 1.0 or torch.compiler.is_compiling():
+        return F.dropout(x.relu_(), p, training=True)
+    return cast(Tensor, _ReluDropout.apply(x, p))  # type: ignore[no-untyped-call]
+
+
+class _ReluDropout(torch.autograd.Function):
+    """`relu_dropout_` on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        keep = max(1, round((1 - p) * 2**DIGITS)) / 2**DIGITS
+        y = x if x.is_contiguous() else x.contiguous()
+        _relu_and_drop_(y.view(-1), keep)
+        ctx.scale = 1 / keep
+        y.mul_(ctx.scale)
+        if y is x:
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradient, y, 0).mul_(ctx.scale), None
+
+
+def _relu_and_drop_(x: Tensor, keep: float) -> None:
+    """In place on a flat tensor: negative elements become 0, and each other one with probability 1 - keep.
+
+    The tensor is cut into as many slices as an integer of its element's size has bits. The r-th bit of word j, from the
+    sign down, decides on element j of slice r: shifted down from the sign it makes all ones (keep) or all zeros (drop).
+    """
+    bits = x.element_size() * 8
+    num_words = -(-x.numel() // bits)
+    words = bernoulli_words(num_words, keep, bits)
+    mask = torch.empty_like(words)
+    slices = zip(torch.split(x, num_words), torch.split(x.view(words.dtype), num_words), strict=True)
+    for part, integers in slices:
+        if part.shape != words.shape:
+            words, mask = words[: len(part)], mask[: len(part)]
+        torch.bitwise_right_shift(words, bits - 1, out=mask)
+        part.relu_()
+        integers.bitwise_and_(mask)
+        words.add_(words)  # the next bit moves to the sign
+
+
+def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
+    """Integers (num_words,) of 16, 32 or 64 bits, every bit of them 1 with `probability`, all independent.
+
+    Taking the probability's binary digits from the last to the first, a random bit joined by OR where the digit is 1
+    and by AND where it is 0 puts that digit in front: P becomes (1 + P) / 2 or P / 2.
+    """
+    dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    digits = f"{round(probability * 2**DIGITS):0{DIGITS}b}".rstrip("0")
+    if len(digits) > DIGITS:  # probability 1
+        return torch.full((num_words,), -1, dtype=dtype)
+    size = -(-num_words * bits // 64)
+    words = torch.zeros(size, dtype=torch.int64)
+    for digit in reversed(digits):
+        fresh = torch.empty_like(words).random_(-(2**63), None)
+        words = words.bitwise_or_(fresh) if digit == "1" else words.bitwise_and_(fresh)
+    return words.view(dtype)[:num_words]

@@ -1,0 +1,287 @@
+"""NeuMF: matrix factorisation and an MLP over user and item, joined in one linear layer.
+
+He, Liao, Zhang, Nie, Hu, Chua: Neural Collaborative Filtering, WWW 2017, equation 12:
+
+    logit = h · [p_u * q_i ; mlp([a_u ; b_i])] + c
+
+with p, q of `factors` numbers, a, b of half the MLP's input each. The MLP's first linear layer W [a ; b] + w is a sum
+of a user's part and an item's part. Each is computed once for a row of its table, not once for every pair: the same
+function for less than half the arithmetic at the published sizes.
+
+Shapes: B rows; F factors; D width of the MLP's first hidden layer; R requests (users); N items to score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import Mlp
+from recspec.models.base import Model
+
+SCORE_FLOATS = 1 << 20
+"""Floats of the MLP's first hidden layer that `score_items` forms at once: 4 MB, so that they stay in the cache."""
+
+
+class NeuMFSettings(config.Settings):
+    """Sizes and regularisation of NeuMF; the defaults are the sizes published for MovieLens 20M."""
+
+    factors: int = Field(64, ge=1, description="width of the matrix-factorisation (GMF) embeddings")
+    layers: tuple[int, ...] = Field(
+        (256, 256, 128, 64),
+        min_length=2,
+        description="the MLP: width of its input (half from the user, half from the item), then of each hidden layer",
+    )
+    dropout: float = Field(0.5, ge=0, lt=1, description="share of units dropped after every hidden ReLU; 0 is none")
+    use_gmf: bool = Field(True, description="the matrix-factorisation half; without it the model is MLP alone")
+    use_mlp: bool = Field(True, description="the MLP half; without it the model is GMF alone")
+    item_bias: bool = Field(False, description="one number for each item, added to the logit")
+    l2: float = Field(
+        0.0,
+        ge=0,
+        description="times the sum of squares of the GMF rows and item biases that a batch uses, over the batch's rows",
+    )
+    l2_hidden: float = Field(
+        0.0,
+        ge=0,
+        description="as l2, of the users' and items' parts of the MLP's first layer, before its ReLU",
+    )
+
+    @field_validator("layers")
+    @classmethod
+    def _positive_and_even(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        if any(width < 1 for width in layers):
+            raise ValueError(f"layers are {list(layers)}; every width is at least 1")
+        if layers[0] % 2:
+            raise ValueError(
+                f"the first of layers is {layers[0]}, the MLP's input, of which user and item take half each; "
+                f"it must be even, as {layers[0] + 1}"
+            )
+        return layers
+
+    @model_validator(mode="after")
+    def _some_half(self) -> NeuMFSettings:
+        if not (self.use_gmf or self.use_mlp):
+            raise ValueError("use_gmf and use_mlp are both false; a model needs one of them")
+        return self
+
+
+class NeuMF(Model):
+    """Neural matrix factorisation (NeuMF); GMF alone or the MLP alone by its settings.
+
+    Reads the user's id and the item's id, and nothing else. Embeddings start N(0, 0.01), hidden layers Glorot-uniform,
+    the last layer LeCun-uniform, ±sqrt(3 / in), item biases at 0.
+    """
+
+    name: ClassVar[str] = "neumf"
+    needs: ClassVar[tuple[str, ...]] = ("user", "item", "label")
+    Settings: ClassVar[type[config.Settings]] = NeuMFSettings
+    settings: NeuMFSettings
+
+    def __init__(self, spec: FeatureSpec, settings: NeuMFSettings) -> None:
+        super().__init__(spec, settings)
+        self.user_id, self.item_id = spec.user_id, spec.item_id
+        self.num_users, self.num_items = spec.num_ids(self.user_id), spec.num_ids(self.item_id)
+        joined = 0
+        if settings.use_gmf:
+            self.gmf_user = _table(self.num_users, settings.factors)
+            self.gmf_item = _table(self.num_items, settings.factors)
+            joined += settings.factors
+        if settings.use_mlp:
+            self.mlp_user = _table(self.num_users, settings.layers[0] // 2)
+            self.mlp_item = _table(self.num_items, settings.layers[0] // 2)
+            self.mlp = Mlp(settings.layers, dropout=settings.dropout)
+            joined += settings.layers[-1]
+        if settings.item_bias:
+            self.item_bias = _table(self.num_items, 1)
+            nn.init.zeros_(self.item_bias.weight)
+        self.out = nn.Linear(joined, 1)
+        nn.init.kaiming_uniform_(self.out.weight, nonlinearity="linear")
+
+    def features(self) -> tuple[str, ...]:
+        """The user's and the item's id."""
+        return self.user_id, self.item_id
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,)."""
+        return self._join(
+            _of_pairs(self._user_part, self.num_users, batch[self.user_id]),
+            _of_pairs(self._item_part, self.num_items, batch[self.item_id]),
+        )
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy in nats, plus the squares of the rows that the batch uses (l2, l2_hidden)."""
+        # Drawn negatives repeat the users of the positives, and a user's part serves all its repetitions.
+        period = repeat_period(batch[self.user_id])
+        item, label = (batch[name].view(-1, period) for name in (self.item_id, self.spec.label))
+        users, user_at = _of_used(self._user_part, self.num_users, batch[self.user_id][:period])
+        items, item_at = _of_used(self._item_part, self.num_items, item)
+        logits = self._join(users.at(user_at), items.at(item_at))
+        loss = F.binary_cross_entropy_with_logits(logits.float(), label.float())
+        if self.settings.l2 or self.settings.l2_hidden:
+            loss = loss + (self._penalty(users, user_at) + self._penalty(items, item_at)) / label.numel()
+        return loss
+
+    def score_items(self, request: Batch, items: Batch) -> Tensor:
+        """Logits (R, N) of every item for every request.
+
+        Each side is computed once; what is left for a pair is a dot product and the MLP without its first layer.
+        """
+        user, item = self._user_part(request[self.user_id]), self._item_part(items[self.item_id])
+        scores = self.out.bias.expand(len(request[self.user_id]), len(items[self.item_id]))
+        if user.gmf is not None and item.gmf is not None:
+            scores = scores + (user.gmf * self._gmf_weight()) @ item.gmf.T
+        if item.bias is not None:
+            scores = scores + item.bias
+        if user.first is not None and item.first is not None:
+            scores = scores + self._mlp_scores(user.first, item.first)
+        return scores
+
+    # --- the two sides of a pair ----------------------------------------------------------------------------------
+
+    def _user_part(self, ids: Tensor | None) -> _Part:
+        """What users bring to the logit: those of `ids`, or all of the table."""
+        return _Part(
+            gmf=_rows(self.gmf_user, ids) if self.settings.use_gmf else None,
+            first=F.linear(_rows(self.mlp_user, ids), *self._first_layer("user")) if self.settings.use_mlp else None,
+        )
+
+    def _item_part(self, ids: Tensor | None) -> _Part:
+        """What items bring to the logit: those of `ids`, or all of the table."""
+        return _Part(
+            gmf=_rows(self.gmf_item, ids) if self.settings.use_gmf else None,
+            first=F.linear(_rows(self.mlp_item, ids), *self._first_layer("item")) if self.settings.use_mlp else None,
+            bias=_rows(self.item_bias, ids).squeeze(1) if self.settings.item_bias else None,
+        )
+
+    def _first_layer(self, side: Literal["user", "item"]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a side's half of the MLP's first layer; the bias goes with the user."""
+        layer, half = self.mlp.first, self.settings.layers[0] // 2
+        return (layer.weight[:, :half], layer.bias) if side == "user" else (layer.weight[:, half:], None)
+
+    def _gmf_weight(self) -> Tensor:
+        return self.out.weight[0, : self.settings.factors]
+
+    def _mlp_weight(self) -> Tensor:
+        return self.out.weight[0, -self.settings.layers[-1] :]
+
+    # --- from both sides to logits --------------------------------------------------------------------------------
+
+    def _join(self, user: _Part, item: _Part) -> Tensor:
+        """Logits of pairs; the two sides' shapes are broadcast."""
+        logits: Tensor = self.out.bias
+        if user.gmf is not None and item.gmf is not None:
+            logits = logits + (user.gmf * self._gmf_weight() * item.gmf).sum(-1)
+        if item.bias is not None:
+            logits = logits + item.bias
+        if user.first is not None and item.first is not None:
+            logits = logits + self.mlp.after_first(user.first + item.first) @ self._mlp_weight()
+        return logits
+
+    def _mlp_scores(self, user: Tensor, item: Tensor) -> Tensor:
+        """The MLP's share of the scores (R, N), from each side's part (R, D) and (N, D) of its first layer."""
+        step = max(1, SCORE_FLOATS // max(1, item.numel()))
+        rows = [self.mlp.after_first(part.unsqueeze(1) + item) @ self._mlp_weight() for part in torch.split(user, step)]
+        return torch.cat(rows)
+
+    def _penalty(self, part: _Part, at: Tensor) -> Tensor:
+        """Strength times the sum of squares of the rows that a batch uses, each once."""
+        used = torch.zeros(part.num_rows, device=at.device).index_fill_(0, at.reshape(-1).long(), 1.0)
+        penalty = torch.zeros((), device=at.device)
+        for rows, strength in (
+            (part.gmf, self.settings.l2),
+            (part.bias, self.settings.l2),
+            (part.first, self.settings.l2_hidden),
+        ):
+            if rows is not None and strength:
+                penalty = penalty + strength * _sum_of_squares(rows, used)
+        return penalty
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one side of the pair brings to the logit, a row for each user or item."""
+
+    gmf: Tensor | None
+    """(..., F)."""
+
+    first: Tensor | None
+    """(..., D): its part of the MLP's first layer, before the ReLU."""
+
+    bias: Tensor | None = None
+    """(...)."""
+
+    @property
+    def num_rows(self) -> int:
+        return next(len(tensor) for tensor in (self.gmf, self.first) if tensor is not None)
+
+    def at(self, rows: Tensor) -> _Part:
+        """Copies of the given rows; their shape replaces the first dimension."""
+        flat = rows.reshape(-1)
+        gmf, first, bias = (
+            None if tensor is None else tensor.index_select(0, flat).view(*rows.shape, *tensor.shape[1:])
+            for tensor in (self.gmf, self.first, self.bias)
+        )
+        return _Part(gmf, first, bias)
+
+
+def _table(num_ids: int, width: int) -> nn.Embedding:
+    table = nn.Embedding(num_ids, width)
+    nn.init.normal_(table.weight, std=0.01)
+    return table
+
+
+def _rows(table: nn.Embedding, ids: Tensor | None) -> Tensor:
+    return table.weight if ids is None else table.weight.index_select(0, ids)
+
+
+def _of_pairs(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> _Part:
+    """A side's part for ids (B,): by way of the whole table where that has fewer rows to multiply.
+
+    A program that is being exported or compiled takes any B, so it must not depend on which is fewer.
+    """
+    if torch.compiler.is_compiling() or len(ids) <= num_ids:
+        return part(ids)
+    return part(None).at(ids)
+
+
+def _of_used(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> tuple[_Part, Tensor]:
+    """A side's part for rows among which each of `ids` is once, and where it stands.
+
+    The rows are the whole table, or those of its rows that occur where ids are fewer than rows.
+    """
+    if ids.numel() > num_ids:
+        return part(None), ids
+    used, at = torch.unique(ids, return_inverse=True)
+    return part(used), at
+
+
+def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:
+    """Sum of squares of the rows (n, width) or (n,) whose `used` (n,) is 1."""
+    kept = rows.detach().float() * used.view(-1, *[1] * (rows.dim() - 1))
+    product = torch.dot(kept.view(-1), rows.float().reshape(-1))
+    # The gradient of `product` is `kept`; the true one, twice that, then costs one pass over the rows instead of five.
+    return 2 * product - product.detach()
+
+
+def repeat_period(ids: Tensor) -> int:
+    """The smallest b that divides len(ids) for which ids are their first b ones over and over; len(ids) where none is.
+
+    Answers len(ids) without looking on a GPU, which it would stall, and while compiling.
+    """
+    length = len(ids)
+    if length == 0 or ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return length
+    for start in (ids == ids[0]).nonzero().view(-1).tolist():
+        if start and length % start == 0 and torch.equal(ids[start:], ids[:-start]):
+            return int(start)
+    return length
