@@ -19,9 +19,10 @@ Shapes: N rows, G groups with a positive, T tie blocks (runs of equally scored c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -325,14 +326,15 @@ def areas(ranking: Ranking) -> Values:
     return values
 
 
-# What `evaluate` reports: name in the output -> the groups' values. The first take a cut-off k, the others none.
-AT_K: dict[str, Callable[[Ranking, int], Values]] = {
-    "hit_rate": hits,
-    "ndcg": discounted_gains,
-    "recall": recalls,
-    "precision": precisions,
-    "mean_average_precision": average_precisions,
-}
+AT_K: Mapping[str, Callable[[Ranking, int], Values]] = MappingProxyType(
+    {
+        "hit_rate": hits,
+        "ndcg": discounted_gains,
+        "recall": recalls,
+        "mean_average_precision": average_precisions,
+    }
+)
+"""What `evaluate` reports at each cut-off: name in the output -> the groups' values."""
 
 
 def check_cut_offs(ranking: Ranking, ks: Sequence[int]) -> None:

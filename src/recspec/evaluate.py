@@ -1,0 +1,947 @@
+"""Scores of a split and their metrics, each under a named protocol.
+
+    rows      every row of the split is scored: AUC, log loss, GAUC
+    sampled   each group's candidates are ranked against each other: those the split lists, or n drawn ones where it
+              lists positives only
+    full      each user's positives are ranked among all items that the user has not acted on before
+
+A number means something only under its protocol: HR@10 among 100 candidates and among all items differ sevenfold for
+the same model (Krichene and Rendle, "On sampled metrics for item recommendation", KDD 2020). So every result carries
+the protocol's name and `Evaluation.protocols` says what exactly was ranked.
+
+A model and a classic baseline are evaluated alike: a `Ranker` scores pairs, or all items of some users. With several
+ranks each scores its share of the groups, and all of them get the numbers that one process gets.
+
+Shapes: R users or requests; N items; P positives or pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Literal, Protocol, get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from recspec import config, metrics
+from recspec.baselines import BASELINES, Ids, Interactions, Ranker, Scores
+from recspec.batch import Batch, take, to_device
+from recspec.distributed import Ranks
+from recspec.errors import DataError, RecspecError, SettingsError, SpecError, listed, unknown
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import Ranking, Values
+from recspec.models.base import Model
+from recspec.storage import Column, Ragged, SplitReader, open_split
+
+ProtocolName = Literal["rows", "sampled", "full"]
+PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
+
+Metrics = dict[str, dict[str, float]]
+"""Protocol -> metric -> value."""
+
+Progress = Callable[[str, float, float | None], None]
+"""Called with a stage's name, what is done of it and the whole."""
+
+EARLIER: Mapping[str, tuple[str, ...]] = {
+    "train": (),
+    "valid": ("train",),
+    "validation": ("train",),
+    "val": ("train",),
+    "test": ("train", "valid", "validation", "val"),
+}
+"""Split -> the splits whose positives a user is taken to have acted on before it."""
+
+LOWER_IS_BETTER = ("log_loss",)
+
+ROWS_PER_BLOCK = 65_536
+"""Rows read at once."""
+
+ROWS_PER_FORWARD = 16_384
+"""Rows a model scores at once: 64 MB for each layer of 1024."""
+
+SCORES_PER_BLOCK = 1 << 22
+"""Scores of users x items held at once: 16 MB in fp32, which a core's caches still help with."""
+
+USERS_PER_DRAW = 4_096
+"""Users whose negatives come from one generator, so that any block of them can be drawn alone."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model or baseline reached on a split."""
+
+    metrics: Metrics
+    protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # what each protocol ranked
+    values: dict[str, dict[str, Values]] = field(default_factory=dict, repr=False)  # of each group
+    left_out: dict[str, str] = field(default_factory=dict)  # protocol -> why it was not used
+
+    @property
+    def standard_errors(self) -> Metrics:
+        """Of the metrics that are means over groups."""
+        return {
+            protocol: {name: _standard_error(values) for name, values in named.items() if len(values) > 1}
+            for protocol, named in self.values.items()
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A model beside the baselines on one split."""
+
+    split: str
+    model: Evaluation
+    beside: Mapping[str, Evaluation] = field(default_factory=dict)
+    not_fitted: Mapping[str, str] = field(default_factory=dict)  # baseline -> why
+
+    @property
+    def metrics(self) -> Metrics:
+        """The model's."""
+        return self.model.metrics
+
+    @property
+    def baselines(self) -> dict[str, Metrics]:
+        """Baseline -> protocol -> metric -> value."""
+        return {name: evaluation.metrics for name, evaluation in self.beside.items()}
+
+    @cached_property
+    def verdicts(self) -> tuple[str, ...]:
+        """A sentence for each baseline and protocol that beats the model, and for each baseline that is missing."""
+        missing = tuple(f"{name} is not among the baselines: {why}" for name, why in self.not_fitted.items())
+        return verdicts(self.model, self.beside) + missing
+
+    def described(self, protocol: str) -> str:
+        """The protocol's name and what it ranked, in a line."""
+        return describe(protocol, self.model.protocols.get(protocol, {}))
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return {
+            "split": self.split,
+            "metrics": self.model.metrics,
+            "standard_errors": self.model.standard_errors,
+            "protocols": self.model.protocols,
+            "baselines": self.baselines,
+            "verdicts": list(self.verdicts),
+            "left_out": {**self.model.left_out, **self.not_fitted},
+        }
+
+
+class _TrainedCard(Protocol):
+    @property
+    def train(self) -> Mapping[str, object]: ...
+
+
+class Trained(Protocol):
+    """A bundle, as far as evaluation knows it."""
+
+    @property
+    def model(self) -> Model:
+        """The model, rebuilt."""
+
+    @property
+    def card(self) -> _TrainedCard:
+        """How it was trained."""
+
+
+def evaluate(
+    trained: Trained,
+    spec: FeatureSpec,
+    split: str = "test",
+    *,
+    protocols: Sequence[str] | None = None,
+    baselines: bool = False,
+    settings: EvaluateSettings | None = None,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Evaluate a trained model on a split of a prepared dataset, and the baselines beside it.
+
+    Baselines are fitted on the positives of the splits that the model was trained on, by the first rank alone.
+
+    Raises:
+        SpecError: if the dataset is not of the kind the model was trained on, or lacks what a protocol needs.
+        SettingsError: an unknown protocol, or a cut-off longer than every list of candidates.
+    """
+    ranks = ranks or Ranks()
+    _check_same_features(trained.model, spec)
+    question = Question(spec, split, protocols, settings or EvaluateSettings())
+    model = _evaluate(_ModelScores(trained.model, question, ranks), question, ranks, progress or _silent)
+    beside: dict[str, Evaluation] = {}
+    not_fitted: dict[str, str] = {}
+    if baselines and ranks.is_first:
+        splits = trained.card.train.get("train_splits")
+        fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+        beside, not_fitted = evaluate_baselines(question, fitted_on, protocols=tuple(model.metrics), progress=progress)
+    return Report(split, model, beside, not_fitted)
+
+
+def evaluate_model(
+    model: Model,
+    spec: FeatureSpec,
+    split: str,
+    *,
+    protocols: Sequence[str] | None = None,
+    settings: EvaluateSettings | None = None,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate a model that is at hand, as training does after an epoch."""
+    ranks = ranks or Ranks()
+    question = Question(spec, split, protocols, settings or EvaluateSettings())
+    return _evaluate(_ModelScores(model, question, ranks), question, ranks, progress or _silent)
+
+
+def evaluate_ranker(
+    ranker: Ranker,
+    spec: FeatureSpec,
+    split: str,
+    *,
+    protocols: Sequence[str] | None = None,
+    settings: EvaluateSettings | None = None,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate anything that scores pairs of a user and an item. Its scores are no logits, so it has no log loss."""
+    ranks = ranks or Ranks()
+    question = Question(spec, split, protocols, settings or EvaluateSettings())
+    return _evaluate(_RankerScores(ranker, question, ranks), question, ranks, progress or _silent)
+
+
+def evaluate_baselines(
+    question: Question,
+    fitted_on: Sequence[str] = ("train",),
+    *,
+    names: Sequence[str] = tuple(BASELINES),
+    protocols: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Evaluation], dict[str, str]]:
+    """Fit baselines and evaluate them under the protocols of a question; with each that could not be, why."""
+    spec = question.spec
+    if not (spec.role("user") and spec.role("item")):
+        reason = "the dataset has no user and item, which it recommends between"
+        return {}, dict.fromkeys(names, reason)
+    question = question if protocols is None else question.under(protocols)
+    progress = progress or _silent
+    interactions = positives(spec, fitted_on)
+    found: dict[str, Evaluation] = {}
+    missing: dict[str, str] = {}
+    for number, name in enumerate(names):
+        progress("baselines", number, len(names))
+        try:
+            ranker = BASELINES[name](interactions)
+        except RecspecError as error:
+            missing[name] = str(error)
+            continue
+        scores = _RankerScores(ranker, question, Ranks())
+        found[name] = _evaluate(scores, question, Ranks(), _silent)
+    progress("baselines", len(names), len(names))
+    return found, missing
+
+
+def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
+    """The (user, item) pairs whose label is positive in some splits, read in blocks."""
+    user, item = spec.user_id, spec.item_id
+    users: list[NDArray[np.int32]] = []
+    items: list[NDArray[np.int32]] = []
+    for split in splits:
+        reader = open_split(spec, split, (user, item, spec.label))
+        for _, block in _blocks(reader):
+            positive = _array(block[spec.label]).astype(np.float32) > 0
+            users.append(_array(block[user])[positive].astype(np.int32))
+            items.append(_array(block[item])[positive].astype(np.int32))
+    none = np.zeros(0, dtype=np.int32)
+    return Interactions.from_pairs(
+        np.concatenate([none, *users]),
+        np.concatenate([none, *items]),
+        num_users=spec.num_ids(user),
+        num_items=spec.num_ids(item),
+    )
+
+
+def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:
+    """Where a baseline beats the model, a sentence for each protocol and baseline.
+
+    The difference is put in standard errors of the difference over the same groups, where a metric is a mean of groups.
+    """
+    sentences = []
+    for protocol, reached in model.metrics.items():
+        for name, baseline in baselines.items():
+            wins: dict[tuple[float, float], str] = {}  # one metric of those that say the same, as HR and recall of one
+            for metric, ours in reached.items():
+                theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
+                if theirs < ours if metric in LOWER_IS_BETTER else theirs > ours:
+                    by = _significance(model, baseline, protocol, metric)
+                    wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
+            if wins:
+                sentences.append(f"{protocol}: {name} beats the model: {', '.join(wins.values())}")
+    return tuple(sentences)
+
+
+def describe(protocol: str, facts: Mapping[str, object]) -> str:
+    """A protocol's name and what it ranked, in a line."""
+    if protocol == "rows":
+        return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
+    candidates = facts.get("candidates", "")
+    fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
+    many = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {candidates})"
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What ranking needs of a split's rows, or of candidates drawn for it."""
+
+    labels: NDArray[np.bool_]  # (rows,)
+    groups: Ids | None
+    users: Ids | None
+    items: Ids | None
+
+    @property
+    def has_both_classes(self) -> bool:
+        """Whether there are positives and negatives."""
+        return bool(self.labels.any() and not self.labels.all())
+
+
+class EvaluateSettings(config.Settings):
+    """What is measured, and how candidates are drawn where a split lists none."""
+
+    ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(10,), min_length=1, description="cut-offs, as in HR@10"
+    )
+    num_negatives: int = Field(default=99, ge=1, description="negatives drawn for a user, where the split lists none")
+    seed: int = Field(default=0, ge=0, description="of the drawn negatives")
+
+
+class Question:
+    """A split, the protocols under which it is asked about, and what they all need, read once."""
+
+    def __init__(
+        self, spec: FeatureSpec, split: str, protocols: Sequence[str] | None, settings: EvaluateSettings
+    ) -> None:
+        self.spec, self.split, self.settings = spec, split, settings
+        self.asked = protocols or None
+        spec.columns(split)  # an unknown split is an error before an unknown protocol is
+        problems = [unknown("protocol", name, PROTOCOLS) for name in protocols or () if name not in PROTOCOLS]
+        if problems:
+            raise SettingsError.of("protocols", problems)
+        if protocols and set(protocols) & {"sampled", "full"} and not self._ranks_own_groups(protocols):
+            spec.require(("user", "item"), f"protocol {listed(name for name in protocols if name != 'rows')}")
+
+    def under(self, protocols: Sequence[str]) -> Question:
+        """The same question under other protocols, without reading again."""
+        other = Question(self.spec, self.split, protocols, self.settings)
+        for name in ("rows", "candidates", "seen", "truth"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
+    def choose(self) -> tuple[tuple[ProtocolName, ...], dict[str, str]]:
+        """The protocols to use, and why each other one is not, where the choice was left to the data."""
+        if self.asked is not None:
+            return tuple(name for name in PROTOCOLS if name in self.asked), {}
+        why: dict[str, str] = {}
+        requests = self.spec.role("context") + self.spec.role("history")
+        if not self.rows.has_both_classes:
+            why["rows"] = "the split's rows are of one class"
+        if not (self.has_users and self.has_items):
+            why["full"] = "the dataset has no user and item"
+            if self.spec.group is None:
+                why["sampled"] = "the dataset has no group, and no user and item"
+        elif requests and not self.spec.has_series:
+            why["full"] = f"requests differ by {listed(requests)}; ask for it with the protocol's name"
+            if self.spec.group is None:
+                why["sampled"] = "the dataset names no group; ask for it with the protocol's name"
+        if "sampled" not in why and not self.lists_candidates and not (self.has_users and self.has_items):
+            why["sampled"] = "the split lists no negatives, and has no user and item to draw them for"
+        if "sampled" not in why and self.lists_candidates:
+            longest = int(np.bincount(_dense(self.rows.groups)).max(initial=0))
+            if longest < max(self.settings.ks):
+                why["sampled"] = f"no group has {max(self.settings.ks)} rows to rank"
+        return tuple(name for name in PROTOCOLS if name not in why), why
+
+    @property
+    def has_users(self) -> bool:
+        """Whether a feature tells users apart."""
+        return _id_feature(self.spec, "user") is not None
+
+    @property
+    def has_items(self) -> bool:
+        """Whether a feature tells items apart."""
+        return _id_feature(self.spec, "item") is not None
+
+    @property
+    def lists_candidates(self) -> bool:
+        """Whether the split's own rows are the candidates of protocol `sampled`."""
+        return self.rows.groups is not None and self.rows.has_both_classes
+
+    @property
+    def first_item(self) -> int:
+        """The smallest id that is an item: 1 where id 0 means unknown."""
+        return int(self.spec.reserves_unknown(self.spec.item_id))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Labels and ids of every row of the split."""
+        return _read_rows(self.spec, self.split)
+
+    @cached_property
+    def seen(self) -> Interactions:
+        """What users acted on before the split."""
+        earlier = EARLIER.get(self.split, ("train",))
+        return positives(self.spec, [name for name in earlier if name in self.spec.splits])
+
+    @cached_property
+    def truth(self) -> Interactions:
+        """The split's positives, unknown items left out: no ranking of items can hold them."""
+        rows = self.rows
+        assert rows.users is not None
+        assert rows.items is not None
+        known = rows.labels & (rows.items >= self.first_item)
+        return Interactions.from_pairs(
+            rows.users[known],
+            rows.items[known],
+            num_users=self.spec.num_ids(self.spec.user_id),
+            num_items=self.spec.num_ids(self.spec.item_id),
+        )
+
+    @cached_property
+    def candidates(self) -> Rows:
+        """The rows of protocol `sampled`: the split's own, or drawn for its positives."""
+        if self.lists_candidates:
+            return self.rows
+        return draw_candidates(
+            self.truth,
+            self.seen,
+            num_negatives=self.settings.num_negatives,
+            first_item=self.first_item,
+            seed=self.settings.seed,
+        )
+
+    def _ranks_own_groups(self, protocols: Sequence[str]) -> bool:
+        return "full" not in protocols and self.spec.group is not None
+
+
+def _id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
+    try:
+        return spec.user_id if role == "user" else spec.item_id
+    except SpecError:
+        return None
+
+
+def _read_rows(spec: FeatureSpec, split: str) -> Rows:
+    user, item = _id_feature(spec, "user"), _id_feature(spec, "item")
+    group = spec.group if spec.group is not None else user
+    held = spec.columns(split)
+    names = tuple(dict.fromkeys(name for name in (spec.label, group, user, item) if name is not None and name in held))
+    reader = open_split(spec, split, names)
+    columns: dict[str, NDArray[np.generic]] = {}
+    for start, block in _blocks(reader):
+        for name in names:
+            values = _array(block[name])
+            if name == spec.label:
+                values = _as_labels(values, start, spec, split)
+            whole = columns.setdefault(name, np.empty(reader.num_rows, dtype=values.dtype))
+            whole[start : start + len(values)] = values
+
+    def column(name: str | None) -> Ids | None:
+        return columns.get(name) if name is not None else None  # type: ignore[return-value]
+
+    labels: NDArray[np.bool_] = columns.get(spec.label, np.zeros(0, dtype=bool)).astype(bool)
+    return Rows(labels, column(group), column(user), column(item))
+
+
+def _as_labels(values: NDArray[np.generic], start: int, spec: FeatureSpec, split: str) -> NDArray[np.bool_]:
+    wrong = (values != 0) & (values != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{spec.folder}, split '{split}', feature '{spec.label}': row {start + row + 1} is {values[row]}; "
+            "a label is 0 or 1"
+        )
+    return values.astype(bool)
+
+
+def draw_candidates(
+    truth: Interactions, seen: Interactions, *, num_negatives: int, first_item: int = 0, seed: int = 0
+) -> Rows:
+    """Each user's positives and `num_negatives` different items, drawn uniformly from those the user never acted on.
+
+    A user who has fewer of those gets them all. The draws depend on the seed and the user alone.
+    """
+    asked = np.flatnonzero(np.diff(truth.offsets))
+    users, items, labels = [], [], []
+    for block in range(0, truth.num_users, USERS_PER_DRAW):
+        here = asked[np.searchsorted(asked, block) : np.searchsorted(asked, block + USERS_PER_DRAW)]
+        rng = np.random.default_rng([seed, block])
+        places, drawn = _draw_unseen(here, truth, seen, num_negatives, first_item, rng)
+        rows, positive = truth.of(here)
+        users += [here[rows], here[places]]
+        items += [positive, drawn.astype(np.int32)]
+        labels += [np.ones(len(rows), dtype=bool), np.zeros(len(places), dtype=bool)]
+    who = np.concatenate([np.zeros(0, dtype=np.int64), *users])
+    which = np.concatenate([np.zeros(0, dtype=np.int32), *items])
+    return Rows(np.concatenate([np.zeros(0, dtype=bool), *labels]), who, who, which)
+
+
+def _draw_unseen(
+    users: Ids, truth: Interactions, seen: Interactions, num_negatives: int, first_item: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(place in `users`, item) of the negatives. Most users take a few rounds of rejection; full ones a permutation."""
+    num_items = truth.num_items
+    taken = np.diff(seen.offsets)[users] + np.diff(truth.offsets)[users]
+    roomy = num_items - first_item - taken >= 4 * num_negatives
+    places, drawn = [], []
+    for place in np.flatnonzero(~roomy):
+        free = np.ones(num_items, dtype=bool)
+        free[:first_item] = False
+        for known in (seen, truth):
+            free[known.of(users[place : place + 1])[1]] = False
+        unseen = np.flatnonzero(free)
+        chosen = np.sort(rng.choice(unseen, min(num_negatives, len(unseen)), replace=False))
+        places.append(np.full(len(chosen), place))
+        drawn.append(chosen)
+    rows = np.flatnonzero(roomy)
+    picks = np.full((len(rows), num_negatives), -1, dtype=np.int64)
+    open_rows, open_columns = np.nonzero(picks < 0)
+    while len(open_rows):
+        picks[open_rows, open_columns] = rng.integers(first_item, num_items, len(open_rows))
+        touched = np.unique(open_rows)
+        picks[touched] = np.sort(picks[touched], axis=1)
+        here, who = picks[touched], users[rows[touched]][:, None]
+        bad = seen.contain(who, here) | truth.contain(who, here)
+        bad[:, 1:] |= here[:, 1:] == here[:, :-1]
+        where = np.nonzero(bad)
+        open_rows, open_columns = touched[where[0]], where[1]
+    places.append(np.repeat(rows, num_negatives))
+    drawn.append(picks.ravel())
+    return np.concatenate(places), np.concatenate(drawn)
+
+
+# --- what answers ----------------------------------------------------------------------------------------------------
+
+
+class ModelRanker:
+    """A model as a ranker: what is known of each request and of each item, joined into pairs.
+
+    `requests` holds a row for each of `users`; `items` a row for each item id from 0.
+    """
+
+    def __init__(self, model: Model, requests: Batch, items: Batch, *, users: Ids, num_users: int) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.requests, self.items = to_device(requests, self.device), to_device(items, self.device)
+        self._row = np.full(num_users, -1, dtype=np.int64)
+        self._row[users] = np.arange(len(users))
+
+    def score_pairs(self, users: Ids, items: Ids) -> Scores:
+        """(P,) logits, `ROWS_PER_FORWARD` at a time."""
+        parts = []
+        with _scoring(self.model):
+            for start in range(0, len(users), ROWS_PER_FORWARD):
+                pairs = slice(start, start + ROWS_PER_FORWARD)
+                who, which = self._rows_of(users[pairs]), torch.from_numpy(items[pairs].astype(np.int64))
+                batch = {**take(self.requests, who), **take(self.items, which.to(self.device))}
+                parts.append(self.model(batch).float().cpu())
+        return torch.cat(parts).numpy() if parts else np.zeros(0, dtype=np.float32)
+
+    def score_users(self, users: Ids) -> Scores:
+        """(R, N) logits of every item, reserved ids included."""
+        return self.scores(users).cpu().numpy()
+
+    def scores(self, users: Ids) -> Tensor:
+        """`score_users`, left on the model's device."""
+        with _scoring(self.model):
+            return self.model.score_items(take(self.requests, self._rows_of(users)), self.items).float()
+
+    def _rows_of(self, users: Ids) -> Tensor:
+        return torch.from_numpy(self._row[users]).to(self.device)
+
+
+class _Answers(Protocol):
+    """What a protocol asks for."""
+
+    gives_logits: bool
+
+    def of_rows(self, progress: Progress) -> Scores:
+        """(rows,) scores of every row of the split."""
+
+    def of_candidates(self, progress: Progress) -> Scores:
+        """(rows,) scores of the candidates of `sampled`."""
+
+    def ranker(self) -> Ranker:
+        """What scores all items of the users in the split's truth."""
+
+
+class _RankerScores:
+    """A ranker's scores, each rank scoring its share."""
+
+    gives_logits = False
+
+    def __init__(self, ranker: Ranker, question: Question, ranks: Ranks) -> None:
+        self._ranker, self.question, self.ranks = ranker, question, ranks
+        question.spec.require(("user", "item"), "a ranker")
+
+    def of_rows(self, progress: Progress) -> Scores:
+        """Scores of the rows' pairs."""
+        return self._pairs(self.question.rows, "rows", progress)
+
+    def of_candidates(self, progress: Progress) -> Scores:
+        """Scores of the candidates' pairs."""
+        return self._pairs(self.question.candidates, "sampled", progress)
+
+    def ranker(self) -> Ranker:
+        """The ranker."""
+        return self._ranker
+
+    def _pairs(self, rows: Rows, stage: str, progress: Progress) -> Scores:
+        assert rows.users is not None
+        assert rows.items is not None
+        cuts = np.append(np.arange(0, len(rows.labels), ROWS_PER_BLOCK), len(rows.labels))
+        share = self.ranks.share(len(cuts) - 1)
+        pairs = slice(int(cuts[share.start]), int(cuts[share.stop]))
+        progress(stage, 0, 1)
+        scores = np.asarray(self._ranker.score_pairs(rows.users[pairs], rows.items[pairs]))
+        progress(stage, 1, 1)
+        return _gather(scores, self.ranks)
+
+
+class _ModelScores:
+    """A model's logits: of a split's rows as they stand, and of users and items joined by a `ModelRanker`."""
+
+    gives_logits = True
+
+    def __init__(self, model: Model, question: Question, ranks: Ranks) -> None:
+        self.model, self.question, self.ranks = model, question, ranks
+        self._rows: Scores | None = None
+
+    def of_rows(self, progress: Progress) -> Scores:
+        """Logits of every row, computed once."""
+        if self._rows is None:
+            question = self.question
+            self._rows = score_rows(self.model, question.spec, question.split, self.ranks, progress)
+        return self._rows
+
+    def of_candidates(self, progress: Progress) -> Scores:
+        """Logits of the split's rows where they are the candidates, else of the drawn pairs."""
+        if self.question.lists_candidates:
+            return self.of_rows(progress)
+        return _RankerScores(self.ranker(), self.question, self.ranks).of_candidates(progress)
+
+    def ranker(self) -> Ranker:
+        """The model with one request a user: the features of the user's first positive row."""
+        spec, split, names = self.question.spec, self.question.split, self.model.features()
+        item_names = tuple(name for name in names if name in spec.role("item"))
+        request_names = tuple(name for name in names if name not in item_names)
+        users, requests = _read_requests(self.question, request_names)
+        items = read_items(spec, item_names, (*EARLIER.get(split, ("train",)), split))
+        return ModelRanker(self.model, requests, items, users=users, num_users=spec.num_ids(spec.user_id))
+
+
+def score_rows(
+    model: Model,
+    spec: FeatureSpec,
+    split: str,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> Scores:
+    """Logits (rows,) of every row of a split in order, on every rank. Memory holds one block and the logits.
+
+    Ranks share whole blocks, so that a row is scored in the same company whatever the number of ranks.
+    """
+    ranks, progress = ranks or Ranks(), progress or _silent
+    device = next(model.parameters()).device
+    reader = open_split(spec, split, model.features())
+    cuts = reader.blocks(ROWS_PER_BLOCK)
+    share = ranks.share(len(cuts) - 1)
+    scores = np.empty(int(cuts[share.stop] - cuts[share.start]), dtype=np.float32)
+    first = int(cuts[share.start])
+    with _scoring(model):
+        for block in range(share.start, share.stop):
+            start, stop = int(cuts[block]), int(cuts[block + 1])
+            progress("rows", start - first, len(scores))
+            batch = to_device(as_batch(reader.read(start, stop), spec), device)
+            for row in range(0, stop - start, ROWS_PER_FORWARD):
+                part = take(batch, slice(row, min(row + ROWS_PER_FORWARD, stop - start)))
+                logits = model(part).float().cpu().numpy()
+                scores[start - first + row : start - first + row + len(logits)] = logits
+    progress("rows", len(scores), len(scores))
+    return _gather(scores, ranks)
+
+
+def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:
+    """Columns as the tensors a model reads: ids int32 or int64, numbers fp32, lists padded with 0 to their length."""
+    batch = {}
+    for name, column in columns.items():
+        feature = spec.features[name]
+        if isinstance(column, Ragged):
+            assert feature.length is not None
+            column = column.pad(feature.length)
+        wanted = np.float32
+        if feature.is_categorical:
+            wanted = np.int32 if column.dtype == np.int32 else np.int64  # type: ignore[assignment]
+        # torch refuses arrays that can't be written to, as Arrow's are
+        batch[name] = torch.from_numpy(np.require(column, wanted, ("C", "W")))
+    return batch
+
+
+def read_items(spec: FeatureSpec, names: Sequence[str], splits: Sequence[str]) -> Batch:
+    """Item features by id, a row for each id from 0: from the catalogue, else as the splits' rows show them.
+
+    An item that neither knows has its id and zeros.
+    """
+    item = spec.item_id
+    num_items = spec.num_ids(item)
+    ids = torch.arange(num_items, dtype=torch.int64)
+    others = tuple(name for name in names if name != item)
+    catalogues = spec.metadata.get("catalogues")
+    file = catalogues.get("item") if isinstance(catalogues, dict) else None
+    found: Batch = {item: ids} if item in names else {}
+    if not others:
+        return found
+    if isinstance(file, str) and set(others) <= set(pq.read_schema(spec.path(file)).names):
+        first = int(spec.reserves_unknown(item))
+        table = pq.read_table(spec.path(file), columns=list(others))
+        columns = {name: _from_arrow(table.column(name)) for name in others}
+        for name, known in as_batch(columns, spec).items():
+            whole = known.new_zeros((num_items, *known.shape[1:]))
+            whole[first : first + len(known)] = known
+            found[name] = whole
+        return found
+    for split in splits:
+        if split not in spec.splits:
+            continue
+        reader = open_split(spec, split, (item, *others))
+        for _, block in _blocks(reader):
+            rows = as_batch(block, spec)
+            places = rows.pop(item).long()
+            for name, values in rows.items():
+                whole = found.setdefault(name, values.new_zeros((num_items, *values.shape[1:])))
+                whole[places] = values
+    return found
+
+
+def _read_requests(question: Question, names: Sequence[str]) -> tuple[Ids, Batch]:
+    """The users of the split's truth, and the request features of each one's first positive row."""
+    spec, rows, user = question.spec, question.rows, question.spec.user_id
+    assert rows.users is not None
+    assert rows.items is not None
+    chosen = np.flatnonzero(rows.labels & (rows.items >= question.first_item))
+    users, first = np.unique(rows.users[chosen], return_index=True)
+    if set(names) <= {user}:
+        return users, {user: torch.from_numpy(users.astype(np.int64))}
+    wanted = chosen[first]  # a row for each user, in the users' order
+    order = np.argsort(wanted)
+    parts: list[Batch] = []
+    reader = open_split(spec, question.split, names)
+    for start, block in _blocks(reader):
+        batch = as_batch(block, spec)
+        stop = start + len(next(iter(batch.values())))
+        here = wanted[order[np.searchsorted(wanted[order], start) : np.searchsorted(wanted[order], stop)]]
+        parts.append(take(batch, torch.from_numpy(here - start)))
+    back = torch.from_numpy(np.argsort(order))
+    return users, {name: torch.cat([part[name] for part in parts]).index_select(0, back) for name in names}
+
+
+# --- the protocols ---------------------------------------------------------------------------------------------------
+
+
+def _evaluate(answers: _Answers, question: Question, ranks: Ranks, progress: Progress) -> Evaluation:
+    chosen, left_out = question.choose()
+    result = Evaluation({}, left_out=left_out)
+    for protocol in chosen:
+        if protocol == "rows":
+            result.metrics["rows"], result.protocols["rows"] = _rows(answers, question, progress)
+            continue
+        if protocol == "sampled":
+            ranking, facts = _sampled(answers, question, progress)
+        else:
+            ranking, facts = _full(answers, question, ranks, progress)
+        metrics.check_cut_offs(ranking, question.settings.ks)
+        values = _ranked(ranking, question.settings.ks)
+        result.values[protocol] = values
+        result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
+        result.protocols[protocol] = {**facts, **_facts(ranking)}
+    return result
+
+
+def _rows(answers: _Answers, question: Question, progress: Progress) -> tuple[dict[str, float], dict[str, object]]:
+    scores, rows = answers.of_rows(progress), question.rows
+    reached = {"auc": metrics.auc(scores, rows.labels)}
+    if answers.gives_logits:
+        reached["log_loss"] = metrics.log_loss(scores, rows.labels)
+    if rows.groups is not None:
+        reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
+    defined = {name: value for name, value in reached.items() if not np.isnan(value)}
+    return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+
+
+def _sampled(answers: _Answers, question: Question, progress: Progress) -> tuple[Ranking, dict[str, object]]:
+    rows = question.candidates
+    assert rows.groups is not None
+    scores = answers.of_candidates(progress)
+    ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=rows.items)
+    drawn = f"{question.settings.num_negatives} uniform negatives a user, seed {question.settings.seed}"
+    return ranking, {"candidates": "the dataset's own" if question.lists_candidates else drawn}
+
+
+def _full(answers: _Answers, question: Question, ranks: Ranks, progress: Progress) -> tuple[Ranking, dict[str, object]]:
+    """Ranks the positives of this rank's share of the users among all items, then joins what the ranks found."""
+    truth, ranker = question.truth, answers.ranker()
+    users = np.flatnonzero(np.diff(truth.offsets))
+    step = max(1, SCORES_PER_BLOCK // truth.num_items)
+    blocks = range(0, len(users), step)
+    share = ranks.share(len(blocks))
+    found: list[Tensor] = []
+    sizes: list[Tensor] = []
+    with torch.inference_mode():
+        for number, start in enumerate(blocks[share]):
+            progress("full", number, share.stop - share.start)
+            here = users[start : start + step]
+            positions, num_candidates = _count_higher(ranker, here, question, step)
+            positions[:, 0] += start
+            found.append(positions)
+            sizes.append(num_candidates)
+    progress("full", 1, 1)
+    none = torch.zeros((0, 3), dtype=torch.int64)
+    group, higher, tied = ranks.gather(torch.cat([none, *found])).numpy().T
+    candidates = ranks.gather(torch.cat([none[:, 0], *sizes])).numpy()
+    earlier = [name for name in EARLIER.get(question.split, ("train",)) if name in question.spec.splits]
+    facts: dict[str, object] = {"candidates": "all items without those of the user in " + " and ".join(earlier)}
+    if not earlier:
+        facts = {"candidates": "all items"}
+    return Ranking.of_positives(group, higher, tied, candidates), facts
+
+
+def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> tuple[Tensor, Tensor]:
+    """For each positive of some users its (place of the user, higher, tied), and for each user the candidates.
+
+    Counting what scores higher takes one pass over the scores; sorting them would take many.
+    """
+    scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
+    device = scores.device
+    if bool(scores.isnan().any()):
+        raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
+    rows, items = (torch.from_numpy(part).long().to(device) for part in question.truth.of(users))
+    seen_rows, seen_items = (torch.from_numpy(part).long().to(device) for part in question.seen.of(users))
+    values = scores[rows, items]
+    # NaN marks what is no candidate: it is neither higher than anything nor equal to it, itself included.
+    scores[seen_rows, seen_items] = torch.nan
+    scores[:, : question.first_item] = torch.nan
+    scores[rows, items] = values
+    num_candidates = (scores == scores).sum(dim=1)
+    higher, tied = torch.empty_like(rows), torch.empty_like(rows)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        lists = scores if len(rows) == len(users) else scores[rows[part]]  # one positive each: no copy
+        higher[part] = (lists > values[part, None]).sum(dim=1)
+        tied[part] = (lists == values[part, None]).sum(dim=1)
+    return torch.stack((rows, higher, tied), dim=1).cpu(), num_candidates.cpu()
+
+
+def _ranked(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
+    values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()}
+    return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
+
+
+def _facts(ranking: Ranking) -> dict[str, object]:
+    return {
+        "groups": ranking.num_groups,
+        "positives": int(ranking.num_positives.sum()),
+        "fewest_candidates": int(ranking.num_candidates.min()) if ranking.num_groups else 0,
+        "most_candidates": int(ranking.num_candidates.max(initial=0)),
+        "groups_without_positive": ranking.num_left_out,
+        "duplicates_counted_once": ranking.num_duplicates,
+    }
+
+
+# --- small things ----------------------------------------------------------------------------------------------------
+
+
+def _check_same_features(model: Model, spec: FeatureSpec) -> None:
+    """The dataset must hold what the model reads, with the ids it was built for."""
+    problems = []
+    for name in model.features():
+        if name not in spec.features:
+            problems.append(unknown("feature", name, spec.features))
+            continue
+        ours, theirs = model.spec.features[name], spec.features[name]
+        if ours.is_categorical != theirs.is_categorical or ours.is_list != theirs.is_list:
+            problems.append(f"feature '{name}' is of another kind than the model was trained on")
+        elif ours.is_categorical and model.spec.num_ids(name) != spec.num_ids(name):
+            problems.append(
+                f"feature '{name}' has {spec.num_ids(name)} ids; the model was trained on {model.spec.num_ids(name)}"
+            )
+    if problems:
+        raise SpecError.of(f"{spec.folder}: not the dataset that the model was trained on", problems)
+
+
+@contextmanager
+def _scoring(model: Model) -> Iterator[None]:
+    """The model without dropout and gradients, as it was afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _blocks(reader: SplitReader) -> Iterator[tuple[int, Mapping[str, Column]]]:
+    """Every row in order: the number of a block's first row, and the block."""
+    cuts = reader.blocks(ROWS_PER_BLOCK)
+    for start, stop in pairwise(cuts.tolist()):
+        yield start, reader.read(start, stop)
+
+
+def _array(column: Column) -> NDArray[np.generic]:
+    assert not isinstance(column, Ragged), "an id or a label is a scalar"
+    return column
+
+
+def _from_arrow(column: object) -> Column:
+    array = column.combine_chunks()  # type: ignore[attr-defined]
+    if hasattr(array, "offsets"):
+        return Ragged(array.flatten().to_numpy(zero_copy_only=False), np.asarray(array.offsets, dtype=np.int64))
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _silent(stage: str, done: float, total: float | None) -> None:
+    """Progress that nobody watches."""
+
+
+def _dense(groups: Ids | None) -> NDArray[np.int64]:
+    return np.unique(groups, return_inverse=True)[1] if groups is not None else np.zeros(0, dtype=np.int64)
+
+
+def _gather(scores: Scores, ranks: Ranks) -> Scores:
+    return ranks.gather(torch.from_numpy(scores)).numpy() if ranks.world_size > 1 else scores
+
+
+def _standard_error(values: Values) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _significance(model: Evaluation, baseline: Evaluation, protocol: str, metric: str) -> str:
+    ours = model.values.get(protocol, {}).get(metric)
+    theirs = baseline.values.get(protocol, {}).get(metric)
+    if ours is None or theirs is None or len(ours) != len(theirs) or len(ours) < 2:
+        return ""
+    error = _standard_error(theirs - ours)
+    return f" ({(theirs - ours).mean() / error:.1f} standard errors)" if error else ""
+
+
+def _count(facts: Mapping[str, object], name: str) -> str:
+    value = facts.get(name, 0)
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,712 @@
+"""Evaluation: protocols by hand and against plain loops, models beside rankers, drawn candidates, ranks, the report."""
+
+import json
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recspec import config
+from recspec import evaluate as evaluation
+from recspec.baselines import BASELINES, Interactions, popularity
+from recspec.batch import Batch
+from recspec.distributed import Ranks
+from recspec.errors import DataError, SettingsError, SpecError
+from recspec.evaluate import (
+    EvaluateSettings,
+    ModelRanker,
+    Question,
+    draw_candidates,
+    evaluate,
+    evaluate_baselines,
+    evaluate_model,
+    evaluate_ranker,
+    positives,
+    read_items,
+    score_rows,
+    verdicts,
+)
+from recspec.feature_spec import FeatureSpec
+from recspec.models.base import Model
+
+Row = tuple[int, int, int]
+
+
+def dataset(
+    folder: Path,
+    splits: Mapping[str, Iterable[Row]],
+    *,
+    users: int = 4,
+    items: int = 6,
+    group: bool = True,
+    metadata: Mapping[str, object] | None = None,
+) -> FeatureSpec:
+    """A prepared dataset of rows (user, item, label) in CSV files."""
+    for split, rows in splits.items():
+        (folder / f"{split}.csv").write_text("".join(f"{u},{i},{y}\n" for u, i, y in rows))
+    names = ["user", "item", "label"]
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "user": {"dtype": "int32", "cardinality": users},
+                "item": {"dtype": "int32", "cardinality": items},
+                "label": {"dtype": "float32"},
+            },
+            "source_spec": {split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split in splits},
+            "channel_spec": {
+                "user": ["user"],
+                "item": ["item"],
+                "label": ["label"],
+                **({"group": ["user"]} if group else {}),
+            },
+            "metadata": dict(metadata or {}),
+        },
+        folder,
+    )
+
+
+@dataclass
+class TableRanker:
+    """Scores every pair from a table."""
+
+    table: np.ndarray
+
+    def score_pairs(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        return self.table[users, items]
+
+    def score_users(self, users: np.ndarray) -> np.ndarray:
+        return self.table[users].copy()
+
+
+class TableModel(Model):
+    """Gives a pair the logit of a table; it can be trained no further."""
+
+    needs: ClassVar[tuple[str, ...]] = ("user", "item", "label")
+    Settings = config.Settings
+
+    def __init__(self, spec: FeatureSpec, table: np.ndarray) -> None:
+        super().__init__(spec, config.Settings())
+        self.table = nn.Parameter(torch.from_numpy(table.astype(np.float32)))
+        self.dropout = nn.Dropout(0.9)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.dropout(self.table[batch[self.spec.user_id].long(), batch[self.spec.item_id].long()])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What evaluation reads of a bundle."""
+
+    model: Model
+    train: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def card(self) -> "Trained":
+        return self
+
+
+def series(rng: np.random.Generator, users: int, items: int, size: int) -> list[Row]:
+    rows: list[Row] = []
+    for user in range(users):
+        chosen = rng.choice(items, size, replace=False)
+        rows += [(user, int(item), int(place == 0)) for place, item in enumerate(chosen)]
+    return rows
+
+
+# --- sampled ---
+
+
+def test_sampled_ranks_the_splits_own_candidates_by_hand(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 0, 1)], "test": [(0, 3, 1), (0, 1, 0), (0, 2, 0), (1, 5, 1), (1, 4, 0)]})
+    table = np.zeros((4, 6))
+    table[0] = [9, 3, 1, 2, 9, 9]  # of items 3, 1, 2 the positive is second
+    table[1] = [0, 0, 0, 0, 7, 8]  # of items 5, 4 it is first
+    result = evaluate_ranker(TableRanker(table), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
+    sampled = result.metrics["sampled"]
+    assert sampled["hit_rate@1"] == 0.5
+    assert sampled["hit_rate@2"] == 1.0
+    assert sampled["ndcg@2"] == pytest.approx((1 / math.log2(3) + 1) / 2)
+    assert sampled["mrr"] == 0.75
+    assert result.protocols["sampled"] == {
+        "candidates": "the dataset's own",
+        "groups": 2,
+        "positives": 2,
+        "fewest_candidates": 2,
+        "most_candidates": 3,
+        "groups_without_positive": 0,
+        "duplicates_counted_once": 0,
+    }
+    assert result.standard_errors["sampled"]["hit_rate@1"] == pytest.approx(0.5)
+
+
+def test_a_positive_among_its_own_negatives_is_counted_once(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 3, 0), (0, 2, 0)]})
+    result = evaluate_ranker(
+        TableRanker(np.eye(4, 6)), spec, "test", protocols=["sampled"], settings=EvaluateSettings(ks=(1,))
+    )
+    assert result.metrics["sampled"]["hit_rate@1"] == 0.5  # a tie of two candidates
+    assert result.protocols["sampled"]["duplicates_counted_once"] == 1
+
+
+def test_a_group_need_not_be_a_user(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("7,0,1\n7,1,0\n8,1,1\n8,0,0\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "ad": {"cardinality": 2}, "label": {}},
+            "source_spec": {"test": [{"type": "csv", "features": ["shown", "ad", "label"], "files": ["test.csv"]}]},
+            "channel_spec": {"context": ["ad"], "group": ["shown"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+
+    class Ad(TableModel):
+        needs = ("label",)
+
+        def forward(self, batch: Batch) -> Tensor:
+            return batch["ad"].float()
+
+    result = evaluate_model(Ad(spec, np.zeros((1, 1))), spec, "test", settings=EvaluateSettings(ks=(1,)))
+    assert result.metrics["sampled"]["hit_rate@1"] == 0.5
+    assert result.metrics["rows"]["group_auc"] == 0.5
+    assert result.left_out == {"full": "the dataset has no user and item"}
+
+
+def test_a_cut_off_longer_than_the_lists_is_an_error_when_asked_and_a_note_otherwise(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0), (0, 2, 0)]}, items=60)
+    ranker = TableRanker(np.random.default_rng(0).random((4, 60)))
+    with pytest.raises(SettingsError, match=r"k = 10: longer than every list of candidates \(the longest has 3"):
+        evaluate_ranker(ranker, spec, "test", protocols=["sampled"])
+    result = evaluate_ranker(ranker, spec, "test")
+    assert result.left_out == {"sampled": "no group has 10 rows to rank"}
+    assert set(result.metrics) == {"rows", "full"}
+
+
+# --- full ---
+
+
+def test_full_ranks_all_unseen_items_by_hand(tmp_path: Path) -> None:
+    splits = {
+        "train": [(0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 5, 0)],
+        "valid": [(0, 2, 1), (0, 4, 0)],
+        "test": [(0, 3, 1)],
+    }
+    spec = dataset(tmp_path, splits)
+    ranker = TableRanker(np.tile(np.array([6.0, 5.0, 4.0, 2.0, 3.0, 1.0]), (4, 1)))
+    settings = EvaluateSettings(ks=(1, 2))
+    test = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=settings)
+    # train and valid positives 0, 1, 2 are out; 4 and 5 were negatives, so they stay: 4 > 3 > 5
+    assert test.metrics["full"]["mrr"] == 0.5
+    assert (test.protocols["full"]["groups"], test.protocols["full"]["most_candidates"]) == (1, 3)
+    assert test.protocols["full"]["candidates"] == "all items without those of the user in train and valid"
+    valid = evaluate_ranker(ranker, spec, "valid", protocols=["full"], settings=settings)
+    assert valid.metrics["full"]["mrr"] == 1.0  # 0 and 1 are out, 2 is the best of the rest
+    assert valid.protocols["full"]["most_candidates"] == 4
+    train = evaluate_ranker(ranker, spec, "train", protocols=["full"], settings=settings)
+    assert train.protocols["full"]["candidates"] == "all items"
+    assert train.metrics["full"]["recall@2"] == 1.0
+
+
+def test_a_positive_seen_before_is_still_ranked(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 3, 1), (0, 4, 1)], "test": [(0, 3, 1)]})
+    ranker = TableRanker(np.tile(np.arange(6.0), (4, 1)))
+    result = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(2,)))
+    assert result.metrics["full"]["mrr"] == 0.5  # 5 is above, 4 is out
+    assert result.protocols["full"]["most_candidates"] == 5
+
+
+def test_the_unknown_item_is_never_ranked(tmp_path: Path) -> None:
+    splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 0, 1), (3, 0, 1), (3, 5, 1)]}
+    spec = dataset(tmp_path, splits, metadata={"vocabularies": "vocabularies"})
+    ranker = TableRanker(np.tile(np.arange(6.0)[::-1], (4, 1)))  # item 0 scores highest
+    result = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
+    assert result.protocols["full"]["groups"] == 2  # user 2's only positive is unknown
+    assert result.values["full"]["mrr"].tolist() == [1.0, 1 / 5]
+
+
+def reference_full(
+    table: np.ndarray, seen: set[tuple[int, int]], truth: set[tuple[int, int]], k: int
+) -> dict[str, float]:
+    """Recall@k and MRR by plain loops; the scores must not tie."""
+    recalls, reciprocals = [], []
+    for user in sorted({u for u, _ in truth}):
+        mine = {i for u, i in truth if u == user}
+        items = [i for i in range(table.shape[1]) if i in mine or (user, i) not in seen]
+        ranked = sorted(items, key=lambda i, user=user: -table[user, i])
+        recalls.append(len(mine & set(ranked[:k])) / len(mine))
+        reciprocals.append(1 / (1 + min(ranked.index(i) for i in mine)))
+    return {f"recall@{k}": float(np.mean(recalls)), "mrr": float(np.mean(reciprocals))}
+
+
+@pytest.mark.parametrize("scores_per_block", [1, 200, 1 << 22])
+def test_full_equals_plain_loops_in_every_block_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_per_block: int
+) -> None:
+    monkeypatch.setattr(evaluation, "SCORES_PER_BLOCK", scores_per_block)
+    rng = np.random.default_rng(1)
+    pairs = {split: {(int(u), int(i)) for u, i in rng.integers(0, (20, 40), (n, 2))} for split, n in
+             (("train", 200), ("valid", 40), ("test", 60))}  # fmt: skip
+    spec = dataset(tmp_path, {s: [(u, i, 1) for u, i in sorted(p)] for s, p in pairs.items()}, users=20, items=40)
+    table = rng.random((20, 40)).astype(np.float32)
+    expected = reference_full(table, pairs["train"] | pairs["valid"], pairs["test"], 5)
+    for scorer in (TableRanker(table), TableModel(spec, table)):
+        run = evaluate_model if isinstance(scorer, Model) else evaluate_ranker
+        result = run(scorer, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(5,)))  # type: ignore[operator]
+        for name, value in expected.items():
+            assert result.metrics["full"][name] == pytest.approx(value)
+
+
+def test_a_constant_ranker_gets_chance_under_full(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 0, 1)], "test": [(0, 3, 1)]}, items=101)
+    result = evaluate_ranker(TableRanker(np.zeros((4, 101))), spec, "test", protocols=["full"])
+    assert result.metrics["full"]["hit_rate@10"] == pytest.approx(0.1)
+
+
+# --- models ---
+
+
+def test_a_model_and_a_ranker_with_its_scores_reach_the_same(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    rows = series(rng, 30, 50, 12)
+    spec = dataset(tmp_path, {"train": rows[:50], "test": rows}, users=30, items=50)
+    table = rng.normal(size=(30, 50)).astype(np.float32)
+    model = TableModel(spec, table).train()
+    ours = evaluate_model(model, spec, "test")
+    theirs = evaluate_ranker(TableRanker(table), spec, "test")
+    assert model.training, "evaluation leaves the model as it was"
+    assert set(ours.metrics) == {"rows", "sampled", "full"}
+    log_loss = ours.metrics["rows"].pop("log_loss")
+    assert ours.metrics == theirs.metrics
+    labels, logits = np.array([y for *_, y in rows]), np.array([table[u, i] for u, i, _ in rows])
+    assert log_loss == pytest.approx(
+        float(np.mean(np.log1p(np.exp(-np.where(labels == 1, logits, -logits))))), rel=1e-6
+    )
+
+
+def test_rows_are_scored_in_order_whatever_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    rows = series(rng, 10, 50, 11)
+    spec = dataset(tmp_path, {"test": rows}, users=10, items=50)
+    table = rng.normal(size=(10, 50)).astype(np.float32)
+    monkeypatch.setattr(evaluation, "ROWS_PER_BLOCK", 13)
+    monkeypatch.setattr(evaluation, "ROWS_PER_FORWARD", 4)
+    stages: list[tuple[str, float, float | None]] = []
+    scores = score_rows(TableModel(spec, table), spec, "test", progress=lambda *step: stages.append(step))
+    np.testing.assert_array_equal(scores, [table[u, i] for u, i, _ in rows])
+    assert stages[0] == ("rows", 0, 110)
+    assert stages[-1] == ("rows", 110, 110)
+
+
+def test_a_diverged_model_is_an_error(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]})
+    table = np.full((4, 6), np.nan)
+    for protocol in ("rows", "sampled", "full"):
+        with pytest.raises(DataError, match="scores are NaN"):
+            evaluate_model(TableModel(spec, table), spec, "test", protocols=[protocol])
+
+
+def rich_dataset(folder: Path, *, catalogue: bool) -> FeatureSpec:
+    """User id and age, item id, genres and price, an hour and a history; item 4 stands in no row."""
+    genres = {1: [1, 2], 2: [2], 3: [3], 4: [1]}
+    price = {1: 0.5, 2: 1.5, 3: 2.5, 4: 4.0}
+    rows = [(1, 1, 1), (1, 2, 0), (1, 3, 1), (2, 3, 1), (2, 1, 0)]
+    (folder / "test").mkdir()
+    pq.write_table(
+        pa.table(
+            {
+                "user": pa.array([u for u, _, _ in rows], pa.int32()),
+                "age": pa.array([10.0 * u for u, _, _ in rows], pa.float32()),
+                "item": pa.array([i for _, i, _ in rows], pa.int32()),
+                "genres": pa.array([genres[i] for _, i, _ in rows], pa.list_(pa.int32())),
+                "price": pa.array([price[i] for _, i, _ in rows], pa.float32()),
+                "hour": pa.array([1, 1, 3, 2, 2], pa.int32()),
+                "history": pa.array([[2], [2], [2], [1, 2], [1, 2]], pa.list_(pa.int32())),
+                "label": pa.array([y for _, _, y in rows], pa.float32()),
+            }
+        ),
+        folder / "test" / "part.parquet",
+    )
+    if catalogue:
+        items = range(1, 5)
+        table = {"genres": pa.array([genres[i] for i in items], pa.list_(pa.int32())), "title": list("abcd")}
+        pq.write_table(
+            pa.table({**table, "price": pa.array([price[i] for i in items], pa.float32())}), folder / "i.parquet"
+        )
+    names = ["user", "age", "item", "genres", "price", "hour", "history", "label"]
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "user": {"dtype": "int32", "cardinality": 3},
+                "age": {},
+                "item": {"dtype": "int32", "cardinality": 5},
+                "genres": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
+                "price": {},
+                "hour": {"dtype": "int32", "cardinality": 4},
+                "history": {"dtype": "int32", "cardinality": 5, "length": 3, "padding": 0, "vocabulary": "item"},
+                "label": {},
+            },
+            "source_spec": {"test": [{"type": "parquet", "features": names, "files": ["test/part.parquet"]}]},
+            "channel_spec": {
+                "user": ["user", "age"],
+                "item": ["item", "genres", "price"],
+                "context": ["hour"],
+                "history": ["history"],
+                "label": ["label"],
+            },
+            "metadata": {"vocabularies": "v", **({"catalogues": {"item": "i.parquet"}} if catalogue else {})},
+        },
+        folder,
+    )
+
+
+class RichModel(TableModel):
+    """Uses every feature, so that one that is missing or of another row shows."""
+
+    needs = ("user", "item", "context", "history", "label")
+
+    def features(self) -> tuple[str, ...]:
+        return (*super().features(), "history")
+
+    def forward(self, batch: Batch) -> Tensor:
+        request = (
+            batch["age"] + 100.0 * batch["hour"] + (batch["history"].float() * torch.tensor([1.0, 0.1, 0.01])).sum(1)
+        )
+        item = batch["price"] + (batch["genres"].float() * torch.tensor([1.0, 0.1])).sum(1)
+        return request * item + batch["item"].float()
+
+
+@pytest.mark.parametrize("catalogue", [True, False])
+def test_full_ranking_joins_each_users_request_with_every_items_features(tmp_path: Path, catalogue: bool) -> None:
+    spec = rich_dataset(tmp_path, catalogue=catalogue)
+    model = RichModel(spec, np.zeros((1, 1)))
+    # user 1's first positive row has hour 1, user 2's hour 2
+    requests = {1: 10 + 100 + 2.0, 2: 20 + 200 + 1.2}
+    parts = {1: 0.5 + 1.2, 2: 1.5 + 2.0, 3: 2.5 + 3.0, 4: (4.0 + 1.0) if catalogue else 0.0}
+    question = Question(spec, "test", ["full"], EvaluateSettings(ks=(1,)))
+    ranker = evaluation._ModelScores(model, question, Ranks()).ranker()
+    expected = [[requests[user] * parts[item] + item for item in (1, 2, 3, 4)] for user in (1, 2)]
+    np.testing.assert_allclose(ranker.score_users(np.array([1, 2]))[:, 1:], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        ranker.score_pairs(np.array([2, 1, 2]), np.array([3, 2, 1])),
+        [expected[1][2], expected[0][1], expected[1][0]],
+        rtol=1e-6,
+    )
+    result = evaluate_model(model, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
+    assert result.protocols["full"]["fewest_candidates"] == 4
+    assert result.metrics["full"]["recall@1"] == 0.75  # item 3 is first for both; user 1 has two positives
+
+
+def test_full_and_sampled_wait_to_be_asked_where_requests_differ(tmp_path: Path) -> None:
+    spec = rich_dataset(tmp_path, catalogue=True)
+    result = evaluate_model(RichModel(spec, np.zeros((1, 1))), spec, "test")
+    assert set(result.metrics) == {"rows"}
+    assert result.left_out == {
+        "full": "requests differ by 'hour', 'history'; ask for it with the protocol's name",
+        "sampled": "the dataset names no group; ask for it with the protocol's name",
+    }
+
+
+def test_item_features_come_from_the_rows_where_there_is_no_catalogue(tmp_path: Path) -> None:
+    spec = rich_dataset(tmp_path, catalogue=False)
+    items = read_items(spec, ("item", "genres", "price"), ("train", "test"))
+    assert items["item"].tolist() == [0, 1, 2, 3, 4]
+    assert items["genres"].tolist() == [[0, 0], [1, 2], [2, 0], [3, 0], [0, 0]]
+    assert items["price"].tolist() == [0.0, 0.5, 1.5, 2.5, 0.0]
+
+
+def test_a_model_ranker_scores_nothing_for_nobody(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1)]})
+    ids = {"item": torch.arange(6)}
+    ranker = ModelRanker(
+        TableModel(spec, np.eye(4, 6)), {"user": torch.tensor([2])}, ids, users=np.array([2]), num_users=4
+    )
+    assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
+    assert ranker.score_users(np.array([2])).tolist() == [[0, 0, 1, 0, 0, 0]]
+
+
+# --- what users acted on ---
+
+
+def test_positives_are_the_distinct_pairs_with_a_positive_label(tmp_path: Path) -> None:
+    splits = {"train": [(0, 0, 1), (0, 5, 0), (2, 1, 1), (2, 1, 1)], "valid": [(2, 0, 1), (2, 4, 0)]}
+    spec = dataset(tmp_path, splits)
+    both = positives(spec, ["train", "valid"])
+    assert both.offsets.tolist() == [0, 1, 1, 3, 3]
+    assert both.items.tolist() == [0, 0, 1]
+    assert (both.num_users, both.num_items) == (4, 6)
+    assert positives(spec, []).num_pairs == 0
+
+
+def test_a_label_that_is_no_label_is_named_with_its_row(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 4)]})
+    with pytest.raises(DataError, match=r"split 'test', feature 'label': row 2 is 4\.0; a label is 0 or 1"):
+        evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test")
+
+
+# --- drawn candidates ---
+
+
+def some_interactions(seed: int, users: int, items: int, count: int) -> Interactions:
+    rng = np.random.default_rng(seed)
+    return Interactions.from_pairs(
+        rng.integers(0, users, count), rng.integers(1, items, count), num_users=users, num_items=items
+    )
+
+
+def test_drawn_negatives_are_different_unseen_real_items() -> None:
+    seen, truth = some_interactions(0, 50, 400, 3000), some_interactions(1, 50, 400, 60)
+    drawn = draw_candidates(truth, seen, num_negatives=20, first_item=1, seed=5)
+    assert drawn.users is not None
+    assert drawn.items is not None
+    negative = ~drawn.labels
+    asked = np.flatnonzero(np.diff(truth.offsets))
+    assert np.bincount(drawn.users[negative], minlength=50)[asked].tolist() == [20] * len(asked)
+    assert not seen.contain(drawn.users[negative], drawn.items[negative]).any()
+    assert not truth.contain(drawn.users[negative], drawn.items[negative]).any()
+    assert drawn.items.min() >= 1
+    assert len(np.unique(drawn.users.astype(np.int64) * 400 + drawn.items)) == len(drawn.items)
+    assert drawn.labels.sum() == truth.num_pairs
+
+
+def test_drawn_negatives_depend_on_the_seed_and_the_user_alone() -> None:
+    seen, truth = some_interactions(0, 50, 400, 3000), some_interactions(1, 50, 400, 60)
+    first, again, other = (
+        draw_candidates(truth, seen, num_negatives=20, first_item=1, seed=seed).items for seed in (5, 5, 6)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()  # type: ignore[operator]
+
+
+def test_drawn_negatives_are_uniform() -> None:
+    nobody = some_interactions(0, 3000, 101, 0)
+    truth = Interactions.from_pairs(np.arange(3000), np.ones(3000, dtype=int), num_users=3000, num_items=101)
+    drawn = draw_candidates(truth, nobody, num_negatives=10, first_item=1)
+    counts = np.bincount(drawn.items[~drawn.labels], minlength=101)[2:]  # type: ignore[index]
+    expected = 30_000 / 99
+    assert ((counts - expected) ** 2 / expected).sum() < 160  # chi-square of 98 degrees: beyond it 1 in 10,000
+
+
+def test_a_user_who_has_seen_nearly_all_gets_what_is_left() -> None:
+    pairs = [(0, i) for i in range(1, 8)] + [(1, 1)]
+    seen = Interactions.from_pairs(*np.array(pairs).T, num_users=3, num_items=10)
+    truth = Interactions.from_pairs(np.array([0, 1, 2]), np.array([8, 2, 3]), num_users=3, num_items=10)
+    drawn = draw_candidates(truth, seen, num_negatives=6, first_item=1)
+    chosen = {u: sorted(drawn.items[(drawn.users == u) & ~drawn.labels].tolist()) for u in range(3)}  # type: ignore[index]
+    assert chosen[0] == [9]
+    assert len(chosen[1]) == len(chosen[2]) == 6
+    assert not {1, 2} & set(chosen[1])
+
+
+@pytest.mark.parametrize("kind", ["ranker", "model"])
+def test_a_split_of_positives_only_is_ranked_among_drawn_negatives(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(4)
+    train = [(u, int(i), 1) for u in range(30) for i in rng.choice(200, 10, replace=False)]
+    spec = dataset(tmp_path, {"train": train, "test": [(u, u, 1) for u in range(30)]}, users=30, items=200, group=False)
+    table = rng.random((30, 200)).astype(np.float32)
+    scorer = TableRanker(table) if kind == "ranker" else TableModel(spec, table)
+    run = evaluate_ranker if kind == "ranker" else evaluate_model
+    result = run(scorer, spec, "test", settings=EvaluateSettings(num_negatives=30, seed=1))  # type: ignore[operator]
+    assert result.left_out == {"rows": "the split's rows are of one class"}
+    assert result.protocols["sampled"]["candidates"] == "30 uniform negatives a user, seed 1"
+    assert result.protocols["sampled"]["most_candidates"] == 31
+    assert 0 < result.metrics["sampled"]["hit_rate@10"] < 1
+
+
+# --- what may be asked ---
+
+
+def test_unknown_protocols_and_splits_are_refused(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]})
+    with pytest.raises(SettingsError, match=r"unknown protocol 'sample' \(did you mean 'sampled'\?\)"):
+        evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test", protocols=["sample"])
+    with pytest.raises(SpecError, match="unknown split 'tset'"):
+        evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "tset")
+
+
+def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("0.5,1\n0.1,0\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"x": {}, "label": {}},
+            "source_spec": {"test": [{"type": "csv", "features": ["x", "label"], "files": ["test.csv"]}]},
+            "channel_spec": {"context": ["x"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+    with pytest.raises(SpecError, match="protocol 'full' needs a feature in the role 'item'"):
+        Question(spec, "test", ["full"], EvaluateSettings())
+    found, missing = evaluate_baselines(Question(spec, "test", None, EvaluateSettings()))
+    assert not found
+    assert missing["ease"] == "the dataset has no user and item, which it recommends between"
+
+
+def test_another_dataset_than_the_models_is_refused(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]})
+    model = TableModel(spec, np.eye(4, 6))
+    larger = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]}, items=7)
+    with pytest.raises(SpecError, match="feature 'item' has 7 ids; the model was trained on 6"):
+        evaluate(Trained(model), larger, "test")
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(SettingsError, match="ks"):
+        config.build(EvaluateSettings, "evaluate", {"ks": [0]})
+
+
+# --- several ranks ---
+
+
+@dataclass(frozen=True)
+class ThreadRanks(Ranks):
+    """Ranks that are threads of one process: gather joins their tensors in the order of ranks, as torch's does."""
+
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    board: dict[int, Tensor] = field(default_factory=dict)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        self.board[self.rank] = tensor
+        self.meeting.wait()
+        joined = torch.cat([self.board[rank] for rank in range(self.world_size)])
+        self.meeting.wait()
+        return joined
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_every_number_of_ranks_gives_the_numbers_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, drawn: bool
+) -> None:
+    monkeypatch.setattr(evaluation, "ROWS_PER_BLOCK", 64)
+    monkeypatch.setattr(evaluation, "SCORES_PER_BLOCK", 200)
+    rng = np.random.default_rng(6)
+    rows = series(rng, 21, 50, 12)
+    train = [(u, int(i), 1) for u in range(21) for i in rng.choice(50, 10, replace=False)]
+    test = [row for row in rows if row[2] or not drawn]
+    spec = dataset(tmp_path, {"train": train, "test": test}, users=21, items=50)
+    table = rng.normal(size=(21, 50))
+    settings = EvaluateSettings(num_negatives=12)
+    alone = evaluate_model(TableModel(spec, table), spec, "test", settings=settings)
+    meeting, board = threading.Barrier(world_size, timeout=60), {}
+    results: dict[int, evaluation.Evaluation] = {}
+
+    def work(rank: int) -> None:
+        ranks = ThreadRanks(rank, world_size, torch.device("cpu"), meeting, board)
+        results[rank] = evaluate_model(TableModel(spec, table), spec, "test", ranks=ranks, settings=settings)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(alone.metrics) == (2 if drawn else 3)
+    for rank in range(world_size):
+        assert results[rank].metrics == alone.metrics
+        assert results[rank].protocols == alone.protocols
+
+
+# --- baselines and the report ---
+
+
+def liked_items(tmp_path: Path) -> tuple[FeatureSpec, np.ndarray]:
+    """Users like one half of the items each; a table of scores that knows it."""
+    rng = np.random.default_rng(7)
+    train, test = [], []
+    taste = np.zeros((40, 60), dtype=np.float32)
+    for user in range(40):
+        half = np.arange(30) + 30 * (user % 2)
+        taste[user, half] = 1
+        liked = rng.choice(half, 16, replace=False)
+        train += [(user, int(item), 1) for item in liked[1:]]
+        others = rng.choice(np.setdiff1d(np.arange(60), liked), 12, replace=False)
+        test += [(user, int(liked[0]), 1), *((user, int(item), 0) for item in others)]
+    return dataset(tmp_path, {"train": train, "test": test}, users=40, items=60), taste
+
+
+def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None:
+    spec, taste = liked_items(tmp_path)
+    stages: list[tuple[str, float, float | None]] = []
+    report = evaluate(
+        Trained(TableModel(spec, taste)), spec, "test", baselines=True, progress=lambda *step: stages.append(step)
+    )
+    assert set(report.baselines) == set(BASELINES)
+    for metrics in report.baselines.values():
+        assert set(metrics) == {"rows", "sampled", "full"}
+        assert "log_loss" not in metrics["rows"]
+        assert set(metrics["sampled"]) == set(report.metrics["sampled"])
+    assert report.metrics["sampled"]["ndcg@10"] > report.baselines["popularity"]["sampled"]["ndcg@10"]
+    assert ("baselines", 4, 4) in stages
+    assert report.described("sampled") == "sampled (40 groups, 13 candidates each: the dataset's own)"
+    assert (
+        report.described("full") == "full (40 groups, 45 candidates each: all items without those of the user in train)"
+    )
+    assert report.described("rows") == "rows (520 rows, 40 positive)"
+    plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert plain["metrics"]["sampled"] == report.metrics["sampled"]
+    assert plain["split"] == "test"
+
+
+def test_a_baseline_that_wins_is_said_to_win(tmp_path: Path) -> None:
+    spec, taste = liked_items(tmp_path)
+    report = evaluate(Trained(TableModel(spec, -taste)), spec, "test", baselines=True, protocols=["sampled"])
+    assert [verdict.split(" beats")[0] for verdict in report.verdicts] == [f"sampled: {name}" for name in BASELINES]
+    assert "hit_rate@10 " in report.verdicts[0]
+    assert " standard errors)" in report.verdicts[0]
+
+
+def test_verdicts_know_which_way_is_better_and_keep_silent_when_the_model_wins() -> None:
+    model = evaluation.Evaluation({"rows": {"auc": 0.8, "log_loss": 0.5}})
+    better = evaluation.Evaluation({"rows": {"auc": 0.7, "log_loss": 0.4}})
+    assert verdicts(model, {"simple": better}) == ("rows: simple beats the model: log_loss 0.4000 against 0.5000",)
+    assert verdicts(better, {"simple": evaluation.Evaluation({"rows": {"auc": 0.6}})}) == ()
+
+
+def test_verdicts_weigh_the_difference_by_its_standard_error_over_the_groups() -> None:
+    def of(values: Sequence[float]) -> evaluation.Evaluation:
+        array = np.array(values)
+        return evaluation.Evaluation({"full": {"mrr": float(array.mean())}}, values={"full": {"mrr": array}})
+
+    # differences .2, .1, .3, .2: mean .2, standard error .0816 / 2
+    (verdict,) = verdicts(of([0.1, 0.2, 0.3, 0.4]), {"b": of([0.3, 0.3, 0.6, 0.6])})
+    assert verdict == "full: b beats the model: mrr 0.4500 against 0.2500 (4.9 standard errors)"
+
+
+def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, taste = liked_items(tmp_path)
+
+    def too_large(interactions: Interactions) -> TableRanker:  # noqa: ARG001
+        raise SettingsError("too many items")
+
+    monkeypatch.setattr(evaluation, "BASELINES", {"popularity": popularity, "ease": too_large})
+    question = Question(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(question, names=("popularity", "ease"))
+    assert set(found) == {"popularity"}
+    report = evaluation.Report("test", evaluate_ranker(TableRanker(taste), spec, "test"), found, missing)
+    assert report.verdicts == ("ease is not among the baselines: too many items",)
+    assert report.to_dict()["left_out"] == {"ease": "too many items"}
+
+
+def test_baselines_are_fitted_on_what_the_model_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {"train": [(0, 0, 1)], "valid": [(0, 1, 1), (0, 2, 0)], "test": [(0, 3, 1), (0, 5, 0)]}
+    spec = dataset(tmp_path, splits)
+    sizes = []
+
+    def counting(interactions: Interactions) -> TableRanker:
+        sizes.append(interactions.num_pairs)
+        return TableRanker(np.eye(4, 6))
+
+    monkeypatch.setattr(evaluation, "BASELINES", dict.fromkeys(BASELINES, counting))
+    model = TableModel(spec, np.eye(4, 6))
+    settings = EvaluateSettings(ks=(1,))
+    for train in ({}, {"train_splits": ["train", "valid"]}):
+        evaluate(Trained(model, train), spec, "test", baselines=True, settings=settings)
+    assert sizes == [1] * 4 + [2] * 4
