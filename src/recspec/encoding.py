@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,8 @@ UNKNOWN = 0
 SMALL = 4096
 """Values up to which a lookup in a Python dict, built once, beats building pyarrow's hash table (5 ms at 200,000)."""
 
-RawValues = Sequence[object] | NDArray[np.generic] | pa.Array | pa.ChunkedArray
+RawValues: TypeAlias = Any
+"""A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
 Ids = NDArray[np.int64]
 Lists = tuple[NDArray[np.generic], NDArray[np.int64]]
 """Values and offsets: row i holds values[offsets[i]:offsets[i + 1]]."""
@@ -99,8 +100,8 @@ class Vocabulary:
         if len(array) <= SMALL:
             places = [self._ids_by_text.get(text, UNKNOWN) for text in array.to_pylist()]
             return np.array(places, np.int64)
-        places = pc.index_in(array, value_set=self.values, skip_nulls=True)
-        return pc.add(pc.fill_null(places, -1).cast(pa.int64()), 1).to_numpy(zero_copy_only=False)
+        places = pc.fill_null(pc.index_in(array, value_set=self.values, skip_nulls=True), -1)
+        return np.asarray(places.to_numpy(zero_copy_only=False), np.int64) + 1
 
     def decode(self, ids: NDArray[np.integer] | Sequence[int]) -> pa.Array:
         """The raw value of each id, null for 0.
@@ -109,7 +110,7 @@ class Vocabulary:
             DataError: for an id that the vocabulary does not have.
         """
         places = np.asarray(ids, np.int64) - 1
-        if len(places) and not (-1 <= int(places.min()) and int(places.max()) < len(self)):
+        if len(places) and (places.min() < -1 or places.max() >= len(self)):
             wrong = places[(places < -1) | (places >= len(self))][0] + 1
             raise DataError(f"id {wrong} is not one of the vocabulary's {self.cardinality} ids")
         return self.values.take(pa.array(places, mask=places < 0))

@@ -28,11 +28,10 @@ def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
     """
     window = ibis.window(group_by=by, order_by=[ibis.desc(name) for name in order])
     last = ibis.row_number().over(window)
-    only = ibis._["_rows"] == 1
     counted = table.mutate(_last=last, _rows=table.count().over(ibis.window(group_by=by)))
-    split = ibis.cases(
-        ((ibis._["_last"] == 0) & ~only, "test"), ((ibis._["_last"] == 1) & (ibis._["_rows"] > 2), "valid"), else_="train"
-    )
+    is_test = (ibis._["_last"] == 0) & (ibis._["_rows"] > 1)
+    is_valid = (ibis._["_last"] == 1) & (ibis._["_rows"] > 2)
+    split = ibis.cases((is_test, "test"), (is_valid, "valid"), else_="train")
     return counted.mutate(split=split).drop("_last", "_rows")
 
 

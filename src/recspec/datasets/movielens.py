@@ -22,8 +22,9 @@ from pydantic import Field
 
 from recspec.config import Settings as BaseSettings
 from recspec.datasets import interactions, prepared
-from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Catalogue, Column, Source
-from recspec.datasets.prepared import Progress, silent
+from recspec.datasets.columns import Catalogue, Column
+from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
+from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, listed
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import leave_one_out
@@ -47,7 +48,7 @@ NO_GENRES = "(no genres listed)"
 class Settings(BaseSettings):
     """How MovieLens is prepared."""
 
-    min_rating: float | None = Field(None, description="ratings below this many stars are left out; all count when null")
+    min_rating: float | None = Field(None, description="ratings of fewer stars are left out; all count when null")
     min_interactions: int = Field(1, ge=1, description="users with fewer different movies are left out")
     num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
     seed: int = Field(1, ge=0, description="of the negatives of valid and test")
@@ -92,7 +93,7 @@ def prepare(
     threads: int | None = None,
     progress: Progress = silent,
     force: bool = False,
-) -> FeatureSpec:
+) -> Prepared:
     """Prepare a MovieLens release from its zip or folder.
 
     Raises:
@@ -109,7 +110,7 @@ def prepare(
         with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
             return _build(backend, folder, layout, files, settings, progress, checksum)
 
-    return prepared.run(job, build, force=force, progress=progress)
+    return prepared.run(job, build, force=force)
 
 
 def _build(

@@ -1,10 +1,10 @@
 """The folder that every `prepare` leaves: made beside its place, renamed when whole, and not made twice.
 
-    OUT/feature_spec.yaml      what the rows hold
-    OUT/{train,valid,test}/    the rows
-    OUT/vocabularies/NAME.parquet, OUT/encoders.json    how raw values become prepared ones
-    OUT/items.parquet, OUT/users.parquet    one row an id, from 1: prepared features and readable columns
-    OUT/prepare.json           from what, with which settings, what came out, how long it took
+OUT/feature_spec.yaml      what the rows hold
+OUT/{train,valid,test}/    the rows
+OUT/vocabularies/NAME.parquet, OUT/encoders.json    how raw values become prepared ones
+OUT/items.parquet, OUT/users.parquet    one row an id, from 1: prepared features and readable columns
+OUT/prepare.json           from what, with which settings, what came out, how long it took
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from recspec.errors import DataError
 from recspec.feature_spec import FILE_NAME, FeatureSpec
 
 PREPARE_FILE = "prepare.json"
-ALREADY = "already prepared"
-"""The stage reported when the folder holds what was asked for."""
-
 HASHED_BYTES = 64 << 20
 """Inputs up to this size are known by their SHA-256, larger ones by size and time of change."""
 
@@ -41,6 +38,17 @@ class Progress(Protocol):
 
 def silent(stage: str, done: int, total: int | None) -> None:
     """A `Progress` that tells nobody."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a preparation gives back."""
+
+    spec: FeatureSpec
+    summary: Mapping[str, object]
+    """Counts of rows, users, items and of what was left out; seconds it took when it was made."""
+    message: str
+    """What was done, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,7 @@ class Job:
         }
 
 
-def run(
-    job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False, progress: Progress = silent
-) -> FeatureSpec:
+def run(job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False) -> Prepared:
     """Prepare a dataset, unless `out` already holds the very same.
 
     Args:
@@ -76,8 +82,7 @@ def run(
     """
     identity = job.identity()
     if _holds(job.out, identity, force):
-        progress(ALREADY, 1, 1)
-        return FeatureSpec.load(job.out)
+        return _prepared(job, f"already prepared: {job.out} holds what was asked for")
     started = time.perf_counter()
     with _beside(job.out) as folder:
         spec = build(folder)
@@ -85,7 +90,12 @@ def run(
         seconds = round(time.perf_counter() - started, 3)
         record = {**identity, "summary": spec.metadata.get("summary", {}), "seconds": seconds}
         (folder / PREPARE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return FeatureSpec.load(job.out)
+    return _prepared(job, f"prepared {job.dataset} in {job.out}")
+
+
+def _prepared(job: Job, message: str) -> Prepared:
+    record = json.loads((job.out / PREPARE_FILE).read_text(encoding="utf-8"))
+    return Prepared(FeatureSpec.load(job.out), {**record["summary"], "seconds": record["seconds"]}, message)
 
 
 def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:

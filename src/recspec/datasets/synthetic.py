@@ -6,13 +6,234 @@ prepared at once, and keeps beside every row the score that the best possible mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import Field
+
+from recspec import metrics
+from recspec.config import Settings as BaseSettings
+from recspec.datasets import clicks, interactions, prepared
+from recspec.datasets.columns import Catalogue, Column
+from recspec.datasets.prepared import Prepared, Progress, silent
+from recspec.feature_spec import FeatureSpec
+from recspec.splits import by_share, leave_one_out
+from recspec.storage import open_split
+from recspec.tables import ROW, Backend, connect
+
+NAME = "synthetic"
+
+
+class Settings(BaseSettings):
+    """What is made up."""
+
+    kind: Literal["clicks", "interactions"] = Field(
+        "clicks", description="clicks: labelled rows with features of every kind; interactions: who took what, in order"
+    )
+    num_users: int = Field(300, ge=2, description="users")
+    num_items: int = Field(200, ge=8, description="items")
+    num_rows: int = Field(20_000, ge=100, description="rows before they are split")
+    num_negatives: int = Field(50, ge=1, description="interactions: candidates beside the positive in each series")
+    seed: int = Field(0, ge=0, description="of everything drawn")
+
+
+def prepare(
+    raw: Path,  # noqa: ARG001
+    out: Path,
+    settings: Settings,
+    *,
+    engine: str = "duckdb",
+    memory_limit: str | None = None,
+    threads: int | None = None,
+    progress: Progress = silent,
+    force: bool = False,
+) -> Prepared:
+    """Make up a dataset; `raw` is not read.
+
+    `metadata.summary.best_possible` holds what the best possible model scores on valid and test: of clicks the AUC and
+    log loss of the probabilities that labels were drawn from (kept in the column `probability`), of interactions HR@10
+    and NDCG@10 of the preferences that items were taken by.
+    """
+
+    def build(folder: Path) -> FeatureSpec:
+        work = folder / "work"
+        with connect(engine, folder=work, memory_limit=memory_limit, threads=threads) as backend:
+            make = _make_clicks if settings.kind == "clicks" else _make_interactions
+            return make(backend, folder, settings, progress)
+
+    return prepared.run(prepared.Job(NAME, settings, [], out), build, force=force)
+
+
+# --- clicks ----------------------------------------------------------------------------------------------------------
+
+NUM_TAGS, MOST_TAGS = 30, 4
+HOURS = 24
+
+
+def _make_clicks(backend: Backend, folder: Path, settings: Settings, progress: Progress) -> FeatureSpec:
+    rng = np.random.default_rng(settings.seed)
+    users, items, rows = _draw_clicks(settings, rng)
+    file = folder / "work" / "rows.parquet"
+    pq.write_table(rows, file)
+    table = backend.read_parquet([file], row=True)
+    user_columns = (Column("age", "number"), Column("gender", "category"))
+    item_columns = (Column("price", "number"), Column("tags", "list", separator="|"))
+    source = clicks.Source(
+        dataset=NAME,
+        rows=by_share(table, row=ROW, valid=0.1, test=0.1, seed=settings.seed),
+        ids={"user": Column("user_id", "category"), "item": Column("item_id", "category")},
+        columns={
+            "user": user_columns,
+            "item": item_columns,
+            "context": (Column("hour", "category"), Column("speed", "number")),
+        },
+        users=Catalogue(users, "user_id", user_columns),
+        items=Catalogue(items, "item_id", item_columns, {"title": "title"}),
+        grouped=True,
+        kept=("probability",),
+    )
+    return _with_best(clicks.write(backend, folder, source, progress=progress), _best_of_clicks)
+
+
+def _draw_clicks(settings: Settings, rng: np.random.Generator) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Users, items and rows. The logit of a click is a sum that every kind of feature has a part in."""
+    num_users, num_items, num_rows = settings.num_users, settings.num_items, settings.num_rows
+    taste = rng.normal(0, 0.5**0.5, (num_users, 4))
+    trait = rng.normal(0, 0.5**0.5, (num_items, 4))
+    age, price = rng.integers(18, 80, num_users), np.round(rng.lognormal(2, 0.5, num_items), 2)
+    gender = rng.integers(0, 2, num_users)
+    num_tags = rng.integers(0, MOST_TAGS + 1, num_items)
+    tags = [np.sort(rng.choice(NUM_TAGS, count, replace=False)) for count in num_tags]
+    tag_effect = rng.normal(0, 0.8, NUM_TAGS)
+    user_effect = rng.normal(0, 0.5, num_users) + (age - 48) / 40 + 0.3 * gender
+    item_effect = rng.normal(0, 0.5, num_items) - (np.log(price) - 2) * 0.8
+    item_effect += [tag_effect[own].sum() for own in tags]
+
+    user = _popular(num_users, num_rows, rng)
+    item = _popular(num_items, num_rows, rng)
+    hour, speed = rng.integers(0, HOURS, num_rows), rng.normal(5, 2, num_rows)
+    logit = (taste[user] * trait[item]).sum(axis=1) + user_effect[user] + item_effect[item]
+    logit += 0.6 * np.sin(hour * 2 * np.pi / HOURS) + 0.2 * (speed - 5) - 0.5
+    probability = (1 / (1 + np.exp(-logit))).astype(np.float32)
+    label = (rng.random(num_rows) < probability).astype(np.int64)
+
+    user_ids = np.array([f"u{number:05d}" for number in range(num_users)])
+    item_ids = 1000 + 7 * np.arange(num_items)
+    tag_texts = np.array(["|".join(f"tag{tag:02d}" for tag in own) for own in tags])
+    genders = np.array(["f", "m"])[gender]
+    users = pa.table({"user_id": user_ids, "age": age, "gender": genders})
+    items = pa.table({"item_id": item_ids, "price": price, "tags": tag_texts, "title": _titles(num_items, rng)})
+    rows = pa.table(
+        {
+            "user_id": user_ids[user],
+            "item_id": item_ids[item],
+            "age": age[user],
+            "gender": genders[user],
+            "price": price[item],
+            "tags": tag_texts[item],
+            "hour": hour,
+            "speed": np.round(speed, 3),
+            "label": label,
+            "group": user_ids[user],
+            "probability": probability,
+        }
+    )
+    return users, items, rows
+
+
+def _popular(number: int, rows: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """So many draws from `number` things that are popular by a power law."""
+    weight = (np.arange(number) + 5.0) ** -0.7
+    return rng.permutation(number)[rng.choice(number, rows, p=weight / weight.sum())]
+
+
+def _best_of_clicks(spec: FeatureSpec, split: str) -> dict[str, float]:
+    columns = open_split(spec, split, ["probability", clicks.LABEL]).read(0, 2**62)
+    probability, label = np.asarray(columns["probability"], np.float64), np.asarray(columns[clicks.LABEL])
+    return {
+        "auc": metrics.auc(probability, label),
+        "log_loss": metrics.log_loss_of_probabilities(probability, label),
+    }
+
+
+# --- interactions ----------------------------------------------------------------------------------------------------
+
+
+def _make_interactions(backend: Backend, folder: Path, settings: Settings, progress: Progress) -> FeatureSpec:
+    rng = np.random.default_rng(settings.seed)
+    preference = _preferences(settings, rng)
+    file = folder / "work" / "rows.parquet"
+    pq.write_table(_take_in_order(preference, settings, rng), file)
+    table = backend.read_parquet([file], row=True)
+    titles = pa.table({"item_id": np.arange(1, settings.num_items + 1), "title": _titles(settings.num_items, rng)})
+    source = interactions.Source(
+        dataset=NAME,
+        rows=leave_one_out(table, by=interactions.USER, order=(interactions.TIMESTAMP, ROW)),
+        items=Catalogue(titles, "item_id", (), {"title": "title"}),
+    )
+    spec = interactions.write(
+        backend, folder, source, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+    )
+
+    def best(spec: FeatureSpec, split: str) -> dict[str, float]:
+        columns = open_split(spec, split, [spec.user_id, spec.item_id, spec.label]).read(0, 2**62)
+        user, item, label = (np.asarray(columns[name]) for name in (spec.user_id, spec.item_id, spec.label))
+        raw_user, raw_item = (_raw_ids(folder, name)[ids] for name, ids in (("user_id", user), ("item_id", item)))
+        ranking = metrics.rank_groups(preference[raw_user - 1, raw_item - 1], label, user, candidates=item)
+        return {"hit_rate@10": metrics.hit_rate(ranking, 10), "ndcg@10": metrics.ndcg(ranking, 10)}
+
+    return _with_best(spec, best)
+
+
+def _preferences(settings: Settings, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(users, items) logits by which users take items."""
+    taste = rng.normal(0, 1, (settings.num_users, 4))
+    trait = rng.normal(0, 1, (settings.num_items, 4))
+    return np.asarray(taste @ trait.T + rng.normal(0, 0.7, settings.num_items))
+
+
+def _take_in_order(preference: NDArray[np.float64], settings: Settings, rng: np.random.Generator) -> pa.Table:
+    """Each user takes some items, one after another, by the softmax of the preferences over those not yet taken.
+
+    Adding Gumbel noise and sorting does so (Gumbel-top-k). So what the last item is among is known: the best ranking
+    of any candidates not taken before is by preference.
+    """
+    num_users, num_items = preference.shape
+    most = num_items // 2
+    counts = _ratings_per_user(num_users, num_items, min(settings.num_rows, num_users * most), rng)
+    noisy = preference + rng.gumbel(size=preference.shape)
+    order = np.argsort(-noisy, axis=1)
+    user = np.repeat(np.arange(num_users), counts)
+    place = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = {"user_id": user + 1, "item_id": order[user, place] + 1, "timestamp": place}
+    shuffled = rng.permutation(len(user))
+    return pa.table({name: column[shuffled] for name, column in columns.items()})
+
+
+def _raw_ids(folder: Path, name: str) -> NDArray[np.int64]:
+    """Raw values by id; there is none for id 0."""
+    values = pq.read_table(folder / "vocabularies" / f"{name}.parquet").column("value").to_numpy()
+    return np.concatenate([np.zeros(1, np.int64), values])
+
+
+def _with_best(spec: FeatureSpec, best: _Best) -> FeatureSpec:
+    """The specification whose summary says what the best possible model scores."""
+    summary = spec.metadata["summary"]
+    assert isinstance(summary, Mapping)
+    scores = {split: best(spec, split) for split in ("valid", "test")}
+    rounded = {split: {name: round(float(value), 6) for name, value in of.items()} for split, of in scores.items()}
+    return spec.replace(metadata={**spec.metadata, "summary": {**summary, "best_possible": rounded}})
+
+
+class _Best(Protocol):
+    def __call__(self, spec: FeatureSpec, split: str) -> dict[str, float]: ...
+
 
 # --- raw files in the MovieLens layout -------------------------------------------------------------------------------
 
@@ -42,7 +263,13 @@ FIRST_DAY, LAST_DAY = 9_500, 18_000
 
 
 def write_movielens_like(
-    folder: Path, *, users: int, items: int, ratings: int, seed: int = 0, ratings_per_block: int = 1_000_000
+    folder: Path,
+    *,
+    num_users: int,
+    num_items: int,
+    num_ratings: int,
+    seed: int = 0,
+    ratings_per_block: int = 1_000_000,
 ) -> None:
     """Write `ratings.csv` and `movies.csv` in the layout of MovieLens 20M/25M, with made-up titles.
 
@@ -51,15 +278,17 @@ def write_movielens_like(
     Memory is bounded by the block, whatever the number of ratings. The same arguments give the same bytes.
 
     Args:
-        users: Each rates at least min(20, ratings // users) items and at most half of them.
-        ratings: Exactly so many rows.
+        num_users: Each rates at least min(20, ratings a user) items and at most half of them.
+        num_ratings: Exactly so many rows.
     """
-    if users < 1 or items < 2 or not users <= ratings <= users * (items // 2):
-        raise ValueError(f"can't spread {ratings} ratings over {users} users and {items} items: 1 to items/2 a user")
+    if num_users < 1 or num_items < 2 or not num_users <= num_ratings <= num_users * (num_items // 2):
+        raise ValueError(
+            f"can't spread {num_ratings} ratings over {num_users} users: each rates 1 to half of the {num_items} items"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    catalogue = _Catalogue(items, seed)
+    catalogue = _Catalogue(num_items, seed)
     catalogue.write(folder / "movies.csv")
-    counts = _ratings_per_user(users, items, ratings, np.random.default_rng((seed, 1)))
+    counts = _ratings_per_user(num_users, num_items, num_ratings, np.random.default_rng((seed, 1)))
     schema = pa.schema([("userId", pa.int64()), ("movieId", pa.int64()), ("rating", pa.string()),
                         ("timestamp", pa.int64())])  # fmt: skip
     options = pa.csv.WriteOptions(quoting_style="none", quoting_header="none")
@@ -92,12 +321,14 @@ class _Catalogue:
     def draw(self, cluster: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """One item from each given cluster, by popularity."""
         place = np.searchsorted(self.cumulative, cluster + rng.random(len(cluster)), side="left")
-        return self.order[np.minimum(place, len(self.order) - 1)]
+        drawn: NDArray[np.int64] = self.order[np.minimum(place, len(self.order) - 1)]
+        return drawn
 
     def write(self, path: Path) -> None:
         genre = self.cluster // STRANDS
         second = np.where(self.second_genre == genre, -1, self.second_genre)
-        names = [GENRES[a] if b < 0 else "|".join(sorted((GENRES[a], GENRES[b]))) for a, b in zip(genre, second)]
+        pairs = zip(genre.tolist(), second.tolist(), strict=True)
+        names = ["|".join(sorted(GENRES[genre] for genre in pair if genre >= 0)) for pair in pairs]
         pa.csv.write_csv(
             pa.table({"movieId": self.movie_ids, "title": self.titles, "genres": names}),
             path,
@@ -108,9 +339,7 @@ class _Catalogue:
 def _titles(items: int, rng: np.random.Generator) -> list[str]:
     """Readable titles, no two alike."""
     patterns = ("The {} {}", "{} {}", "A {} {}", "Return to the {} {}", "Beyond the {} {}", "My {} {}")
-    base = [
-        pattern.format(first, second) for pattern in patterns for second in SECOND_WORDS for first in FIRST_WORDS
-    ]
+    base = [pattern.format(first, second) for pattern in patterns for second in SECOND_WORDS for first in FIRST_WORDS]
     picked = rng.permutation(len(base))
     years = rng.integers(1950, 2020, items)
     parts = ["" if part == 0 else f" {part + 1}" for part in range(items // len(base) + 1)]
@@ -204,5 +433,5 @@ def _timestamps(user: NDArray[np.int64], counts: NDArray[np.int64], rng: np.rand
     gap = rng.exponential(20.0, len(user))
     gap += np.where(rng.random(len(user)) < 0.02, rng.exponential(30.0 * SECONDS_PER_DAY, len(user)), 0.0)
     elapsed = np.cumsum(gap)
-    first = np.cumsum(counts) - counts
-    return joined[user] + (elapsed - elapsed[first][user]).astype(np.int64)
+    since_first = elapsed - elapsed[np.cumsum(counts) - counts][user]
+    return np.asarray(joined[user] + since_first, np.int64)

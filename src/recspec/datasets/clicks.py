@@ -1,0 +1,167 @@
+"""Rows that bring their own labels (clicked or not), prepared as they are given: for models of click-through rate.
+
+Vocabularies and scales are fitted on train alone, so valid and test are as unknown as tomorrow's rows. Datasets of this
+kind (`table` with a label) bring their rows as an Ibis expression, already split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from ibis.expr.types import Table
+
+from recspec.datasets.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
+from recspec.datasets.prepared import Progress
+from recspec.encoding import ENCODERS_FILE, VOCABULARIES, NumberEncoder, Vocabulary
+from recspec.errors import DataError
+from recspec.feature_spec import Chunk, Feature, FeatureSpec
+from recspec.splits import SPLIT
+from recspec.storage import Columns, SplitWriter
+from recspec.tables import ROW, Backend, count_rows, counts_by, fetch
+
+USER, ITEM = "user_id", "item_id"
+LABEL, GROUP = "label", "group"
+SPLITS = ("train", "valid", "test")
+
+BLOCK_ROWS = 262_144
+"""Rows encoded at once."""
+
+Role = Literal["user", "item", "context"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a dataset hands over to be written."""
+
+    dataset: str
+    rows: Table
+    """Columns row, split, label (0 or 1), group if `grouped`, and those that `ids` and `columns` name."""
+    ids: Mapping[Literal["user", "item"], Column]
+    """The id of users and of items, for whichever there is one."""
+    columns: Mapping[Role, Sequence[Column]]
+    """The other features; they stand in the rows, those of a catalogue too, so that unknown items have theirs."""
+    users: Catalogue | None = None
+    items: Catalogue | None = None
+    raw_names: Mapping[str, str | None] = field(default_factory=dict)
+    """Raw columns of the ids where they are named otherwise."""
+    grouped: bool = False
+    kept: Sequence[str] = ()
+    """Numbers kept as they are, in no role: no model reads them."""
+    min_count: int = 1
+    """Values in fewer train rows become unknown."""
+    summary: Mapping[str, object] = field(default_factory=dict)
+
+
+def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:
+    """Write splits, vocabularies and catalogues into `folder`.
+
+    Raises:
+        DataError: if a split is left without rows, or a catalogue names an id twice.
+    """
+    progress("splitting rows", 0, None)
+    rows = backend.stage(source.rows.order_by(ROW))
+    total = count_rows(backend, rows)
+    counted = {entry[SPLIT]: entry["rows"] for entry in fetch(backend, counts_by(rows, SPLIT)).to_pylist()}
+    if not counted.get("train"):
+        raise DataError(f"{source.dataset}: none of {total:,} rows is for training; give valid and test smaller shares")
+    progress("finding ids", 0, None)
+    fitted, catalogues = _fit(backend, rows, source)
+    fitted.encoders.save(folder)
+    for role, catalogue in catalogues.items():
+        catalogue.write(folder / f"{role}s.parquet")
+    chunks = _write_splits(backend, folder, rows, total, source, fitted, list(counted), progress)
+    return _specification(folder, source, fitted, catalogues, chunks, counted)
+
+
+def _fit(
+    backend: Backend, rows: Table, source: Source
+) -> tuple[Fitted, dict[Literal["user", "item"], PreparedCatalogue]]:
+    train = rows.filter(rows[SPLIT] == "train")
+    fitted = Fitted()
+    for column in source.ids.values():
+        _, vocabulary = fit_in_table(backend, train, column, source.min_count)
+        assert vocabulary is not None
+        fitted.add_id(column.name, vocabulary, source.raw_names.get(column.name))
+    for columns in source.columns.values():
+        for column in columns:
+            fitted.add(column.name, *fit_in_table(backend, train, column, source.min_count))
+    for name in source.kept:
+        fitted.add(name, NumberEncoder(), None)
+    given: dict[Literal["user", "item"], Catalogue | None] = {"user": source.users, "item": source.items}
+    catalogues = {role: fitted.add_catalogue(role, column.name, given[role]) for role, column in source.ids.items()}
+    return fitted, catalogues
+
+
+def _write_splits(
+    backend: Backend,
+    folder: Path,
+    rows: Table,
+    total: int,
+    source: Source,
+    fitted: Fitted,
+    splits: Sequence[str],
+    progress: Progress,
+) -> dict[str, tuple[Chunk, ...]]:
+    groups = Vocabulary.of(fetch(backend, counts_by(rows, GROUP)).column(GROUP)) if source.grouped else None
+    if groups is not None:
+        fitted.features[GROUP] = Feature(dtype="int32", cardinality=groups.cardinality)
+    fitted.features[LABEL] = Feature(dtype="float32")
+    done = 0
+    with ExitStack() as stack:
+        names = [name for name in SPLITS if name in splits]
+        writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
+        for batch in backend.batches(rows, BLOCK_ROWS):
+            for name, writer in writers.items():
+                part = batch.filter(pc.equal(batch.column(SPLIT), name))
+                if part.num_rows:
+                    writer.write(_columns(part, source, fitted, groups))
+            done += batch.num_rows
+            progress("writing splits", done, total)
+    return {name: writer.chunks for name, writer in writers.items()}
+
+
+def _columns(batch: pa.RecordBatch, source: Source, fitted: Fitted, groups: Vocabulary | None) -> Columns:
+    held = (*source.ids.values(), *(column for columns in source.columns.values() for column in columns))
+    columns: Columns = {column.name: fitted.encode(column.name, batch.column(column.source)) for column in held}
+    columns |= {name: fitted.encode(name, batch.column(name)) for name in source.kept}
+    if groups is not None:
+        columns[GROUP] = groups.encode(batch.column(GROUP)).astype(np.int32)
+    columns[LABEL] = batch.column(LABEL).to_numpy(zero_copy_only=False).astype(np.float32)
+    return columns
+
+
+def _specification(
+    folder: Path,
+    source: Source,
+    fitted: Fitted,
+    catalogues: Iterable[str],
+    chunks: Mapping[str, tuple[Chunk, ...]],
+    counted: Mapping[str, int],
+) -> FeatureSpec:
+    channels: dict[str, tuple[str, ...]] = {}
+    metadata: dict[str, object] = {"dataset": source.dataset}
+    summary: dict[str, object] = {"rows": {name: counted[name] for name in SPLITS if name in counted}}
+    for role, identity in source.ids.items():
+        channels[role] = (identity.name,)
+        metadata[f"{role}_id"] = identity.name
+        summary[f"{role}s"] = len(fitted.encoders.vocabularies[identity.name])
+    for part, columns in source.columns.items():
+        if columns:
+            channels[part] = (*channels.get(part, ()), *(column.name for column in columns))
+    channels["label"] = (LABEL,)
+    if source.grouped:
+        channels["group"] = (GROUP,)
+    metadata |= {
+        "catalogues": {role: f"{role}s.parquet" for role in catalogues},
+        "encoders": ENCODERS_FILE,
+        "vocabularies": VOCABULARIES,
+        "summary": {**summary, **source.summary},
+    }
+    return FeatureSpec(fitted.features, chunks, channels, metadata, folder)

@@ -1,0 +1,207 @@
+"""What raw columns become: features with their encoders, and catalogues of users and items by id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from ibis.expr.types import Table
+from numpy.typing import NDArray
+
+from recspec.encoding import Encoder, Encoders, ScaleEncoder, Scaler, Vocabulary, VocabularyEncoder, split_lists
+from recspec.errors import DataError, listed
+from recspec.feature_spec import Feature
+from recspec.storage import Columns, Ragged
+from recspec.tables import Backend, counts_by, fetch
+
+Kind = Literal["category", "number", "list"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A feature to prepare from a raw column."""
+
+    name: str
+    kind: Kind
+    raw: str | None = None
+    """Name of the raw column where it is not the feature's."""
+    separator: str | None = None
+    """Between the values of a list that is one text."""
+
+    @property
+    def source(self) -> str:
+        return self.raw or self.name
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What is known of users or items: one row for each, more rows than interactions name being no harm."""
+
+    table: pa.Table
+    key: str
+    """The column that holds the raw id."""
+    columns: Sequence[Column] = ()
+    """Features of the role."""
+    readable: Mapping[str, str] = field(default_factory=dict)
+    """Columns kept for people: name in the catalogue's file -> raw column."""
+
+
+def fit(column: Column, raw: pa.Array) -> tuple[Encoder, Vocabulary | None]:
+    """The encoder of a column that is wholly in memory."""
+    name = column.raw if column.raw != column.name else None
+    if column.kind == "number":
+        numbers = pc.cast(raw, pa.float64())
+        scaler = Scaler.of(pc.mean(numbers).as_py(), pc.stddev(numbers).as_py())
+        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std), None
+    if column.kind == "category":
+        return VocabularyEncoder(column=name, vocabulary=column.name), Vocabulary.of(raw)
+    values, offsets = split_lists(raw, column.separator)
+    # A length of 1 would mean a scalar.
+    length = max(int(np.diff(offsets).max(initial=0)), 2)
+    encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=column.separator, length=length)
+    return encoder, Vocabulary.of(values)
+
+
+def fit_in_table(
+    backend: Backend, rows: Table, column: Column, min_count: int = 1
+) -> tuple[Encoder, Vocabulary | None]:
+    """The encoder of a column of a table of any size, fitted by the engine.
+
+    Args:
+        min_count: Values in fewer rows become unknown.
+    """
+    name = column.raw if column.raw != column.name else None
+    values = rows[column.source]
+    if column.kind == "number":
+        found = fetch(backend, rows.aggregate(mean=values.mean(), std=values.std(how="pop")))
+        scaler = Scaler.of(found.column("mean")[0].as_py(), found.column("std")[0].as_py())
+        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std), None
+    if column.kind == "category":
+        counted = fetch(backend, counts_by(rows, column.source))
+        kept = counted.filter(pc.greater_equal(counted.column("rows"), min_count)).column(column.source)
+        return VocabularyEncoder(column=name, vocabulary=column.name), Vocabulary.of(kept)
+    seen: dict[object, int] = {}
+    length = 2
+    for batch in backend.batches(rows.select(column.source)):
+        flat, offsets = split_lists(batch.column(0), column.separator)
+        length = max(length, int(np.diff(offsets).max(initial=0)))
+        for entry in pc.value_counts(flat).to_pylist():
+            seen[entry["values"]] = seen.get(entry["values"], 0) + entry["counts"]
+    kept_values = [value for value, count in seen.items() if count >= min_count]
+    encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=column.separator, length=length)
+    return encoder, Vocabulary.of(pa.array(kept_values, pa.string() if not kept_values else None))
+
+
+def _feature(encoder: Encoder, vocabulary: Vocabulary | None) -> Feature:
+    """How a prepared column stands in the specification."""
+    if not isinstance(encoder, VocabularyEncoder) or vocabulary is None:
+        return Feature(dtype="float32")
+    padding: Literal[0] | None = None if encoder.length is None else 0
+    return Feature(dtype="int32", cardinality=vocabulary.cardinality, length=encoder.length, padding=padding)
+
+
+# --- catalogues ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreparedCatalogue:
+    """Users or items by id: row i has id i + 1."""
+
+    id_name: str
+    count: int
+    columns: Columns
+    """Prepared features of the role, without the id."""
+    readable: Mapping[str, pa.ChunkedArray]
+    """Columns for people."""
+
+    def rows(self, ids: NDArray[np.int64]) -> Columns:
+        """The features of the given ids."""
+        return {name: take(column, ids - 1) for name, column in self.columns.items()}
+
+    def write(self, path: Path) -> None:
+        """Write the id, the prepared features, then the columns for people."""
+        arrays: dict[str, object] = {self.id_name: np.arange(1, self.count + 1, dtype=np.int32)}
+        for name, column in self.columns.items():
+            arrays[name] = (
+                pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
+                if isinstance(column, Ragged)
+                else pa.array(column)
+            )
+        pq.write_table(pa.table({**arrays, **self.readable}), path)
+
+
+class Fitted:
+    """The features, encoders and vocabularies of a dataset while they are found, column by column."""
+
+    def __init__(self) -> None:
+        self.features: dict[str, Feature] = {}
+        self.encoders = Encoders({}, {})
+
+    def add(self, name: str, encoder: Encoder, vocabulary: Vocabulary | None) -> None:
+        """Take in a feature with its encoder, and with its vocabulary if it has one."""
+        vocabularies = self.encoders.vocabularies
+        if vocabulary is not None:
+            vocabularies = {**vocabularies, name: vocabulary}
+        self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
+        self.features[name] = _feature(encoder, vocabulary)
+
+    def add_id(self, name: str, vocabulary: Vocabulary, raw: str | None) -> None:
+        """Take in the id of users or items."""
+        self.add(name, VocabularyEncoder(vocabulary=name, column=raw if raw != name else None), vocabulary)
+
+    def add_catalogue(
+        self, role: Literal["user", "item"], id_name: str, catalogue: Catalogue | None
+    ) -> PreparedCatalogue:
+        """Take in the features of a role, fitted on the users or items that have an id."""
+        ids = self.encoders.vocabularies[id_name]
+        if catalogue is None:
+            return PreparedCatalogue(id_name, len(ids), {}, {})
+        known = by_id(catalogue, ids, role)
+        columns: Columns = {}
+        for column in catalogue.columns:
+            raw = known.column(column.source).combine_chunks()
+            if column.name not in self.features:
+                self.add(column.name, *fit(column, raw))
+            columns[column.name] = self.encode(column.name, raw)
+        readable = {new: known.column(old) for new, old in catalogue.readable.items()}
+        return PreparedCatalogue(id_name, len(ids), columns, readable)
+
+    def encode(self, name: str, raw: pa.Array) -> NDArray[np.generic] | Ragged:
+        """A prepared column as a `SplitWriter` takes it."""
+        column = self.encoders.encode_column(name, raw)
+        dtype = self.features[name].dtype
+        if isinstance(column, tuple):
+            values, offsets = column
+            return Ragged(values.astype(dtype), offsets)
+        return column.astype(dtype)
+
+
+def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
+    """The catalogue's rows in the order of the ids; a row of nulls for an id that it does not name."""
+    places = ids.encode(catalogue.table.column(catalogue.key))
+    known = np.flatnonzero(places > 0)
+    found, first, count = np.unique(places[known], return_index=True, return_counts=True)
+    if (count > 1).any():
+        twice = ids.decode(found[count > 1][:5]).to_pylist()
+        raise DataError(
+            f"the {role} catalogue names {int((count > 1).sum())} ids more than once, such as "
+            f"{listed(map(str, twice))}; expected one row each"
+        )
+    take = np.full(len(ids), -1)
+    take[found - 1] = known[first]
+    return catalogue.table.take(pa.array(take, mask=take < 0))
+
+
+def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:
+    if not isinstance(column, Ragged):
+        return column[places]
+    lengths = np.diff(column.offsets)[places]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    return Ragged(column.values[np.repeat(column.offsets[places], lengths) + inside], offsets)

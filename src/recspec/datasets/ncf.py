@@ -1,0 +1,221 @@
+"""The files of the NCF paper: `PREFIX.train.rating`, `PREFIX.test.rating` and `PREFIX.test.negative` in one folder.
+
+The test candidates are the listed ones, as they are listed (a positive among its own negatives stays; the metrics count
+a candidate once). The paper has no valid split: each user's last train interaction becomes one, with as many drawn
+negatives as the test file lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import ibis
+import numpy as np
+import pyarrow as pa
+from ibis.expr.types import Table
+from numpy.typing import NDArray
+from pydantic import Field
+
+from recspec.config import Settings as BaseSettings
+from recspec.datasets import interactions, prepared
+from recspec.datasets.columns import Catalogue
+from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
+from recspec.datasets.prepared import Prepared, Progress, silent
+from recspec.errors import DataError, SettingsError, listed
+from recspec.feature_spec import FeatureSpec
+from recspec.splits import SPLIT, leave_one_out
+from recspec.tables import PROBLEMS_SHOWN, ROW, Backend, ColumnType, TextFile, connect, fetch, read_header, sniff
+
+NAME = "ncf"
+SUFFIXES = ("train.rating", "test.rating", "test.negative")
+
+
+class Settings(BaseSettings):
+    """How the NCF paper's files are prepared."""
+
+    seed: int = Field(1, ge=0, description="of the negatives of valid")
+    titles: str | None = Field(None, description="CSV file with a column item_id and readable columns, such as title")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The three files of one prefix."""
+
+    train: Path
+    test: Path
+    negative: Path
+
+
+def prepare(
+    raw: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    engine: str = "duckdb",
+    memory_limit: str | None = None,
+    threads: int | None = None,
+    progress: Progress = silent,
+    force: bool = False,
+) -> Prepared:
+    """Prepare a folder with the NCF paper's files.
+
+    Raises:
+        DataError: if files are missing or lines malformed, each named, or `out` holds something else.
+    """
+    files = recognise(raw)
+    titles = _titles_path(raw, settings)
+    inputs = [files.train, files.test, files.negative, *([titles] if titles else [])]
+    job = prepared.Job(NAME, settings, inputs, out)
+
+    def build(folder: Path) -> FeatureSpec:
+        work = folder / "work"
+        with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
+            return _build(backend, folder, files, titles, settings, progress)
+
+    return prepared.run(job, build, force=force)
+
+
+def recognise(raw: Path) -> Files:
+    """The three files of a folder.
+
+    Raises:
+        DataError: if one is missing, or several prefixes are there.
+    """
+    if not raw.is_dir():
+        raise DataError(f"{raw}: no such folder; expected one with {', '.join(f'PREFIX.{s}' for s in SUFFIXES)}")
+    names = sorted(path.name for path in raw.iterdir() if path.is_file())
+    prefixes = sorted({name.removesuffix(f".{s}") for name in names for s in SUFFIXES if name.endswith(f".{s}")})
+    if not prefixes:
+        expected = ", ".join(f"PREFIX.{suffix}" for suffix in SUFFIXES)
+        raise DataError(f"{raw}: holds none of the NCF paper's files; found {listed(names[:12])}, expected {expected}")
+    missing = [f"{p}.{s} is missing" for p in prefixes for s in SUFFIXES if f"{p}.{s}" not in names]
+    if missing:
+        raise DataError.of(str(raw), missing)
+    if len(prefixes) > 1:
+        raise DataError(f"{raw}: holds files of {listed(prefixes)}; put each into a folder of its own")
+    return Files(*(raw / f"{prefixes[0]}.{suffix}" for suffix in SUFFIXES))
+
+
+def _build(
+    backend: Backend, folder: Path, files: Files, titles: Path | None, settings: Settings, progress: Progress
+) -> FeatureSpec:
+    progress("reading interactions", 0, None)
+    train = _read_ratings(backend, files.train)
+    test = _read_ratings(backend, files.test)
+    candidates = _candidates(files, fetch(backend, test.order_by(ROW)))
+    order = (TIMESTAMP, ROW)
+    cleaned = interactions.clean(backend, train, min_interactions=1, order=order)
+    rows = _valid_of_train(cleaned.rows, order).union(test.mutate(**{SPLIT: ibis.literal("test")}))
+    source = Source(
+        dataset=NAME,
+        rows=rows,
+        order=order,
+        items=_titles(backend, titles) if titles else None,
+        candidates=candidates,
+        summary=lambda kept: {"repeats_dropped": cleaned.num_before + len(candidates) - kept, **_oddities(candidates)},
+    )
+    num_negatives = len(candidates.column("negatives")[0])
+    return interactions.write(
+        backend, folder, source, num_negatives=num_negatives, seed=settings.seed, progress=progress
+    )
+
+
+def _valid_of_train(train: Table, order: Sequence[str]) -> Table:
+    """Each user's last train interaction is valid, unless it is the only one."""
+    split = leave_one_out(train, by=USER, order=order)
+    return split.mutate(**{SPLIT: ibis.ifelse(split[SPLIT] == "test", "valid", "train")})
+
+
+def _read_ratings(backend: Backend, path: Path) -> Table:
+    columns: dict[str, ColumnType] = {USER: "int64", ITEM: "int64", "rating": "float64", TIMESTAMP: "int64"}
+    file = TextFile(path, columns, separator="\t", header=False, quoted=False, required=(USER, ITEM, TIMESTAMP))
+    return backend.read_text(file).drop("rating")
+
+
+# --- listed candidates -----------------------------------------------------------------------------------------------
+
+POSITIVE = re.compile(r"\((\d+),\s*(\d+)\)")
+
+
+def _candidates(files: Files, test: pa.Table) -> pa.Table:
+    """Listed negatives of each test row: columns user_id, item_id (the positive) and negatives.
+
+    Raises:
+        DataError: naming the lines that are malformed or don't belong to the test row of the same line.
+    """
+    users = test.column(USER).to_numpy()
+    items = test.column(ITEM).to_numpy()
+    problems = list(islice(_repeated(users), PROBLEMS_SHOWN))
+    if problems:
+        raise DataError.of(str(files.test), problems)
+    with files.negative.open(encoding="utf-8") as stream:
+        lines = [line.rstrip("\r\n") for line in stream]
+    while lines and not lines[-1]:
+        lines.pop()
+    width = len(lines[0].split("\t")) - 1 if lines else 0
+    problems = list(islice(_line_problems(lines, users, items, width), PROBLEMS_SHOWN))
+    if problems:
+        raise DataError.of(str(files.negative), problems)
+    numbers = np.fromstring("\t".join(line.split("\t", 1)[1] for line in lines), np.int64, sep="\t")
+    offsets = np.arange(len(lines) + 1, dtype=np.int32) * width
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers))
+    return pa.table({USER: users, ITEM: items, "negatives": lists})
+
+
+def _repeated(users: NDArray[np.int64]) -> Iterator[str]:
+    first: dict[int, int] = {}
+    for line, user in enumerate(users.tolist(), 1):
+        if user in first:
+            yield f"line {line:,}: user {user} stands in line {first[user]:,} too; expected one test row a user"
+        first.setdefault(user, line)
+
+
+def _line_problems(lines: list[str], users: NDArray[np.int64], items: NDArray[np.int64], width: int) -> Iterator[str]:
+    if len(lines) != len(users):
+        yield f"has {len(lines):,} lines, but the test file has {len(users):,}; expected one for each"
+    if not lines or width == 0:
+        yield "line 1: lists no negative; expected `(user,item)` and items, separated by tabs"
+        return
+    for number, (line, user, item) in enumerate(zip(lines, users.tolist(), items.tolist(), strict=False), 1):
+        head, *negatives = line.split("\t")
+        found = POSITIVE.fullmatch(head)
+        if found is None:
+            yield f"line {number:,}: begins with '{head[:40]}'; expected `(user,item)`"
+        elif (int(found[1]), int(found[2])) != (user, item):
+            yield f"line {number:,}: is of {head}, but line {number:,} of the test file is of ({user},{item})"
+        elif len(negatives) != width:
+            yield f"line {number:,}: lists {len(negatives)} negatives; expected {width}, as in line 1"
+        elif wrong := [negative for negative in negatives if not negative.isdecimal()]:
+            yield f"line {number:,}: negative '{wrong[0][:40]}' is not an item's number"
+
+
+def _oddities(candidates: pa.Table) -> dict[str, object]:
+    lists = candidates.column("negatives").combine_chunks()
+    negatives = lists.flatten().to_numpy().reshape(len(lists), -1)
+    own = (negatives == candidates.column(ITEM).to_numpy()[:, None]).any(axis=1)
+    return {"listed_negatives": negatives.shape[1], "rows_with_positive_among_negatives": int(own.sum())}
+
+
+# --- titles ----------------------------------------------------------------------------------------------------------
+
+
+def _titles_path(raw: Path, settings: Settings) -> Path | None:
+    if settings.titles is None:
+        return None
+    path = raw / settings.titles
+    if not path.is_file():
+        raise SettingsError(f"setting 'titles': {path}: no such file")
+    return path
+
+
+def _titles(backend: Backend, path: Path) -> Catalogue:
+    columns = sniff(path)
+    if ITEM not in columns:
+        raise DataError(f"{path}: header: no column '{ITEM}'; found {listed(read_header(TextFile(path, {})))}")
+    types: dict[str, ColumnType] = {**columns, ITEM: "int64"}
+    table = fetch(backend, backend.read_text(TextFile(path, types, multiline=True, required=(ITEM,))).order_by(ROW))
+    return Catalogue(table, key=ITEM, readable={name: name for name in columns if name != ITEM})

@@ -1,0 +1,525 @@
+"""Your own interactions, a CSV or Parquet file whose columns you name; `user_id,item_id,timestamp` is enough.
+
+Without a label each row is something a user did: the last of each user is for test, the last but one for valid, beside
+drawn negatives. With a label (clicked or not) the rows are taken as given and split by share, time or group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ibis.expr.types import Column as Values
+from ibis.expr.types import Table
+from pydantic import Field, model_validator
+
+from recspec import splits
+from recspec.config import Settings as BaseSettings
+from recspec.datasets import clicks, interactions, prepared
+from recspec.datasets.clicks import GROUP, LABEL
+from recspec.datasets.columns import Catalogue, Column, Kind
+from recspec.datasets.interactions import ITEM, TIMESTAMP, USER
+from recspec.datasets.prepared import Prepared, Progress, silent
+from recspec.errors import DataError, SettingsError, listed, nearest
+from recspec.feature_spec import FeatureSpec
+from recspec.tables import (
+    ROW,
+    Backend,
+    ColumnType,
+    TextFile,
+    connect,
+    count_rows,
+    counts_by,
+    fetch,
+    keep_earliest,
+    sniff,
+)
+
+NAME = "table"
+
+Split = Literal["leave_one_out", "time", "share", "group"]
+RESERVED = (ROW, USER, ITEM, LABEL, GROUP, TIMESTAMP, splits.SPLIT)
+"""Names that features made from other columns bear."""
+TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".txt")
+
+
+class Settings(BaseSettings):
+    """Which columns hold what, and how the rows are split."""
+
+    user: str | None = Field("user_id", description="column of the user's id; null where there is none")
+    item: str | None = Field("item_id", description="column of the item's id; null where there is none")
+    timestamp: str | None = Field("timestamp", description="column of the time; the rows' order in the file when null")
+    label: str | None = Field(None, description="column of what is to be predicted, 0 or 1; every row is a 1 when null")
+    positive_from: float | None = Field(None, description="the label is 1 where its column is at least this, else 0")
+    split: Split | None = Field(None, description="leave_one_out without a label and share with one when null")
+    valid: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for valid, unless leave_one_out")
+    test: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for test, unless leave_one_out")
+    group: str | None = Field(None, description="column whose equal values are ranked together; the user when null")
+    user_features: tuple[str, ...] = Field((), description="further columns about the user")
+    item_features: tuple[str, ...] = Field((), description="further columns about the item")
+    context_features: tuple[str, ...] = Field((), description="further columns about the moment")
+    numeric: tuple[str, ...] = Field((), description="features taken as numbers whatever their type")
+    categorical: tuple[str, ...] = Field((), description="features taken as categories whatever their type")
+    lists: tuple[str, ...] = Field((), description="features with several values a row")
+    list_separator: str = Field("|", min_length=1, description="between the values of a list that is text")
+    users: str | None = Field(None, description="file with one row a user, beside the rows; joined by the user's id")
+    items: str | None = Field(None, description="file with one row an item, beside the rows; joined by the item's id")
+    title: str | None = Field(None, description="column of the items' file that people read; `title` when null")
+    separator: str = Field(",", min_length=1, max_length=1, description="between the columns of a text file")
+    min_count: int = Field(1, ge=1, description="with a label: values in fewer train rows become unknown")
+    min_interactions: int = Field(1, ge=1, description="leave_one_out: users with fewer items are left out")
+    num_negatives: int = Field(100, ge=0, description="leave_one_out: candidates beside the positive in each series")
+    seed: int = Field(1, ge=0, description="of the negatives, and of splits by share and group")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        split = self.chosen_split
+        if split == "leave_one_out" and self.label is not None:
+            raise ValueError("split leave_one_out takes every row as a 1, so goes without a label; pick another split")
+        if split != "leave_one_out" and self.label is None:
+            raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out")
+        if split == "leave_one_out" and (self.user is None or self.item is None):
+            raise ValueError("split leave_one_out needs the columns of user and item")
+        if split == "time" and self.timestamp is None:
+            raise ValueError("split time needs the column of the timestamp")
+        if split == "group" and self.group is None and self.user is None:
+            raise ValueError("split group needs the column of the group, or of the user")
+        if self.valid + self.test >= 1:
+            raise ValueError(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
+        return self
+
+    @property
+    def chosen_split(self) -> Split:
+        """The split asked for, or the one that fits."""
+        return self.split or ("leave_one_out" if self.label is None else "share")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """All further columns."""
+        return (*self.user_features, *self.item_features, *self.context_features)
+
+
+def prepare(
+    raw: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    engine: str = "duckdb",
+    memory_limit: str | None = None,
+    threads: int | None = None,
+    progress: Progress = silent,
+    force: bool = False,
+) -> Prepared:
+    """Prepare a CSV or Parquet file, or a folder of Parquet files.
+
+    Raises:
+        DataError: if the file lacks a column, a line is malformed, or `out` holds something else.
+        SettingsError: if settings name columns that are nowhere.
+    """
+    paths = _paths(raw, settings)
+    sides = {side: _side_path(raw, side, name) for side, name in (("users", settings.users), ("items", settings.items))}
+    job = prepared.Job(NAME, settings, [*paths, *(path for path in sides.values() if path)], out)
+
+    def build(folder: Path) -> FeatureSpec:
+        with connect(engine, folder=folder / "work", memory_limit=memory_limit, threads=threads) as backend:
+            progress("reading rows", 0, None)
+            tables = _Tables(
+                _read(backend, paths, settings.separator),
+                _read(backend, [sides["users"]], settings.separator) if sides["users"] else None,
+                _read(backend, [sides["items"]], settings.separator) if sides["items"] else None,
+            )
+            plan = _plan(tables, settings, raw)
+            if settings.label is None:
+                return _write_interactions(backend, folder, tables, plan, settings, progress)
+            return _write_clicks(backend, folder, tables, plan, settings, progress)
+
+    return prepared.run(job, build, force=force)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The rows, and what is known of users and items."""
+
+    rows: Table
+    users: Table | None
+    items: Table | None
+
+
+def _paths(raw: Path, settings: Settings) -> list[Path]:
+    if raw.is_file():
+        return [raw]
+    if not raw.is_dir():
+        raise DataError(f"{raw}: no such file or folder; expected a CSV or Parquet file")
+    others = {settings.users, settings.items}
+    files = [path for path in sorted(raw.iterdir()) if path.is_file() and path.name not in others]
+    parquet = [path for path in files if path.suffix == ".parquet"]
+    texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
+    if parquet and not texts:
+        return parquet
+    if len(texts) == 1 and not parquet:
+        return texts
+    found = listed(path.name for path in files)
+    raise DataError(f"{raw}: expected Parquet files or a single text file, found {found}; name the file you mean")
+
+
+def _side_path(raw: Path, side: str, name: str | None) -> Path | None:
+    if name is None:
+        return None
+    path = (raw if raw.is_dir() else raw.parent) / name
+    if not path.is_file():
+        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise SettingsError(f"setting '{side}': {path}: no such file{nearest(path.name, known)}")
+    return path
+
+
+def _read(backend: Backend, paths: Sequence[Path], separator: str) -> Table:
+    if paths[0].suffix == ".parquet":
+        for path in paths:
+            _check_parquet(path, paths[0])
+        table = backend.read_parquet(paths, row=True)
+    else:
+        separator = "\t" if paths[0].suffix == ".tsv" else separator
+        columns: Mapping[str, ColumnType] = sniff(paths[0], separator)
+        table = backend.read_text(TextFile(paths[0], columns, separator=separator, multiline=True))
+    return table.mutate(**{name: _plain(table[name]) for name in table.columns if name != ROW})
+
+
+def _check_parquet(path: Path, first: Path) -> None:
+    try:
+        schema, expected = pq.read_schema(path), pq.read_schema(first)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file: {error}") from None
+    if ROW in schema.names:
+        raise DataError(f"{path}: a column is named '{ROW}', which recspec needs for itself; rename it")
+    if not schema.equals(expected):
+        raise DataError(f"{path}: columns differ from those of {first.name}: {schema.names} and {expected.names}")
+
+
+def _plain(values: Values) -> Values:
+    """A column in one of few types, so that both engines hold the same: int64, float64, string, timestamp, lists."""
+    kind = values.type()
+    if kind.is_boolean() or kind.is_integer():
+        return values.cast("int64")
+    if kind.is_floating() or kind.is_decimal():
+        number = values.cast("float64")
+        return ibis.ifelse(number.isnan(), None, number)
+    if kind.is_date():
+        return values.cast("timestamp")
+    return values.nullif("") if kind.is_string() else values
+
+
+# --- which column is what --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The features, by role and by where their raw column stands."""
+
+    user: Sequence[Column]
+    item: Sequence[Column]
+    context: Sequence[Column]
+    user_in_rows: Sequence[str]
+    item_in_rows: Sequence[str]
+
+
+def _plan(tables: _Tables, settings: Settings, raw: Path) -> _Plan:
+    """Settle where each feature stands and what it is.
+
+    Raises:
+        SettingsError: naming every column that is nowhere, or in two places.
+    """
+    problems = _named_columns_problems(tables, settings)
+    found: dict[str, list[Column]] = {"user": [], "item": [], "context": []}
+    in_rows: dict[str, list[str]] = {"user": [], "item": [], "context": []}
+    for role, names, side in (
+        ("user", settings.user_features, tables.users),
+        ("item", settings.item_features, tables.items),
+        ("context", settings.context_features, None),
+    ):
+        for name in names:
+            places = [table for table in (tables.rows, side) if table is not None and name in table.columns]
+            if len(places) != 1 or name in RESERVED:
+                problems.append(_place_problem(role, name, places, tables.rows, side))
+                continue
+            if places[0] is tables.rows:
+                in_rows[role].append(name)
+            found[role].append(_column(name, places[0][name], settings, problems))
+    for name in (*settings.numeric, *settings.categorical, *settings.lists):
+        if name not in settings.features:
+            hint = nearest(name, settings.features)
+            problems.append(f"'{name}' is set as numeric, categorical or list, but is no feature{hint}")
+    if problems:
+        raise SettingsError.of(f"{raw}: settings", problems)
+    return _Plan(found["user"], found["item"], found["context"], in_rows["user"], in_rows["item"])
+
+
+def _named_columns_problems(tables: _Tables, settings: Settings) -> list[str]:
+    named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
+    if "timestamp" in settings.model_fields_set or settings.chosen_split == "time":
+        named["timestamp"] = settings.timestamp
+    columns = [name for name in tables.rows.columns if name != ROW]
+    problems = [
+        f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
+        for setting, name in named.items()
+        if name is not None and name not in columns
+    ]
+    for setting, table, key in (("users", tables.users, settings.user), ("items", tables.items, settings.item)):
+        if table is not None and (key is None or key not in table.columns):
+            problems.append(f"setting '{setting}': the file has no column '{key}' to join by; "
+                            f"found {listed(name for name in table.columns if name != ROW)}")  # fmt: skip
+    doubled = [name for name in settings.features if settings.features.count(name) > 1]
+    return problems + [f"feature '{name}' is named twice" for name in dict.fromkeys(doubled)]
+
+
+def _place_problem(role: str, name: str, places: Sequence[Table], rows: Table, side: Table | None) -> str:
+    if len(places) > 1:
+        return f"{role} feature '{name}' stands in the rows and in the {role}s' file; rename one of them"
+    if places:
+        return f"{role} feature '{name}' has a name that recspec needs for itself; rename the column"
+    columns = [column for table in (rows, side) if table is not None for column in table.columns if column != ROW]
+    return f"{role} feature '{name}' is no column{nearest(name, columns)}; found {listed(dict.fromkeys(columns))}"
+
+
+def _column(name: str, values: Values, settings: Settings, problems: list[str]) -> Column:
+    kind = values.type()
+    chosen: Kind
+    if name in settings.lists or kind.is_array():
+        chosen = "list"
+    elif name in settings.categorical or (kind.is_string() and name not in settings.numeric):
+        chosen = "category"
+    else:
+        chosen = "number"
+    if chosen == "number" and not kind.is_numeric():
+        problems.append(f"feature '{name}' holds {kind}, not numbers; take it out of `numeric`, or out of the features")
+    if chosen == "category" and kind.is_floating():
+        problems.append(f"feature '{name}' holds fractions; a category must be text or whole numbers")
+    if chosen == "list" and not (kind.is_array() or kind.is_string()):
+        problems.append(f"feature '{name}' holds {kind}; a list must be text with a separator, or a Parquet list")
+    return Column(name, chosen, separator=settings.list_separator if chosen == "list" and kind.is_string() else None)
+
+
+# --- interactions ----------------------------------------------------------------------------------------------------
+
+
+def _write_interactions(
+    backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, progress: Progress
+) -> FeatureSpec:
+    assert settings.user is not None
+    assert settings.item is not None
+    rows = tables.rows
+    _check_present(backend, rows, [settings.user, settings.item])
+    timed = _has_time(rows, settings)
+    seconds = _seconds(backend, rows, settings.timestamp) if timed and settings.timestamp else rows[ROW]
+    kept = rows.select(
+        **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: seconds, ROW: rows[ROW]},
+        **{column.name: rows[column.name] for column in plan.context},
+    )
+    order = (TIMESTAMP, ROW)
+    cleaned = interactions.clean(backend, kept, min_interactions=settings.min_interactions, order=order)
+    num_rows = count_rows(backend, rows)
+    source = interactions.Source(
+        dataset=NAME,
+        rows=splits.leave_one_out(cleaned.rows, by=USER, order=order),
+        order=order,
+        users=_catalogue(backend, rows, settings.user, plan.user, plan.user_in_rows, tables.users, None),
+        items=_catalogue(backend, rows, settings.item, plan.item, plan.item_in_rows, tables.items, settings.title),
+        context=plan.context,
+        raw_names={USER: settings.user, ITEM: settings.item},
+        summary=lambda count: {"raw_rows": num_rows, **cleaned.summary(count), "order": _order_said(timed, settings)},
+    )
+    return interactions.write(
+        backend, folder, source, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+    )
+
+
+def _order_said(timed: bool, settings: Settings) -> str:
+    return f"by column '{settings.timestamp}'" if timed else "as in the file: there is no timestamp"
+
+
+def _has_time(rows: Table, settings: Settings) -> bool:
+    return settings.timestamp is not None and settings.timestamp in rows.columns
+
+
+def _catalogue(
+    backend: Backend,
+    rows: Table,
+    key: str,
+    columns: Sequence[Column],
+    in_rows: Sequence[str],
+    side: Table | None,
+    title: str | None,
+) -> Catalogue:
+    """What is known of each user or item that the rows name: latest values of the rows' columns, and the file's."""
+    latest = keep_earliest(rows.mutate(_age=-rows[ROW]), [key], ["_age"]).select(key, *in_rows)
+    if side is None:
+        return Catalogue(fetch(backend, latest.order_by(key)), key, columns)
+    _check_one_row_each(backend, side, key)
+    side = side.drop(ROW)
+    if side[key].type() != latest[key].type():
+        side = side.mutate(**{key: side[key].cast(latest[key].type())})
+    table = fetch(backend, latest.left_join(side, key).drop(f"{key}_right").order_by(key))
+    if title is not None and title not in side.columns:
+        raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
+    features = {column.name for column in columns}
+    readable = {_readable_name(name, title, features): name for name in side.columns if name != key}
+    return Catalogue(table, key, columns, readable)
+
+
+def _readable_name(name: str, title: str | None, features: set[str]) -> str:
+    if name == title:
+        return "title"
+    return f"{name}_text" if name in features or (name == "title" and title is not None) else name
+
+
+def _check_one_row_each(backend: Backend, side: Table, key: str) -> None:
+    counted = counts_by(side, key)
+    twice = fetch(backend, counted.filter(counted["rows"] > 1).order_by(key).limit(5))
+    if twice.num_rows:
+        names = listed(map(str, twice.column(key).to_pylist()))
+        raise DataError(f"the file joined by '{key}' names {names} more than once; expected one row each")
+
+
+def _check_present(backend: Backend, rows: Table, names: Sequence[str]) -> None:
+    problems = []
+    for name in names:
+        kind = rows[name].type()
+        if not (kind.is_string() or kind.is_integer()):
+            problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers")
+            continue
+        missing = rows.filter(rows[name].isnull())
+        first = fetch(backend, missing.select(ROW).order_by(ROW).limit(3)).column(ROW).to_pylist()
+        if first:
+            count, shown = count_rows(backend, missing), ", ".join(str(row + 1) for row in first)
+            problems.append(f"column '{name}' has no value in {count:,} rows, such as row {shown}")
+    if problems:
+        raise DataError.of("rows", problems)
+
+
+def _seconds(backend: Backend, rows: Table, name: str) -> Values:
+    """The time as a number: as it is, or seconds since 1970 of a date."""
+    values = rows[name]
+    kind = values.type()
+    if kind.is_string():
+        seconds = values.try_cast("timestamp").epoch_seconds().cast("int64")
+    elif kind.is_timestamp():
+        seconds = values.epoch_seconds().cast("int64")
+    elif kind.is_numeric():
+        seconds = values
+    else:
+        raise DataError(f"rows: column '{name}' holds {kind}; a timestamp must be a number or a date")
+    wrong = rows.filter(seconds.isnull())
+    first = fetch(backend, wrong.select(ROW, value=wrong[name].cast("string")).order_by(ROW).limit(3)).to_pylist()
+    if first:
+        problems = [f"column '{name}' in row {row[ROW] + 1} is {row['value']!r}; expected a time" for row in first]
+        raise DataError.of("rows", problems)
+    return seconds
+
+
+# --- clicks ----------------------------------------------------------------------------------------------------------
+
+
+def _write_clicks(
+    backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, progress: Progress
+) -> FeatureSpec:
+    rows = tables.rows
+    raw_names = [name for name in (settings.user, settings.item) if name is not None]
+    _check_present(backend, rows, raw_names)
+    label = _label(backend, rows, settings)
+    group = settings.group or settings.user
+    wanted: dict[str, Values] = {ROW: rows[ROW], LABEL: label}
+    if group is not None:
+        wanted[GROUP] = rows[group]
+    if settings.user is not None:
+        wanted[USER] = rows[settings.user]
+    if settings.item is not None:
+        wanted[ITEM] = rows[settings.item]
+    if settings.chosen_split == "time" and settings.timestamp is not None:
+        wanted[TIMESTAMP] = _seconds(backend, rows, settings.timestamp)
+    in_rows = [*plan.user_in_rows, *plan.item_in_rows, *(column.name for column in plan.context)]
+    kept = rows.select(**wanted, **{name: rows[name] for name in in_rows})
+    kept = _joined(backend, kept, USER, settings.user, tables.users, plan.user, plan.user_in_rows)
+    kept = _joined(backend, kept, ITEM, settings.item, tables.items, plan.item, plan.item_in_rows)
+    users = items = None
+    if settings.user is not None:
+        users = _catalogue(backend, rows, settings.user, plan.user, plan.user_in_rows, tables.users, None)
+    if settings.item is not None:
+        items = _catalogue(backend, rows, settings.item, plan.item, plan.item_in_rows, tables.items, settings.title)
+    ids: dict[Literal["user", "item"], Column] = {}
+    if settings.user is not None:
+        ids["user"] = Column(USER, "category")
+    if settings.item is not None:
+        ids["item"] = Column(ITEM, "category")
+    source = clicks.Source(
+        dataset=NAME,
+        rows=_split(kept, settings),
+        ids=ids,
+        columns={"user": plan.user, "item": plan.item, "context": plan.context},
+        users=users,
+        items=items,
+        raw_names={USER: settings.user, ITEM: settings.item},
+        grouped=group is not None,
+        min_count=settings.min_count,
+        summary={"split": settings.chosen_split, "positives": _positives(backend, kept)},
+    )
+    return clicks.write(backend, folder, source, progress=progress)
+
+
+def _joined(
+    backend: Backend,
+    rows: Table,
+    name: str,
+    key: str | None,
+    side: Table | None,
+    columns: Sequence[Column],
+    in_rows: Sequence[str],
+) -> Table:
+    """The rows with the features that stand in a file of users or items."""
+    wanted = [column.name for column in columns if column.name not in in_rows]
+    if side is None or key is None or not wanted:
+        return rows
+    _check_one_row_each(backend, side, key)
+    found = side.select(_key=side[key].cast(rows[name].type()), **{column: side[column] for column in wanted})
+    return rows.left_join(found, rows[name] == found["_key"]).drop("_key")
+
+
+def _split(rows: Table, settings: Settings) -> Table:
+    shares = {"valid": settings.valid, "test": settings.test}
+    if settings.chosen_split == "time":
+        return splits.by_time(rows, time=TIMESTAMP, **shares).drop(TIMESTAMP)
+    if settings.chosen_split == "group":
+        return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
+    return splits.by_share(rows, row=ROW, seed=settings.seed, **shares)
+
+
+def _label(backend: Backend, rows: Table, settings: Settings) -> Values:
+    assert settings.label is not None
+    values = rows[settings.label]
+    if not values.type().is_numeric():
+        raise DataError(f"rows: the label '{settings.label}' holds {values.type()}; expected 0 and 1")
+    if settings.positive_from is not None:
+        wrong = rows.filter(values.isnull())
+        label = (values >= settings.positive_from).cast("int64")
+    else:
+        wrong = rows.filter(values.isnull() | ~values.isin([0, 1]))
+        label = values.cast("int64")
+    first = fetch(backend, wrong.select(ROW, value=wrong[settings.label].cast("string")).order_by(ROW).limit(3))
+    if first.num_rows:
+        problems = [
+            f"the label '{settings.label}' in row {row[ROW] + 1} is {row['value']}; expected 0 or 1 "
+            f"(or set positive_from to where a 1 begins)"
+            for row in first.to_pylist()
+        ]
+        raise DataError.of("rows", problems)
+    return label
+
+
+def _positives(backend: Backend, rows: Table) -> int:
+    return int(fetch(backend, rows.aggregate(count=rows[LABEL].sum())).column("count")[0].as_py() or 0)
