@@ -41,8 +41,10 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Throughput and latency of a model on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
-out = Console()
-err = Console(stderr=True)
+WIDE = 160  # columns of a table that no terminal shows, but a file or a pipe takes
+
+out = Console(width=None if sys.stdout.isatty() else WIDE)
+err = Console(stderr=True, soft_wrap=True)
 
 Data = Annotated[Path, typer.Argument(help="a prepared dataset: its folder, or its specification file", metavar="DATA")]
 Run = Annotated[Path, typer.Argument(help="a run's folder, or a bundle's", metavar="RUN")]
@@ -571,15 +573,14 @@ def _print_result(result: Result) -> None:
 def _print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
     for protocol, metrics in report.metrics.items():
+        beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
         table = Table(title=f"{report.split}, {report.described(protocol)}", title_justify="left")
         table.add_column("")
-        for name in metrics:
-            table.add_column(name, justify="right")
-        table.add_row(model, *(f"{value:.4f}" for value in metrics.values()), style="bold")
-        for baseline, by_protocol in report.baselines.items():
-            values = by_protocol.get(protocol)
-            if values:
-                table.add_row(baseline, *(f"{values[name]:.4f}" if name in values else "" for name in metrics))
+        for name in (model, *beside):
+            table.add_column(name, justify="right", style="bold" if name == model else "")
+        for metric, value in metrics.items():
+            others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
+            table.add_row(metric, f"{value:.4f}", *others)
         out.print(table)
     for verdict in report.verdicts:
         out.print(verdict, highlight=False, markup=False)

@@ -203,12 +203,13 @@ class Predictor:
         """
         ids = self.user_ids(users)
         known = np.flatnonzero(ids >= self.users.first_id)
+        raw = self.raw_ids("user", ids[known]).to_pylist()
         answers: dict[int, Recommendation] = {}
         for start in range(0, len(known), self.block):
             places = known[start : start + self.block]
             scores, items = self.best(torch.from_numpy(ids[places]), k, include_seen=include_seen)
             for row, place in enumerate(places):
-                answers[int(place)] = self._answer(users[place], scores[row], items[row], k)
+                answers[int(place)] = self._answer(raw[start + row], scores[row], items[row], k)
         popular = self._described(*self.most_popular(k)) if len(answers) < len(users) else ()
         note = f"unknown user: these are the {len(popular)} most popular items; score is the number of users"
         return [answers.get(place) or Recommendation(user, False, popular, (note,)) for place, user in enumerate(users)]
@@ -473,7 +474,7 @@ def _tensor(column: object, spec: FeatureSpec, name: str) -> Tensor:
         length = spec.features[name].length
         assert length is not None, f"{name} is no list, but its column holds lists"
         return torch.from_numpy(Ragged(np.asarray(values), np.asarray(offsets)).truncate(length).pad(length))
-    return torch.from_numpy(np.ascontiguousarray(np.asarray(column)))
+    return torch.from_numpy(np.array(column))  # a copy: arrow's memory may not be written to
 
 
 def _prepared_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec) -> Mapping[str, object]:

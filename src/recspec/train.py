@@ -26,7 +26,7 @@ from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
 from recspec.distributed import Ranks
 from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError, listed, unknown
-from recspec.evaluate import evaluate_model, positives
+from recspec.evaluate import LOWER_IS_BETTER, evaluate_model, positives
 from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader, Share
 from recspec.machine import cpu_multiplies_bf16, parse_bytes
@@ -473,13 +473,8 @@ class TrainingRun:
         if not (self.spec.role("user") and self.spec.role("item")):
             return None
         splits = [split for split in ("train", "valid") if split in self.spec.splits]
-        matrix = positives(self.spec, splits)
-        counts = torch.bincount(torch.from_numpy(matrix.indices).long(), minlength=matrix.shape[1])
-        return Seen(
-            offsets=torch.from_numpy(matrix.indptr).long(),
-            items=torch.from_numpy(matrix.indices).int(),
-            counts=counts,
-        )
+        known = positives(self.spec, splits)
+        return Seen(torch.from_numpy(known.offsets), torch.from_numpy(known.items), torch.from_numpy(known.counts))
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
@@ -622,7 +617,6 @@ class TrainingRun:
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 BEST = "best.safetensors"
-LOWER_IS_BETTER = ("log_loss",)
 
 
 def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
