@@ -41,7 +41,7 @@ class Ranker(Protocol):
         """(P,) the score of each pair."""
 
     def score_users(self, users: Ids) -> Scores:
-        """(R, N) the scores of every item for each user; the caller bounds R."""
+        """(R, N) the scores of every item for each user, in an array the caller may change; the caller bounds R."""
 
 
 @dataclass(frozen=True, eq=False)

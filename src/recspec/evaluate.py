@@ -590,14 +590,19 @@ class _RankerScores:
 
     def __init__(self, ranker: Ranker, question: Question, ranks: Ranks) -> None:
         self._ranker, self.question, self.ranks = ranker, question, ranks
+        self._rows: Scores | None = None
         question.spec.require(("user", "item"), "a ranker")
 
     def of_rows(self, progress: Progress) -> Scores:
-        """Scores of the rows' pairs."""
-        return self._pairs(self.question.rows, "rows", progress)
+        """Scores of the rows' pairs, computed once."""
+        if self._rows is None:
+            self._rows = self._pairs(self.question.rows, "rows", progress)
+        return self._rows
 
     def of_candidates(self, progress: Progress) -> Scores:
-        """Scores of the candidates' pairs."""
+        """Scores of the split's rows where they are the candidates, else of the drawn pairs."""
+        if self.question.lists_candidates:
+            return self.of_rows(progress)
         return self._pairs(self.question.candidates, "sampled", progress)
 
     def ranker(self) -> Ranker:
@@ -808,10 +813,10 @@ def _full(answers: _Answers, question: Question, ranks: Ranks, progress: Progres
         for number, start in enumerate(blocks[share]):
             progress("full", number, share.stop - share.start)
             here = users[start : start + step]
-            positions, num_candidates = _count_higher(ranker, here, question, step)
+            positions, of_each = _count_higher(ranker, here, question, step)
             positions[:, 0] += start
             found.append(positions)
-            sizes.append(num_candidates)
+            sizes.append(of_each)
     progress("full", 1, 1)
     none = torch.zeros((0, 3), dtype=torch.int64)
     group, higher, tied = ranks.gather(torch.cat([none, *found])).numpy().T
@@ -829,24 +834,31 @@ def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> 
     Counting what scores higher takes one pass over the scores; sorting them would take many.
     """
     scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
-    device = scores.device
-    if bool(scores.isnan().any()):
-        raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
-    rows, items = (torch.from_numpy(part).long().to(device) for part in question.truth.of(users))
-    seen_rows, seen_items = (torch.from_numpy(part).long().to(device) for part in question.seen.of(users))
-    values = scores[rows, items]
+    device, truth, seen = scores.device, question.truth, question.seen
+    (rows, items), (seen_rows, seen_items) = truth.of(users), seen.of(users)
+    excluded = (seen_items >= question.first_item) & ~truth.contain(users[seen_rows], seen_items)
+    num_candidates = truth.num_items - question.first_item - np.bincount(seen_rows[excluded], minlength=len(users))
+
+    at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))
     # NaN marks what is no candidate: it is neither higher than anything nor equal to it, itself included.
-    scores[seen_rows, seen_items] = torch.nan
+    out = (torch.from_numpy(seen_rows[excluded]).to(device), torch.from_numpy(seen_items[excluded]).long().to(device))
+    scores[out] = torch.nan
     scores[:, : question.first_item] = torch.nan
-    scores[rows, items] = values
-    num_candidates = (scores == scores).sum(dim=1)
-    higher, tied = torch.empty_like(rows), torch.empty_like(rows)
+    if not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):
+        raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
+    values = scores[at]
+    higher, tied = torch.empty_like(at[0]), torch.empty_like(at[0])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        lists = scores if len(rows) == len(users) else scores[rows[part]]  # one positive each: no copy
-        higher[part] = (lists > values[part, None]).sum(dim=1)
-        tied[part] = (lists == values[part, None]).sum(dim=1)
-    return torch.stack((rows, higher, tied), dim=1).cpu(), num_candidates.cpu()
+        lists = scores if len(rows) == len(users) else scores[at[0][part]]  # one positive each: no copy
+        higher[part] = _num_true(lists > values[part, None])
+        tied[part] = _num_true(lists == values[part, None])
+    return torch.stack((at[0], higher, tied), dim=1).cpu(), torch.from_numpy(num_candidates)
+
+
+def _num_true(mask: Tensor) -> Tensor:
+    """(R,) how many of each row's values are true; as bytes, which torch sums eight times as fast as booleans."""
+    return mask.view(torch.uint8).sum(dim=1, dtype=torch.int32)
 
 
 def _ranked(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
