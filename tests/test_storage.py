@@ -27,6 +27,7 @@ FEATURES: dict[str, dict[str, object]] = {
     "age": {"dtype": "int8"},
     "clicked": {"dtype": "bool"},
 }
+UNEQUAL = "split 'train': its chunks must hold the same number of rows; found"
 BEYOND = "is too large for an id: the cardinality is 5, so ids are 0 to 4"
 NOT_SCALAR = "holds lists; expected one value a row (a list feature has a `length` in feature_spec)"
 NOT_LIST = "holds one value a row; expected lists, for the feature has a `length` in feature_spec"
@@ -488,6 +489,24 @@ def test_a_column_of_a_wrong_type_is_named(
     assert problems_of(spec_of(tmp_path, {"a": feature}, sources)) == [f"t.parquet, column 'a': {problem}"]
 
 
+@pytest.mark.parametrize("stored", ["float16", "float32", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize("declared", ["float16", "float32", "float64"])
+def test_numbers_may_be_stored_wider_or_narrower(stored: str, declared: str, tmp_path: Path) -> None:
+    values = np.array([0, 1, 1], stored)
+    pq.write_table(pa.table({"a": values, "label": [0.0] * 3}), tmp_path / "t.parquet")
+    sources = {"train": [{"type": "parquet", "features": ["a", "label"], "files": ["t.parquet"]}]}
+    spec = spec_of(tmp_path, {"a": {"dtype": declared}}, sources)
+    found = open_split(spec, "train").read(0, 3)["a"]
+    assert isinstance(found, np.ndarray)
+    assert (str(found.dtype), found.tolist()) == (declared, [0, 1, 1])
+    if stored.startswith("float"):
+        not_finite = np.array([np.nan, np.inf, -np.inf], stored)
+        pq.write_table(pa.table({"a": not_finite, "label": [0.0] * 3}), tmp_path / "t.parquet")
+        assert problems_of(spec) == [
+            "t.parquet, column 'a', row 1: nan is not a finite number (and 2 more rows like it)"
+        ]
+
+
 def test_missing_values_in_parquet_are_named(tmp_path: Path) -> None:
     table = pa.table({"a": [1, None, None], "b": [[1], [2, None], []], "label": [0.0, 1.0, None]})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -523,8 +542,7 @@ def test_chunks_of_unequal_length_are_told_with_their_counts(tmp_path: Path) -> 
         ]
     }
     assert problems_of(spec_of(tmp_path, {"a": {"cardinality": 5}}, sources)) == [
-        "split 'train': its chunks must hold the same number of rows; "
-        + "found 3 + 2 = 5 rows of 'a' in '1.csv', '2.csv'; 4 rows of 'label' in '3.csv'"
+        f"{UNEQUAL} 3 + 2 = 5 rows of 'a' in '1.csv', '2.csv'; 4 rows of 'label' in '3.csv'"
     ]
 
 
@@ -613,8 +631,7 @@ def test_a_check_finds_every_problem_of_every_column(tmp_path: Path) -> None:
         f"1.csv, column 'a', row 1: 9 {BEYOND} (and 1 more rows like it)",
         "1.csv, column 'b', row 1: 'x' is not an integer (int64)",
         "2.csv, column 'label', row 1: nan is not a finite number",
-        "split 'train': its chunks must hold the same number of rows; "
-        + "found 3 rows of 'a', 'b' in '1.csv'; 1 rows of 'label' in '2.csv'",
+        f"{UNEQUAL} 3 rows of 'a', 'b' in '1.csv'; 1 rows of 'label' in '2.csv'",
     ]  # fmt: skip
 
 

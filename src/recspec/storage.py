@@ -337,6 +337,16 @@ class _Report:
 
 
 @dataclass(frozen=True)
+class _Limits:
+    """The values a column may hold, and the sentences for those outside."""
+
+    low: float
+    high: float
+    too_low: str
+    too_high: str
+
+
+@dataclass(frozen=True)
 class _Plan:
     """How one column is read."""
 
@@ -345,15 +355,47 @@ class _Plan:
     dtype: np.dtype[np.generic]
     shift: int
     result: np.dtype[np.generic]  # wide enough for a shifted id
+    kinds: str  # numpy's letters for the types it may be stored in
+    limits: _Limits
+
+    @classmethod
+    def of(cls, name: str, feature: Feature, dtype: np.dtype[np.generic], shift: int = 0) -> _Plan:
+        """Work out once what every block is asked."""
+        cardinality = feature.cardinality
+        fits = shift == 0 or (
+            isinstance(cardinality, int) and dtype.kind in "iu" and cardinality <= _int_range(dtype)[1]
+        )
+        wide = np.dtype("int32" if isinstance(cardinality, int) and cardinality < 2**31 else "int64")
+        kinds = "iubf" if dtype.kind == "f" else "iu" if feature.is_categorical and dtype.kind != "b" else "iub"
+        return cls(name, feature, dtype, shift, dtype if fits else wide, kinds, _limits(feature, dtype))
 
 
 def _plan(spec: FeatureSpec, name: str, shifted: bool) -> _Plan:
-    feature, dtype = spec.features[name], spec.storage_dtype(name)
-    shift = spec.shift(name) if shifted else 0
-    cardinality = feature.cardinality
-    fits = shift == 0 or (isinstance(cardinality, int) and dtype.kind in "iu" and cardinality <= _int_range(dtype)[1])
-    wide = np.dtype("int32" if isinstance(cardinality, int) and cardinality < 2**31 else "int64")
-    return _Plan(name, feature, dtype, shift, dtype if fits else wide)
+    return _Plan.of(name, spec.features[name], spec.storage_dtype(name), spec.shift(name) if shifted else 0)
+
+
+def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> _Limits:
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype.name).max)
+        too_large = f"does not fit {dtype}, whose largest value is {largest:.6g}"
+        return _Limits(-largest, largest, too_large, too_large)
+    if dtype.kind == "b":
+        return _Limits(0, 1, "is not 0 or 1, as bool expects", "is not 0 or 1, as bool expects")
+    least, last = _int_range(dtype)
+    fits = f"does not fit {dtype}, which ends at"
+    if not feature.is_categorical:
+        return _Limits(least, last, f"{fits} {least}", f"{fits} {last}")
+    negative = "is negative; an id lies in [0, cardinality)"
+    if not isinstance(feature.cardinality, int):
+        return _Limits(0, last, negative, f"{fits} {last}")
+    last = feature.cardinality - 1
+    too_high = f"is too large for an id: the cardinality is {last + 1}, so ids are 0 to {last}"
+    return _Limits(0, last, f"{negative}: 0 to {last}", too_high)
+
+
+def _int_range(dtype: np.dtype[np.generic]) -> tuple[int, int]:
+    limits = np.iinfo(dtype.name)
+    return int(limits.min), int(limits.max)
 
 
 def _checked(raw: Column, plan: _Plan, first_row: int, report: _Report) -> Column:
@@ -405,99 +447,37 @@ def _checked_values(
     raw: Array, plan: _Plan, report: _Report, rows: Callable[[NDArray[np.bool_]], NDArray[np.bool_]], first_row: int
 ) -> Array:
     """The values, or zeros where they are not what the specification says."""
-    problem = _type_problem(raw.dtype, plan)
-    if problem:
-        report.add(plan.name, None, "type", problem)
+    if raw.dtype.kind not in plan.kinds:
+        report.add(plan.name, None, "type", f"holds {raw.dtype}; expected {_expected(plan)}")
         return np.zeros(len(raw), plan.dtype)
-    if not len(raw):
+    if not len(raw) or raw.dtype.kind == "b":
         return raw
-    for kind, bad, limit in _value_checks(raw, plan):
-        value = raw[np.argmax(bad)]
-        report.add_where(plan.name, rows(bad), first_row, kind, f"{_shown(value)} {limit}")
-        raw = np.where(bad, raw.dtype.type(0), raw)
+    # The least and the largest value say whether values must be looked at one by one: sound data cost two passes at
+    # memory speed. NaN shows in both.
+    low, high = raw.min().item(), raw.max().item()
+    if low >= plan.limits.low and high <= plan.limits.high:
+        return raw
+    for kind, bad, what in _faults(raw, plan.limits):
+        if bad.any():
+            report.add_where(plan.name, rows(bad), first_row, kind, f"{raw[np.argmax(bad)].item()} {what}")
+            raw = np.where(bad, raw.dtype.type(0), raw)
     return raw
 
 
-def _shown(value: object) -> str:
-    return str(value.item() if isinstance(value, np.generic) else value)
-
-
-def _type_problem(stored: np.dtype[np.generic], plan: _Plan) -> str | None:
+def _expected(plan: _Plan) -> str:
     if plan.feature.is_categorical:
-        allowed, expected = "iu" if plan.dtype.kind != "b" else "iub", f"ids of an integer type ({plan.dtype})"
-    elif plan.dtype.kind == "f":
-        allowed, expected = "iubf", f"numbers ({plan.dtype})"
-    else:
-        allowed, expected = "iub", f"{plan.dtype}"
-    return None if stored.kind in allowed else f"holds {stored}; expected {expected}"
+        return f"ids of an integer type ({plan.dtype})"
+    return f"numbers ({plan.dtype})" if plan.dtype.kind == "f" else str(plan.dtype)
 
 
-def _value_checks(raw: Array, plan: _Plan) -> Iterator[tuple[str, NDArray[np.bool_], str]]:
-    """Kind, marked values and what was expected, of every check that fails. The least and the largest value decide
-    whether values are looked at one by one, so that sound data cost two passes at memory speed."""
-    if raw.dtype.kind == "b":
-        return
+def _faults(raw: Array, limits: _Limits) -> Iterator[tuple[str, NDArray[np.bool_], str]]:
+    """Kind, the values it marks, and what was expected."""
     if raw.dtype.kind == "f":
-        yield from _float_checks(raw, plan.dtype)
-        return
-    low, high = int(raw.min()), int(raw.max())
-    limits = _limits(plan)
-    if low < limits.low:
-        yield "low", np.less(raw, limits.low), limits.too_low
-    if high > limits.high:
-        yield "high", np.greater(raw, limits.high), limits.too_high
-
-
-@dataclass(frozen=True)
-class _Limits:
-    low: float
-    high: float
-    too_low: str
-    too_high: str
-
-
-def _limits(plan: _Plan) -> _Limits:
-    """The integers a column may hold, and the sentences for those outside."""
-    dtype = plan.dtype
-    if dtype.kind == "f":
-        largest = _largest_float(dtype)
-        return _Limits(-largest, largest, f"does not fit {dtype}", f"does not fit {dtype}")
-    if dtype.kind == "b":
-        return _Limits(0, 1, "is not 0 or 1, as bool expects", "is not 0 or 1, as bool expects")
-    least, last = _int_range(dtype)
-    fits = f"does not fit {dtype}, which ends at"
-    if not plan.feature.is_categorical:
-        return _Limits(least, last, f"{fits} {least}", f"{fits} {last}")
-    negative = "is negative; an id lies in [0, cardinality)"
-    if not isinstance(plan.feature.cardinality, int):
-        return _Limits(0, last, negative, f"{fits} {last}")
-    last = plan.feature.cardinality - 1
-    too_high = f"is too large for an id: the cardinality is {last + 1}, so ids are 0 to {last}"
-    return _Limits(0, last, f"{negative}: 0 to {last}", too_high)
-
-
-def _int_range(dtype: np.dtype[np.generic]) -> tuple[int, int]:
-    limits = np.iinfo(dtype.name)
-    return int(limits.min), int(limits.max)
-
-
-def _largest_float(dtype: np.dtype[np.generic]) -> float:
-    return float(np.finfo(dtype.name).max)
-
-
-def _float_checks(raw: Array, dtype: np.dtype[np.generic]) -> Iterator[tuple[str, NDArray[np.bool_], str]]:
-    # one pass: NaN and infinity both show in the least and largest value (numpy's min and max propagate NaN)
-    with np.errstate(invalid="ignore", over="ignore"):
-        low, high = float(raw.min()), float(raw.max())
-        largest = _largest_float(dtype)
-        if -largest <= low and high <= largest:
-            return
-        finite = np.isfinite(raw)
-        if not finite.all():
-            yield "finite", ~finite, "is not a finite number"
-        large = finite & (np.abs(raw.astype(np.float64)) > largest)
-        if large.any():
-            yield "large", large, f"does not fit {dtype}, whose largest value is {largest:.6g}"
+        raw = raw.astype(np.float64)  # in which every limit can be compared
+    finite = np.isfinite(raw)
+    yield "finite", ~finite, "is not a finite number"
+    yield "low", finite & np.less(raw, limits.low), limits.too_low
+    yield "high", finite & np.greater(raw, limits.high), limits.too_high
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -868,15 +848,15 @@ class _BinaryFile:
             row = ", ".join(f"{plan.name} {plan.dtype}" for plan in plans)
             raise DataError(f"has {size:,} bytes, not a whole number of rows of {record.itemsize} bytes ({row})")
         self.num_rows = size // record.itemsize
-        # an empty file can't be mapped
-        self._rows = np.memmap(path, record, "r") if size else np.zeros(0, record)
+        # An empty file can't be mapped; a plain array on the mapping is cut faster than a memmap.
+        self._rows = np.asarray(np.memmap(path, record, "r") if size else np.zeros(0, record))
         self._fields = {plan.name: str(number) for number, plan in enumerate(plans)}
 
     def num_values(self, name: str) -> int | None:  # noqa: ARG002
         return None
 
     def read(self, start: int, stop: int, plans: Sequence[_Plan], report: _Report) -> Columns:  # noqa: ARG002
-        return {plan.name: np.asarray(self._rows[self._fields[plan.name]][start:stop]) for plan in plans}
+        return {plan.name: self._rows[self._fields[plan.name]][start:stop] for plan in plans}
 
 
 def _record_dtype(plans: Sequence[_Plan]) -> np.dtype[np.void]:
@@ -1036,7 +1016,7 @@ class SplitWriter:
         self.type: ChunkType = type
         self.num_rows = 0
         self.chunks: tuple[Chunk, ...] = ()
-        self._plans = {name: _plan_to_write(name, feature) for name, feature in features.items()}
+        self._plans = {name: _Plan.of(name, feature, _stored_dtype(feature)) for name, feature in features.items()}
         _check_can_hold(self._plans.values(), type)
         self._rows_per_file = rows_per_file or (PARQUET_FILE_ROWS if type == "parquet" else None)
         self._groups = [_Group(*group) for group in _grouped(self._plans, type, label)]
@@ -1193,9 +1173,8 @@ def _safe(stem: str, taken: set[str]) -> str:
     return safe
 
 
-def _plan_to_write(name: str, feature: Feature) -> _Plan:
-    dtype = np.dtype(feature.dtype or ("int64" if feature.is_categorical else "float32"))
-    return _Plan(name, feature, dtype, 0, dtype)
+def _stored_dtype(feature: Feature) -> np.dtype[np.generic]:
+    return np.dtype(feature.dtype or ("int64" if feature.is_categorical else "float32"))
 
 
 def _check_can_hold(plans: Iterable[_Plan], kind: ChunkType) -> None:
@@ -1415,8 +1394,7 @@ def transcode(
         DataError: values that contradict the specification; an `out` that holds a dataset already.
     """
     out = Path(out)
-    if (out / FILE_NAME).exists():
-        raise DataError(f"{out}: holds a dataset already; name an empty folder, or remove that one first")
+    refuse_to_overwrite(out)
     readers = {split: open_split(spec, split, shifted=False) for split in spec.splits}
     features = _resolved(spec, readers, to)
     total, done = sum(reader.num_rows for reader in readers.values()), 0
@@ -1436,17 +1414,32 @@ def transcode(
     return written
 
 
+def refuse_to_overwrite(folder: Path) -> None:
+    """A dataset is never written into the folder of another.
+
+    Raises:
+        DataError: if the folder holds one.
+    """
+    if (folder / FILE_NAME).exists():
+        raise DataError(f"{folder}: holds a dataset already; name an empty folder, or remove that one first")
+
+
 def _resolved(spec: FeatureSpec, readers: Mapping[str, SplitReader], to: ChunkType) -> dict[str, Feature]:
     """The features with every cardinality and dtype known."""
     found = _found_cardinalities(spec, readers)
     features = {}
     for name, feature in spec.features.items():
         cardinality = found.get(spec.vocabulary(name), 1) if feature.cardinality == "auto" else feature.cardinality
-        dtype = feature.dtype or _narrowest(cardinality, to)
-        if to == "tfrecord" and dtype == "float64":
-            dtype = "float32"
-        features[name] = Feature.model_validate({**feature.model_dump(), "cardinality": cardinality, "dtype": dtype})
+        features[name] = feature_to_write(feature, cardinality, to)
     return features
+
+
+def feature_to_write(feature: Feature, cardinality: int | None, to: ChunkType) -> Feature:
+    """The feature with its cardinality, and with the dtype that `to` will hold where none was given."""
+    dtype = feature.dtype or _narrowest(cardinality, to)
+    if to == "tfrecord" and dtype == "float64":
+        dtype = "float32"
+    return Feature.model_validate({**feature.model_dump(), "cardinality": cardinality, "dtype": dtype})
 
 
 def _found_cardinalities(spec: FeatureSpec, readers: Mapping[str, SplitReader]) -> dict[str, int]:
@@ -1465,8 +1458,8 @@ def _found_cardinalities(spec: FeatureSpec, readers: Mapping[str, SplitReader]) 
     return found
 
 
-def _narrowest(cardinality: int | str | None, to: ChunkType) -> str:
-    if not isinstance(cardinality, int):
+def _narrowest(cardinality: int | None, to: ChunkType) -> str:
+    if cardinality is None:
         return "float32"
     if to == "torch_tensor":
         return "int64"
