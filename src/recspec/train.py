@@ -465,7 +465,6 @@ class TrainingRun:
             samples_per_second=result.samples_per_second,
             seconds=result.seconds,
         )
-        self.log.close()
         return result
 
     def _seen(self) -> Seen | None:

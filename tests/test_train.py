@@ -1,0 +1,311 @@
+"""The loop: exact resume, equal on one process and two, early stop, one clear message for each way to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from recspec import bundle
+from recspec.checkpoint import read_tensors
+from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.train import TrainSettings, pick_precision, train
+from tests import made_up
+
+SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("train") / "data")
+
+
+def settings(**values: object) -> TrainSettings:
+    return TrainSettings.model_validate(
+        {"epochs": 3, "batch_size": 2000, "learning_rate": 0.01, "log_every": 1, "tensorboard": False, **values}
+    )
+
+
+def run(
+    spec: FeatureSpec,
+    folder: Path,
+    *,
+    model: Mapping[str, object] = MappingProxyType({}),
+    resume: bool = False,
+    **values: object,
+) -> Path:
+    model_settings = MODELS["neumf"].Settings.model_validate({**SMALL, **model})
+    train("neumf", spec, folder, settings=settings(**values), model_settings=model_settings, resume=resume)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(folder / "bundle" / "weights.safetensors")[0]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, object]]:
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def assert_equal_weights(first: Path, second: Path) -> None:
+    left, right = weights(first), weights(second)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_leaves_bundle_log_and_checkpoints(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=8, model={"dropout": 0.0})
+    losses = [event["train_loss"] for event in events(folder, "epoch")]
+    assert losses[-1] < losses[0]
+    start, done = events(folder, "start")[0], events(folder, "done")[0]
+    assert start["negatives"] == 4
+    assert start["samples_per_epoch"] == 5 * start["rows"]
+    assert done["stopped"] == "epochs"
+    assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".safetensors"}
+    assert bundle.load(folder).card.trained["steps"] == start["steps"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(data: FeatureSpec, tmp_path: Path) -> None:
+    first, second = run(data, tmp_path / "a"), run(data, tmp_path / "b")
+    other = run(data, tmp_path / "c", seed=1)
+    assert_equal_weights(first, second)
+    assert any(not torch.equal(weights(first)[name], weights(other)[name]) for name in weights(first))
+
+
+def test_a_dataset_smaller_than_a_batch_trains(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", batch_size=1 << 20, epochs=1)
+    assert len(events(folder, "step")) == 1
+
+
+def test_the_last_partial_batch_is_used(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", batch_size=999, epochs=1)
+    start = events(folder, "start")[0]
+    steps = -(-start["rows"] // (999 // 5))  # type: ignore[operator]
+    assert len(events(folder, "step")) == steps
+    assert bundle.load(folder).card.trained["samples"] == start["samples_per_epoch"]
+
+
+def test_micro_batches_change_nothing_but_rounding(data: FeatureSpec, tmp_path: Path) -> None:
+    whole = run(data, tmp_path / "whole", model={"dropout": 0.0}, epochs=1)
+    parts = run(data, tmp_path / "parts", model={"dropout": 0.0}, epochs=1, accumulate=3)
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(value, weights(parts)[name], atol=2e-5, rtol=1e-4)
+
+
+def test_training_on_valid_too_leaves_its_drawn_candidates_out(data: FeatureSpec, tmp_path: Path) -> None:
+    alone = run(data, tmp_path / "alone", epochs=1)
+    both = run(data, tmp_path / "both", epochs=1, train_splits=("train", "valid"))
+    series = events(both, "start")[0]["rows"] - events(alone, "start")[0]["rows"]  # type: ignore[operator]
+    assert 0 < series <= 120, "one positive a user, none of its 20 negatives"
+    assert events(both, "start")[0]["metric"] is None
+
+
+def test_a_streamed_split_trains_on_every_row(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=1, memory_budget="10kB")
+    assert events(folder, "start")[0]["loader"] == "stream"
+    assert bundle.load(folder).card.trained["samples"] == events(folder, "start")[0]["samples_per_epoch"]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adagrad", "rmsprop"])
+def test_every_optimizer_lowers_the_loss(data: FeatureSpec, tmp_path: Path, optimizer: str) -> None:
+    rate = {"sgd": 5.0, "adagrad": 0.05}.get(optimizer, 0.01)
+    folder = run(data, tmp_path / "run", optimizer=optimizer, learning_rate=rate, epochs=4, model={"dropout": 0.0})
+    losses = [event["train_loss"] for event in events(folder, "epoch")]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_every_precision_of_a_cpu_trains(data: FeatureSpec, tmp_path: Path, precision: str) -> None:
+    folder = run(data, tmp_path / "run", precision=precision, epochs=2)
+    assert events(folder, "start")[0]["precision"] == precision
+    assert torch.get_float32_matmul_precision() == "highest", "what was set before is set again"
+
+
+def test_auto_says_why_and_fp16_on_a_cpu_is_refused() -> None:
+    precision, why = pick_precision("auto", CPU)
+    assert (precision, "bf16 instructions" in why) in (("bf16", True), ("tf32", True))
+    with pytest.raises(SettingsError, match="fp16, which a CPU does many times slower than fp32; use bf16 or fp32"):
+        pick_precision("fp16", CPU)
+
+
+def test_drawing_by_popularity_and_rejecting_positives_train(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", negative_distribution="popularity", reject_positives=True, epochs=1)
+    assert (folder / "bundle").is_dir()
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_ends_the_run_and_the_bundle_is_written(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=9, target=0.01)
+    assert events(folder, "done")[0]["stopped"] == "target"
+    assert bundle.load(folder).card.trained["epochs"] == 1
+
+
+def test_patience_ends_the_run_and_the_best_epoch_is_kept(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=40, patience=2, learning_rate=0.2, model={"dropout": 0.0})
+    epochs = events(folder, "epoch")
+    values = [event["metrics"]["sampled"]["ndcg@10"] for event in epochs]  # type: ignore[index]
+    done = events(folder, "done")[0]
+    assert done["stopped"] == "patience"
+    assert len(epochs) == done["best_epoch"] + 2  # type: ignore[operator]
+    assert done["best"] == max(values)
+    assert bundle.load(folder).card.metrics["sampled"]["ndcg@10"] == max(values)
+
+
+def test_the_saved_weights_are_those_of_the_best_epoch(data: FeatureSpec, tmp_path: Path) -> None:
+    long = run(data, tmp_path / "long", epochs=40, patience=2, learning_rate=0.2, model={"dropout": 0.0})
+    best = events(long, "done")[0]["best_epoch"]
+    assert best < events(long, "done")[0]["epochs"]  # type: ignore[operator]
+    short = run(data, tmp_path / "short", epochs=best, learning_rate=0.2, model={"dropout": 0.0}, keep_best=False)
+    assert_equal_weights(long, short)
+
+
+def test_no_epoch_at_all_leaves_the_first_weights(data: FeatureSpec, tmp_path: Path) -> None:
+    assert bundle.load(run(data, tmp_path / "run", epochs=0)).card.trained["steps"] == 0
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+def command(data: FeatureSpec, folder: Path, *more: str) -> list[str]:
+    assignments = ["factors=4", "layers=[8,4]", "dropout=0.2", "train.batch_size=500", "train.epochs=4",
+                   "train.learning_rate=0.01", "train.log_every=1", "train.tensorboard=false",
+                   "train.checkpoint_minutes=0"]  # fmt: skip
+    chosen = [part for assignment in assignments for part in ("--set", assignment)]
+    return ["-m", "recspec", "train", "neumf", str(data.folder), str(folder), *chosen, *more]
+
+
+def test_a_killed_run_continues_to_the_same_weights_bit_for_bit(data: FeatureSpec, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([sys.executable, *command(data, whole)], check=True, capture_output=True)
+    process = subprocess.Popen([sys.executable, *command(data, killed)], stderr=subprocess.DEVNULL)
+    log = killed / "log.jsonl"
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not (log.exists() and log.read_text().count('"step"') > 31):
+        os.sched_yield()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "bundle").exists(), "the run must not have ended before it was killed"
+    subprocess.run([sys.executable, *command(data, killed, "--resume")], check=True, capture_output=True)
+    assert events(killed, "start")[-1]["resumed_at_step"] > 0  # type: ignore[operator]
+    assert_equal_weights(whole, killed)
+
+
+def test_sigterm_writes_a_checkpoint_and_says_how_to_go_on(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, *command(data, folder, "--set", "train.epochs=100000", "--set", "train.checkpoint_minutes=9")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = folder / "log.jsonl"
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not (log.exists() and '"step"' in log.read_text()):
+        os.sched_yield()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "nothing is lost: the same command with --resume continues" in said
+    assert list((folder / "checkpoints").glob("step-*.safetensors"))
+
+
+def test_another_runs_checkpoint_is_refused_with_every_difference(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=1)
+    with pytest.raises(CheckpointError) as caught:
+        run(data, folder, epochs=1, resume=True, learning_rate=0.02, model={"factors": 6})
+    message = str(caught.value)
+    assert "settings.factors is 6, but the run was started with 4" in message
+    assert "train.learning_rate is 0.02, but the run was started with 0.01" in message
+
+
+def test_a_finished_run_can_be_given_more_epochs(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=2, keep_best=False)
+    run(data, folder, epochs=3, keep_best=False, resume=True)
+    assert_equal_weights(folder, run(data, tmp_path / "straight", epochs=3, keep_best=False))
+
+
+def test_nothing_to_resume_and_a_run_that_is_there_are_both_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        run(data, tmp_path / "none", resume=True)
+    folder = run(data, tmp_path / "run", epochs=1)
+    with pytest.raises(SettingsError, match="holds a run already; continue it with --resume, or name another folder"):
+        run(data, folder, epochs=1)
+
+
+# --- failing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_what_to_change(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step \d+; lower train.learning_rate"):
+        run(data, tmp_path / "run", optimizer="sgd", learning_rate=1e30)
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_an_unknown_model_names_the_nearest(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"unknown model 'neumff' \(did you mean 'neumf'\?\)"):
+        train("neumff", data, tmp_path, settings=settings(), model_settings=MODELS["neumf"].Settings())
+
+
+def test_a_missing_split_and_the_test_split_are_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="unknown split 'trian'"):
+        run(data, tmp_path / "run", train_splits=("trian",))
+    with pytest.raises(ValueError, match="train_splits names 'test', which only `recspec evaluate` opens"):
+        settings(train_splits=("train", "test"))
+
+
+def test_an_unknown_metric_names_the_known_ones(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"unknown metric 'sampled/ndgc@10'.*did you mean 'sampled/ndcg@10'"):
+        run(data, tmp_path / "run", epochs=1, metric="sampled/ndgc@10")
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+
+
+def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, tmp_path: Path) -> None:
+    values = ("--set", "dropout=0", "--set", "train.batch_size=999", "--set", "train.epochs=2")
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run([sys.executable, *command(data, one, *values)], check=True, capture_output=True)
+    done = torchrun(*command(data, two, *values))
+    assert done.returncode == 0, done.stderr
+    losses = [[event["loss"] for event in events(folder, "step")] for folder in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for name, value in weights(one).items():
+        torch.testing.assert_close(value, weights(two)[name], atol=1e-4, rtol=1e-3)
+    evaluated = torchrun("-m", "recspec", "evaluate", str(two), str(data.folder), "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    alone = subprocess.run(
+        [sys.executable, "-m", "recspec", "evaluate", str(two), str(data.folder), "--json"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert json.loads(evaluated.stdout)["metrics"] == json.loads(alone.stdout)["metrics"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "recspec", "recommend", str(two), "--user", "7", "-k", "3", "--json"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert len(json.loads(answer.stdout)[0]["items"]) == 3
