@@ -145,9 +145,11 @@ def train(
         CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
         TrainingError: if the loss is no longer a number.
     """
-    return TrainingRun(
-        model_name, spec, run, settings, model_settings, ranks or Ranks(), on_event, stop_requested
-    ).train(resume)
+    training = TrainingRun(model_name, spec, run, settings, model_settings, ranks or Ranks(), on_event, stop_requested)
+    try:
+        return training.train(resume)
+    finally:
+        training.log.close()
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
