@@ -7,9 +7,12 @@ to the letter.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
+import operator
 import os
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +22,7 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 import yaml
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from recspec.errors import SpecError, listed, nearest, unknown
 
@@ -34,6 +37,8 @@ CHUNK_TYPES: tuple[str, ...] = get_args(ChunkType)
 ROLES: tuple[str, ...] = get_args(Role)
 SPLITS = ("train", "valid", "test")
 LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
+MAX_DEPTH = 50  # of lists and mappings inside one another
+MAX_VALUES = 1_000_000  # in the file once its aliases are followed: far beyond any real one, and quick to refuse
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Channel:
 
 CHANNELS: Mapping[str, Channel] = MappingProxyType(
     {
-        **{role: Channel(role) for role in ("user", "item", "context", "group")},
+        **{role: Channel(role) for role in ("user", "item", "context")},
+        "group": Channel("group", is_list=False),
         "label": Channel("label", is_list=False),
         "history": Channel("history", is_list=True),
         "negative_history": Channel("negative_history", is_list=True),
@@ -59,7 +65,7 @@ CHANNELS: Mapping[str, Channel] = MappingProxyType(
         "numerical": Channel("context", categorical=False),
         "onehot_categorical": Channel("context", categorical=True, is_list=False),
         "multihot_categorical": Channel("context", categorical=True, is_list=True),
-        "map": Channel("group"),
+        "map": Channel("group", is_list=False),
         "user_features": Channel("user"),
         "target_item_features": Channel("item", categorical=True),
         "positive_history": Channel("history", categorical=True, is_list=True),
@@ -72,20 +78,39 @@ CHANNELS: Mapping[str, Channel] = MappingProxyType(
 )
 
 
+_DTYPE_SPELLINGS = {
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "char": "int8",
+    "byte": "uint8",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "bool_": "bool",
+}
+
+
 def _canonical_dtype(value: object) -> object:
-    """`torch.int64`, `numpy.int64`, `np.int64` and `int64` are one dtype; `half`, `float`, `double` too."""
+    """`torch.int64`, `numpy.int64`, `np.int64`, `long` and `i8` are all int64; a bare word means what torch means."""
     if not isinstance(value, str):
         return value
     name = value.strip().rsplit(".", 1)[-1].lower()
-    named = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32"}
-    return named.get(name, {"short": "int16", "char": "int8", "byte": "uint8", "bool_": "bool"}.get(name, name))
+    name = _DTYPE_SPELLINGS.get(name, name)
+    if name in DTYPES:
+        return name
+    try:
+        code = np.dtype(name)
+    except (TypeError, ValueError):
+        return value
+    return code.name if code.name in DTYPES and code.byteorder != ">" else value
 
 
-def _canonical_length(value: object) -> object:
-    """A list's length from any of its spellings: `[100]` is 100, and a hotness of 1 is a scalar."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    return None if value == 1 else value
+def _whole(value: object) -> object:
+    """numpy's integers are integers; `true` is none, though Python calls it 1."""
+    if isinstance(value, bool):
+        raise ValueError("expected an integer")
+    return operator.index(value) if isinstance(value, np.integer) else value
 
 
 class Feature(BaseModel):
@@ -95,18 +120,16 @@ class Feature(BaseModel):
     has a length.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtype: Annotated[Dtype | None, BeforeValidator(_canonical_dtype)] = Field(
         None, description="type of the stored values; int64 for ids and float32 for numbers when not given"
     )
-    cardinality: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
+    cardinality: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"] | None, BeforeValidator(_whole)] = Field(
         None, description="number of ids, which lie in [0, cardinality); `auto` is resolved by `recspec transcode`"
     )
-    length: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_canonical_length)] = Field(
-        None,
-        description="for a list: the most values a row holds",
-        validation_alias=AliasChoices("length", *LIST_LENGTH_SPELLINGS),
+    length: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_whole)] = Field(
+        None, description="for a list: the most values a row holds"
     )
     vocabulary: str | None = Field(
         None, description="name of the id space; features that name the same one share ids and an embedding table"
@@ -115,6 +138,23 @@ class Feature(BaseModel):
         None, description="0 when the files reserve id 0 for padding; when not given, a list's ids are shifted by one"
     )
     alpha: float | None = Field(None, gt=1, description="exponent of the ids' power law, for `recspec synthesize`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling_of_length(cls, data: object) -> object:
+        """`length` from whichever spelling is there: `dimensions: [100]` is 100, and `hotness: 1` says: no list."""
+        if not isinstance(data, Mapping):
+            return data
+        spellings = ("length", *LIST_LENGTH_SPELLINGS)
+        given = {key: data[key] for key in spellings if data.get(key) is not None}
+        if len(given) > 1:
+            raise ValueError(f"its length is given as {listed(given)}; expected one of them")
+        rest = {key: value for key, value in data.items() if key not in spellings}
+        for spelling, value in given.items():
+            length = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+            if not (spelling == "hotness" and length == 1):
+                rest["length"] = length
+        return rest
 
     @property
     def is_categorical(self) -> bool:
@@ -165,15 +205,28 @@ class _File(BaseModel):
 
 
 def json_schema() -> dict[str, object]:
-    """JSON Schema of the YAML file, for editors."""
+    """JSON Schema of the YAML file, for editors: every spelling that `FeatureSpec.load` reads is accepted."""
     schema = _File.model_json_schema()
     feature = schema["$defs"]["Feature"]["properties"]
-    for spelling in LIST_LENGTH_SPELLINGS:  # read as `length`, so an editor must accept them too
-        feature[spelling] = {"description": "another spelling of `length`"}
+    for spelling in LIST_LENGTH_SPELLINGS:
+        length = {"type": "integer", "minimum": 1}
+        feature[spelling] = {
+            "description": "another spelling of `length`",
+            "anyOf": [length, {"type": "array", "items": length, "minItems": 1, "maxItems": 1}, {"type": "null"}],
+        }
     feature["dtype"] = {"type": ["string", "null"], "description": f"one of {', '.join(DTYPES)}; torch. and numpy. too"}
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["properties"]["channel_spec"]["propertyNames"] = {"enum": list(CHANNELS)}
-    return schema
+    sections = schema["properties"]
+    sections["channel_spec"]["propertyNames"] = {"enum": list(CHANNELS)}
+    for section in ("feature_spec", "source_spec", "channel_spec"):  # `label:` with nothing after it is an empty one
+        sections[section]["additionalProperties"] = _or_null(sections[section]["additionalProperties"])
+    for section in ("source_spec", "channel_spec", "metadata"):
+        sections[section] = _or_null(sections[section])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _or_null(schema: Mapping[str, object]) -> dict[str, object]:
+    described = {key: schema[key] for key in ("description", "default") if key in schema}
+    return {**described, "anyOf": [{k: v for k, v in schema.items() if k not in described}, {"type": "null"}]}
 
 
 @dataclass(frozen=True)
@@ -195,10 +248,18 @@ class FeatureSpec:
         object.__setattr__(self, "features", MappingProxyType(dict(features)))
         object.__setattr__(self, "sources", MappingProxyType({k: tuple(v) for k, v in self.sources.items()}))
         object.__setattr__(self, "channels", MappingProxyType({k: tuple(v) for k, v in self.channels.items()}))
-        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
-        problems = list(_check(self))
+        problems: list[Problem] = []
+        metadata = {key: _plain(value, ("metadata", str(key)), problems) for key, value in self.metadata.items()}
+        object.__setattr__(self, "metadata", MappingProxyType(metadata))
+        problems += _check(self)
         if problems:
             raise _PlacedSpecError(problems)
+
+    def __deepcopy__(self, memo: object) -> FeatureSpec:
+        return self  # immutable; and a model that holds one must be copyable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.to_dict(), self.folder, self.allow_outside)
 
     # --- reading and writing -------------------------------------------------------------------------------------
 
@@ -214,15 +275,18 @@ class FeatureSpec:
             text = file.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:
             raise SpecError(f"{file}: can't be read as text: {error}") from None
-        data, lines, problems = _parse_yaml(text, file)
+        data, lines, placed = _parse_yaml(text, file)
         if not isinstance(data, dict):
-            raise SpecError(f"{file}: expected sections feature_spec, source_spec, channel_spec; found {_shown(data)}")
-        try:
-            spec = _build(data, file.parent, allow_outside)
-        except _PlacedSpecError as error:
-            problems += [f"{_line(place, lines)}{_dotted(place)}: {what}" for place, what in error.placed]
-        if problems:
-            raise SpecError.of(str(file), problems)
+            found = "nothing" if data is None else _shown(data)
+            raise SpecError(f"{file}: expected sections feature_spec, source_spec, channel_spec; found {found}")
+        spec = None
+        if all(len(place) > 1 for place, _ in placed):  # of a section that stands twice, only the last would be checked
+            try:
+                spec = _build(data, file.parent, allow_outside)
+            except _PlacedSpecError as error:
+                placed += error.placed
+        if spec is None or placed:
+            raise SpecError.of(str(file), [f"{_line(place, lines)}{_dotted(place)}: {what}" for place, what in placed])
         return spec
 
     @classmethod
@@ -234,7 +298,7 @@ class FeatureSpec:
         Raises:
             SpecError: with every problem.
         """
-        return _build(dict(data), Path(folder), allow_outside)
+        return _build(data, Path(folder), allow_outside)
 
     def to_dict(self) -> dict[str, object]:
         """The four sections as plain dicts and lists, in recspec's one spelling."""
@@ -360,9 +424,14 @@ class FeatureSpec:
         return encoded or self.shift(name) == 1 or self.features[name].padding == 0
 
     def storage_dtype(self, name: str) -> np.dtype[np.generic]:
-        """The numpy type of the stored values: as declared, else int64 for ids and float32 for numbers."""
+        """The numpy type of the stored values: as declared, else int64 for ids and groups, float32 for numbers.
+
+        A group without a cardinality is an id that no table is made for (an impression's, a session's); float32
+        would merge those beyond 2^24.
+        """
         feature = self.features[name]
-        return np.dtype(feature.dtype or ("int64" if feature.is_categorical else "float32"))
+        holds_ids = feature.is_categorical or self.roles_of(name) == ("group",)
+        return np.dtype(feature.dtype or ("int64" if holds_ids else "float32"))
 
     # --- what the dataset holds -----------------------------------------------------------------------------------
 
@@ -438,32 +507,123 @@ class _PlacedSpecError(SpecError):
         shown = SpecError.of("feature specification", [f"{_dotted(place)}: {what}" for place, what in placed])
         super().__init__(str(shown), shown.problems)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return SpecError, (str(self), self.problems)
 
-def _build(data: dict[str, object], folder: Path, allow_outside: bool) -> FeatureSpec:
+
+def _rebuild(data: Mapping[str, object], folder: Path, allow_outside: bool) -> FeatureSpec:
+    return FeatureSpec.from_dict(data, folder, allow_outside=allow_outside)
+
+
+def _build(data: Mapping[str, object], folder: Path, allow_outside: bool) -> FeatureSpec:
     """The specification of four plain sections.
 
+    Parts of the wrong shape are left out while the rest is checked, so that one message tells of both.
+
     Raises:
-        _PlacedSpecError: with every problem of shape, or where the shape is right, of meaning.
+        _PlacedSpecError: with every problem.
     """
+    sections, problems = _named_sections(data)
+    broken: set[Place] = set()
+    file: _File | None = None
+    while file is None:
+        try:
+            file = _File.model_validate(sections)
+        except ValidationError as error:
+            found = [
+                _from_pydantic(e["loc"], e["type"], e["msg"], e["input"])
+                for e in error.errors()
+                if not (e["type"] == "too_short" and e["input"])  # only because what it holds is wrong, said already
+            ]
+            problems += found
+            broken |= {place[:2] for place, _ in found}
+            if any(len(part) == 1 for part in broken):  # a whole section: nothing can be said about the rest
+                raise _PlacedSpecError(problems) from None
+            sections = _without(sections, broken)
+    try:
+        spec = FeatureSpec(
+            features=file.feature_spec,
+            sources={split: tuple(chunks) for split, chunks in file.source_spec.items()},
+            channels={channel: tuple(names) for channel, names in file.channel_spec.items()},
+            metadata=file.metadata,
+            folder=folder,
+            allow_outside=allow_outside,
+        )
+    except _PlacedSpecError as error:
+        problems += [problem for problem in error.placed if not _follows(problem[0], file, broken)]
+    if problems:
+        raise _PlacedSpecError(problems)
+    return spec
+
+
+def _named_sections(data: Mapping[str, object]) -> tuple[dict[str, object], list[Problem]]:
+    """The known sections, without names that YAML reads as something else than text."""
     problems: list[Problem] = [
-        ((section,), unknown("section", section, _File.model_fields))
+        ((str(section),), unknown("section", str(section), _File.model_fields))
         for section in data
         if section not in _File.model_fields
     ]
-    try:
-        file = _File.model_validate({key: value for key, value in data.items() if key in _File.model_fields})
-    except ValidationError as error:
-        problems += [_from_pydantic(e["loc"], e["type"], e["msg"], e["input"]) for e in error.errors()]
-    if problems:
-        raise _PlacedSpecError(problems)
-    return FeatureSpec(
-        features=file.feature_spec,
-        sources={split: tuple(chunks) for split, chunks in file.source_spec.items()},
-        channels={channel: tuple(names) for channel, names in file.channel_spec.items()},
-        metadata=file.metadata,
-        folder=folder,
-        allow_outside=allow_outside,
-    )
+    sections: dict[str, object] = {}
+    for section in _File.model_fields:
+        content = data.get(section)
+        if section != "metadata" and isinstance(content, Mapping):
+            problems += [
+                (
+                    (section, str(name)),
+                    f"the name {name!r} is no text; put it in quotes (no, on, 1 are not text in YAML)",
+                )
+                for name in content
+                if not isinstance(name, str)
+            ]
+            content = {name: value for name, value in content.items() if isinstance(name, str)}
+        if section in data:
+            sections[section] = content
+    return sections, problems
+
+
+def _without(sections: Mapping[str, object], broken: Iterable[Place]) -> dict[str, object]:
+    """The sections with broken features emptied (their names stay known), broken splits and channels left out."""
+    kept = {key: dict(value) if isinstance(value, Mapping) else value for key, value in sections.items()}
+    for section, name in broken:
+        part = kept[str(section)]
+        assert isinstance(part, dict)
+        if section == "feature_spec":
+            part[name] = {}
+        else:
+            part.pop(name, None)
+    return kept
+
+
+def _follows(place: Place, file: _File, broken: set[Place]) -> bool:
+    """Whether a problem may only be there because a broken part was left out."""
+    if place == ("channel_spec", "label"):
+        return any(section == "channel_spec" for section, _ in broken)
+    if place[0] == "metadata" and len(place) == 2:
+        return ("feature_spec", str(file.metadata.get(str(place[1])))) in broken
+    if place[0] == "channel_spec" and len(place) == 3:
+        _, channel, position = place
+        return ("feature_spec", file.channel_spec[str(channel)][int(position)]) in broken
+    return False
+
+
+_PLAIN_VALUES = (str, int, float, datetime.date, bytes, type(None))
+
+
+def _plain(value: object, place: Place, problems: list[Problem]) -> object:
+    """A value of `metadata` as YAML gives it back: numpy's numbers as Python's, tuples as lists."""
+    if len(place) > MAX_DEPTH:
+        problems.append((place[:2], f"is nested deeper than {MAX_DEPTH} levels"))
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(inner, (*place, str(key)), problems) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, (*place, position), problems) for position, inner in enumerate(value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, _PLAIN_VALUES):
+        kind = type(value).__name__
+        problems.append((place, f"holds a {kind}; expected text, numbers, dates, lists and mappings"))
+    return str(value) if isinstance(value, str) else value
 
 
 def _with_auto_cardinality(
@@ -501,8 +661,8 @@ def _check(spec: FeatureSpec) -> Iterator[Problem]:
 def _check_feature(feature: Feature) -> Iterator[tuple[str, str]]:
     if feature.is_categorical and feature.dtype is not None and np.dtype(feature.dtype).kind == "f":
         yield "dtype", f"is {feature.dtype}, but a feature with a cardinality holds ids; expected an integer dtype"
-    elif isinstance(feature.cardinality, int) and feature.dtype is not None and feature.dtype != "bool":
-        largest = int(np.iinfo(feature.dtype).max)
+    elif isinstance(feature.cardinality, int) and feature.dtype is not None:
+        largest = 1 if feature.dtype == "bool" else int(np.iinfo(feature.dtype).max)
         if feature.cardinality - 1 > largest:
             wide = f"ids up to {feature.cardinality - 1} do not fit {feature.dtype}, whose largest value is {largest}"
             yield "cardinality", f"is {feature.cardinality}, but {wide}; use a wider dtype"
@@ -516,8 +676,12 @@ def _check_vocabularies(spec: FeatureSpec) -> Iterator[Problem]:
         other = feature.vocabulary
         if other is None or other == name or other not in spec.features:
             continue
+        further = spec.features[other].vocabulary
+        if further not in (None, other):
+            named = f"is '{other}', a feature that itself names the vocabulary '{further}'"
+            yield ("feature_spec", name, "vocabulary"), f"{named}; name '{further}' here too"
         shared = spec.features[other].cardinality
-        if feature.cardinality != shared and shared is not None:
+        if feature.is_categorical and shared not in (None, feature.cardinality):
             yield (
                 ("feature_spec", name, "cardinality"),
                 f"is {feature.cardinality}, but it shares the vocabulary '{other}' whose cardinality is {shared}",
@@ -544,9 +708,12 @@ def _check_source(spec: FeatureSpec, split: str) -> Iterator[Problem]:
 
 
 def _outside(folder: Path, file: str) -> str | None:
-    base = folder.resolve()
-    if (base / file).resolve().is_relative_to(base):
-        return None
+    try:
+        base = folder.resolve()
+        if (base / file).resolve().is_relative_to(base):
+            return None
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a character no file name has
+        return f"{file!r} can't be a file: {error}"
     return f"'{file}' lies outside the specification's folder {base}; move it there, or pass --allow-outside"
 
 
@@ -565,24 +732,32 @@ def _check_channels(spec: FeatureSpec) -> Iterator[Problem]:
                 problem = _channel_problem(CHANNELS[channel], channel, name, spec.features[name])
                 if problem:
                     yield where, problem
-    labels = [
-        (channel, name)
+    yield from _check_roles(spec)
+
+
+def _members(spec: FeatureSpec, *roles: Role) -> dict[Place, str]:
+    """Place and name of every feature in the channels of some roles."""
+    return {
+        ("channel_spec", channel, position): name
         for channel, names in spec.channels.items()
-        if channel in CHANNELS and CHANNELS[channel].role == "label"
-        for name in names
-    ]
+        if channel in CHANNELS and CHANNELS[channel].role in roles
+        for position, name in enumerate(names)
+    }
+
+
+def _check_roles(spec: FeatureSpec) -> Iterator[Problem]:
+    labels, groups = _members(spec, "label"), _members(spec, "group")
     if len(labels) != 1:
-        found = listed(name for _, name in labels)
-        yield ("channel_spec", "label"), f"expected exactly one label feature; found {found}"
-    for channel, names in spec.channels.items():
-        role = CHANNELS[channel].role if channel in CHANNELS else None
-        for position, name in enumerate(names):
-            if role not in (None, "label", "group") and name in [label for _, label in labels]:
-                yield ("channel_spec", channel, position), f"'{name}' is the label; it can't be an input too"
-    groups = [name for channel, names in spec.channels.items() if channel in CHANNELS
-              and CHANNELS[channel].role == "group" for name in names]  # fmt: skip
+        yield ("channel_spec", "label"), f"expected exactly one label feature; found {listed(labels.values())}"
     if len(groups) > 1:
-        yield ("channel_spec", "group"), f"expected at most one group feature; found {listed(groups)}"
+        yield ("channel_spec", "group"), f"expected at most one group feature; found {listed(groups.values())}"
+    for where, name in _members(spec, "user", "item", "context", "history", "negative_history").items():
+        if name in labels.values():
+            yield where, f"'{name}' is the label; it can't be an input too"
+    users = set(_members(spec, "user").values())
+    for where, name in _members(spec, "item").items():
+        if name in users:
+            yield where, f"'{name}' is in the role 'user' too; a feature describes the user or the item"
 
 
 def _channel_problem(rule: Channel, channel: str, name: str, feature: Feature) -> str | None:
@@ -596,8 +771,7 @@ def _channel_problem(rule: Channel, channel: str, name: str, feature: Feature) -
 
 
 def _check_splits_hold_channels(spec: FeatureSpec) -> Iterator[Problem]:
-    groups = {name for channel, names in spec.channels.items() if channel in CHANNELS
-              and CHANNELS[channel].role == "group" for name in names}  # fmt: skip
+    groups = set(_members(spec, "group").values())
     used = {name: channel for channel, names in spec.channels.items() for name in names if name in spec.features}
     for split, chunks in spec.sources.items():
         if not chunks:
@@ -605,44 +779,96 @@ def _check_splits_hold_channels(spec: FeatureSpec) -> Iterator[Problem]:
         held = {name for chunk in chunks for name in chunk.features}
         for name, channel in used.items():
             if name not in held and not (name in groups and split == "train"):
-                yield (
-                    ("source_spec", split),
-                    f"no chunk holds the feature '{name}' of the channel '{channel}'{nearest(name, held)}",
-                )
+                what = f"no chunk holds the feature '{name}' of the channel '{channel}'{nearest(name, held)}"
+                yield ("source_spec", split), f"{what}; every split holds every feature that a channel names"
 
 
 def _check_metadata(spec: FeatureSpec) -> Iterator[Problem]:
     series = spec.metadata.get("test_samples_per_series", 1)
     if not isinstance(series, int) or isinstance(series, bool) or series < 1:
         yield ("metadata", "test_samples_per_series"), f"is {_shown(series)}; expected a number of rows, 1 or more"
-    for key in ("user_id", "item_id"):
+    for role in ("user", "item"):
+        name = spec.metadata.get(f"{role}_id")
+        if name is not None:
+            problem = _id_problem(spec, role, name)
+            if problem:
+                yield ("metadata", f"{role}_id"), problem
+    for key in ("encoders", "vocabularies"):
         name = spec.metadata.get(key)
-        if name is not None and name not in spec.features:
-            yield ("metadata", key), unknown("feature", str(name), spec.features)
+        if name is not None and not isinstance(name, str):
+            yield ("metadata", key), f"is {_shown(name)}; expected a path beside the specification"
+    catalogues = spec.metadata.get("catalogues")
+    if catalogues is not None and not _is_catalogues(catalogues):
+        expected = "expected a mapping from 'user' or 'item' to a file, such as {item: items.parquet}"
+        yield ("metadata", "catalogues"), f"is {_shown(catalogues)}; {expected}"
+
+
+def _id_problem(spec: FeatureSpec, role: Literal["user", "item"], name: object) -> str | None:
+    if not isinstance(name, str) or name not in spec.features:
+        return unknown("feature", str(name), spec.features)
+    feature = spec.features[name]
+    if not feature.is_categorical or feature.is_list or name not in _members(spec, role).values():
+        return f"is '{name}'; expected a feature in the role '{role}' that has a cardinality and is no list"
+    return None
+
+
+def _is_catalogues(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        role in ("user", "item") and isinstance(file, str) for role, file in value.items()
+    )
 
 
 def _from_pydantic(loc: tuple[str | int, ...], kind: str, message: str, value: object) -> Problem:
     """A pydantic finding as a place and a sentence in our words."""
-    place = tuple(part for part in loc if part not in ("int", "literal['auto']", "constrained-int"))
     if kind == "extra_forbidden":
         known = (*Feature.model_fields, *LIST_LENGTH_SPELLINGS) if loc[0] == "feature_spec" else Chunk.model_fields
-        return place, unknown("key", str(loc[-1]), known)
+        return loc, unknown("key", str(loc[-1]), known)
     if kind == "missing":
-        return place, "is missing"
-    if place[-1:] == ("cardinality",):
-        return place, f"is {_shown(value)}; expected a number of ids, 1 or more, or 'auto'"
-    if place[-1:] == ("dtype",):
-        return place, f"unknown dtype {_shown(value)}{nearest(str(value), DTYPES)}; expected one of {', '.join(DTYPES)}"
-    if loc[0] == "source_spec" and place[-1:] == ("type",):
-        return place, unknown("chunk type", str(value), CHUNK_TYPES)
+        return loc, "is missing" if len(loc) > 1 else "this section is missing"
+    if kind == "value_error" and len(loc) == 2:
+        return loc, message.removeprefix("Value error, ")
     if kind == "too_short":
-        return place, "is empty; expected at least one name"
-    return place, f"{_shown(value)}: {message[0].lower()}{message[1:]}"
+        return loc, "is empty; expected at least one name"
+    if loc[0] == "source_spec" and loc[-1] == "type":
+        return loc, unknown("chunk type", str(value), CHUNK_TYPES)
+    place = loc[:3] if loc[0] == "feature_spec" else loc  # without pydantic's names for the branches of a union
+    hint = nearest(str(value), DTYPES) if place[-1:] == ("dtype",) else ""
+    return place, f"is {_shown(value)}{hint}; expected {_expected(place)}"
+
+
+def _expected(place: Place) -> str:
+    match place:
+        case ("feature_spec", _, key):
+            return _EXPECTED_OF_FEATURE[str(key)]
+        case ("feature_spec", _):
+            return "what the column is, such as {dtype: int32, cardinality: 100}, or nothing"
+        case ("source_spec", _):
+            return "a list of chunks, each with type, features and files"
+        case ("source_spec", _, _):
+            return "a chunk: a mapping with type, features and files"
+        case ("channel_spec", _) | ("source_spec", _, _, _):
+            return "a list of names, such as [a, b]"
+        case ("channel_spec", _, _) | ("source_spec", _, _, _, _):
+            return "a name; put it in quotes (no, on, 1 are not text in YAML)"
+        case _:
+            return "a mapping, one `name: ...` a line"
+
+
+_EXPECTED_OF_FEATURE = {
+    "dtype": f"one of {', '.join(DTYPES)}",
+    "cardinality": "a number of ids, 1 or more, or 'auto'",
+    "length": "the most values a row holds, 1 or more",
+    "vocabulary": "the name of an id space",
+    "padding": "0, the one id that can be padding; leave it out where the files pad with -1 or not at all",
+    "alpha": "a number above 1",
+}
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return _SHORT.repr(value)
 
 
 def _dotted(place: Place) -> str:
@@ -686,40 +912,64 @@ def _yaml_file(path: Path) -> Path:
     raise SpecError(f"{path}: no such file or folder{nearest(path.name, known)}")
 
 
-def _parse_yaml(text: str, file: Path) -> tuple[object, dict[Place, int], list[str]]:
-    """The data, the line of every place in it, and the problems that YAML itself would hide."""
+def _parse_yaml(text: str, file: Path) -> tuple[object, dict[Place, int], list[Problem]]:
+    """The data, the line of every place in it, and the names that stand twice, of which YAML keeps the last."""
+    walk = _Walk()
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, {}, []
+        walk.visit(root, ())
+        return loader.construct_document(root), walk.lines, walk.duplicates
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         what = getattr(error, "problem", None) or str(error)
         raise SpecError(f"{file}: {line}not valid YAML: {what}") from None
-    lines: dict[Place, int] = {}
-    duplicates: list[str] = []
-    if root is not None:
-        _walk(root, (), lines, duplicates)
-    return data, lines, duplicates
+    except ValueError as error:  # a date such as 2020-13-45
+        raise SpecError(f"{file}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{file}: not valid YAML: lists and mappings are nested too deeply") from None
 
 
-def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], duplicates: list[str]) -> None:
-    lines.setdefault(place, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
+class _Walk:
+    """Goes once through the nodes of a file: notes lines and duplicates, refuses what would not end."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Place, int] = {}
+        self.duplicates: list[Problem] = []
+        self._values: dict[int, int] = {}  # of a node seen before: how many values it stands for
+        self._open: set[int] = set()
+
+    def visit(self, node: yaml.Node, place: Place) -> int:
+        """How many values a node stands for, with all its aliases followed."""
+        self.lines.setdefault(place, node.start_mark.line + 1)
+        if id(node) in self._open:
+            raise yaml.MarkedYAMLError(problem="a value that holds itself", problem_mark=node.start_mark)
+        if id(node) not in self._values:
+            self._open.add(id(node))
+            self._values[id(node)] = 1 + sum(self.visit(child, inner) for inner, child in self._children(node, place))
+            self._open.remove(id(node))
+        count = self._values[id(node)]
+        if count > MAX_VALUES:
+            what = f"its aliases make more than {MAX_VALUES:,} values of it"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        return count
+
+    def _children(self, node: yaml.Node, place: Place) -> Iterator[tuple[Place, yaml.Node]]:
+        if isinstance(node, yaml.SequenceNode):
+            yield from (((*place, position), child) for position, child in enumerate(node.value))
+        if not isinstance(node, yaml.MappingNode):
+            return
+        first: dict[str, int] = {}
         for key, value in node.value:
-            line = key.start_mark.line + 1
-            name = str(key.value)
-            if name in seen:
-                duplicates.append(
-                    f"line {line}: {_dotted((*place, name))}: stands twice, first in line {seen[name]}; remove one"
-                )
-            seen[name] = line
-            lines[(*place, name)] = line
-            _walk(value, (*place, name), lines, duplicates)
-    elif isinstance(node, yaml.SequenceNode):
-        for position, value in enumerate(node.value):
-            _walk(value, (*place, position), lines, duplicates)
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first:
+                self.duplicates.append(((*place, name), f"stands twice, first in line {first[name]}; remove one"))
+            first.setdefault(name, line)
+            self.lines[*place, name] = line
+            yield (*place, name), value
 
 
 def _line(place: Place, lines: Mapping[Place, int]) -> str:
