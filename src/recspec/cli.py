@@ -613,17 +613,22 @@ def _print_settings(title: str, model: type[BaseModel]) -> None:
 
 
 def _print_section(title: str, value: object) -> None:
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], Mapping):
+    """A table with one row a name where the value is a table, else names and figures, else one line."""
+    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+        columns = [
+            column
+            for column in dict.fromkeys(column for row in value.values() for column in row)
+            if any(_cell(row.get(column)) for row in value.values())
+        ]
         table = Table(title=title, title_justify="left")
-        names = list(dict.fromkeys(name for row in value for name in row))
-        for name in names:
-            table.add_column(name)
-        for row in value:
-            table.add_row(*(_cell(row.get(name)) for name in names))
+        for column in ("", *columns):
+            table.add_column(column)
+        for name, row in value.items():
+            table.add_row(str(name), *(_cell(row.get(column)) for column in columns))
         out.print(table)
     elif isinstance(value, Mapping):
         _print_figures(title, value)
-    else:
+    elif _cell(value):
         out.print(f"{title}: {_cell(value)}", highlight=False, markup=False)
 
 
