@@ -318,6 +318,14 @@ def test_a_consumer_that_stops_early_leaves_no_thread(tmp_path: Path) -> None:
     assert prefetch_threads() == 0
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_two_epochs_may_be_read_side_by_side(kind: ChunkType, tmp_path: Path) -> None:
+    reader = Loader(dataset(tmp_path, {"train": 300}, kind), "train", batch_size=10, memory_budget=TINY)
+    pairs = list(zip(reader.batches(0), reader.batches(1), strict=True))
+    for shares in zip(*pairs, strict=True):
+        assert sorted(rows_of(shares)) == list(range(300))
+
+
 def test_a_problem_found_while_reading_ahead_is_raised_where_batches_are_used(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 1000}, "csv", rows_per_file=100)
     file = tmp_path / "train" / "part-00005.csv"

@@ -607,6 +607,16 @@ def test_a_parquet_file_without_the_column_names_the_nearest(tmp_path: Path) -> 
     ]
 
 
+def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": np.arange(1000.0)}), tmp_path / "t.parquet")
+    data = bytearray((tmp_path / "t.parquet").read_bytes())
+    data[4:400] = bytes(396)
+    (tmp_path / "t.parquet").write_bytes(bytes(data))
+    spec = spec_of(tmp_path, {}, {"train": [{"type": "parquet", "features": ["label"], "files": ["t.parquet"]}]})
+    [problem] = problems_of(spec)
+    assert problem.startswith("t.parquet: row group 1 is damaged: ")
+
+
 def test_unknown_splits_and_features_are_named(tmp_path: Path) -> None:
     spec = text_spec(tmp_path, "0,0\n", {"item": {"cardinality": 5}}, ["item", "label"])
     with pytest.raises(SpecError, match=r"unknown split 'trian' \(did you mean 'train'\?\)"):

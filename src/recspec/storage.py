@@ -516,7 +516,11 @@ class _ChunkReader:
                 break
             a, b = max(start, first) - first, min(stop, self._ends[number]) - first
             report = _Report(findings, self.chunk.files[number])
-            raw = self._files[number].read(a, max(a, b), plans, report)
+            try:
+                raw = self._files[number].read(a, max(a, b), plans, report)
+            except DataError as error:
+                report.add(None, None, "damage", str(error))
+                raw = {plan.name: _zeros(plan, max(0, b - a)) for plan in plans}
             parts.append({plan.name: _checked(raw[plan.name], plan, a, report) for plan in plans})
         return concatenate(parts) if parts else {plan.name: _zeros(plan, 0) for plan in plans}
 
@@ -583,13 +587,14 @@ class _CsvFile:
 
     def _group(self, group: int, plans: Sequence[_Plan], report: _Report) -> Columns:
         names = tuple(plan.name for plan in plans)
-        if self._parsed is None or self._parsed[:2] != (group, names):
+        held = self._parsed  # taken once: two iterators of one loader may read side by side
+        if held is None or held[:2] != (group, names):
             with self._path.open("rb") as file:
                 file.seek(self._starts[group])
                 text = file.read(self._starts[group + 1] - self._starts[group])
             first_row = int(self.group_ends[group - 1]) if group else 0
-            self._parsed = (group, names, self._parse(text, plans, first_row, report))
-        return self._parsed[2]
+            self._parsed = held = (group, names, self._parse(text, plans, first_row, report))
+        return held[2]
 
     def _parse(self, text: bytes, plans: Sequence[_Plan], first_row: int, report: _Report) -> Columns:
         if any(plan.feature.is_list for plan in self._plans):
@@ -819,14 +824,18 @@ class _ParquetFile:
 
     def _group(self, group: int, plans: Sequence[_Plan], report: _Report) -> Columns:
         names = tuple(plan.name for plan in plans)
-        if self._decoded is None or self._decoded[:2] != (group, names):
-            self._decoded = None  # let go of the group before, so that only one is held
+        held = self._decoded  # taken once: two iterators of one loader may read side by side
+        if held is None or held[:2] != (group, names):
+            self._decoded = held = None  # let go of the group before, so that only one is held
             first_row = int(self.group_ends[group - 1]) if group else 0
-            with pq.ParquetFile(self._path, metadata=self._metadata) as file:
-                table = file.read_row_group(group, columns=list(names))
+            try:
+                with pq.ParquetFile(self._path, metadata=self._metadata) as file:
+                    table = file.read_row_group(group, columns=list(names))
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"row group {group + 1} is damaged: {error}") from None
             columns = {p.name: _from_arrow(table[p.name].combine_chunks(), p, first_row, report) for p in plans}
-            self._decoded = (group, names, columns)
-        return self._decoded[2]
+            self._decoded = held = (group, names, columns)
+        return held[2]
 
 
 # --- split_binary ----------------------------------------------------------------------------------------------------
