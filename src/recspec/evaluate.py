@@ -25,7 +25,6 @@ from itertools import pairwise
 from typing import Annotated, Literal, Protocol, get_args
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
@@ -39,6 +38,7 @@ from recspec.errors import DataError, RecspecError, SettingsError, SpecError, li
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import Ranking, Values
 from recspec.models.base import Model
+from recspec.sampling import item_features
 from recspec.storage import Column, Ragged, SplitReader, open_split
 
 ProtocolName = Literal["rows", "sampled", "full"]
@@ -71,7 +71,7 @@ SCORES_PER_BLOCK = 1 << 22
 """Scores of users x items held at once: 16 MB in fp32, which a core's caches still help with."""
 
 USERS_PER_DRAW = 4_096
-"""Users whose negatives come from one generator, so that any block of them can be drawn alone."""
+"""Users whose negatives are drawn together: some hundred MB of lookups at most."""
 
 
 @dataclass(frozen=True)
@@ -477,7 +477,7 @@ def draw_candidates(
 ) -> Rows:
     """Each user's positives and `num_negatives` different items, drawn uniformly from those the user never acted on.
 
-    A user who has fewer of those gets them all. The draws depend on the seed and the user alone.
+    A user who has fewer of those gets them all. The same seed gives the same draws, whatever the number of ranks.
     """
     asked = np.flatnonzero(np.diff(truth.offsets))
     users, items, labels = [], [], []
@@ -649,7 +649,10 @@ class _ModelScores:
         item_names = tuple(name for name in names if name in spec.role("item"))
         request_names = tuple(name for name in names if name not in item_names)
         users, requests = _read_requests(self.question, request_names)
-        items = read_items(spec, item_names, (*EARLIER.get(split, ("train",)), split))
+        splits = [name for name in (*EARLIER.get(split, ("train",)), split) if name in spec.splits]
+        items = item_features(spec, splits, [name for name in item_names if name != spec.item_id])
+        if spec.item_id in item_names:
+            items[spec.item_id] = torch.arange(spec.num_ids(spec.item_id))
         return ModelRanker(self.model, requests, items, users=users, num_users=spec.num_ids(spec.user_id))
 
 
@@ -698,42 +701,6 @@ def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:
         # torch refuses arrays that can't be written to, as Arrow's are
         batch[name] = torch.from_numpy(np.require(column, wanted, ("C", "W")))
     return batch
-
-
-def read_items(spec: FeatureSpec, names: Sequence[str], splits: Sequence[str]) -> Batch:
-    """Item features by id, a row for each id from 0: from the catalogue, else as the splits' rows show them.
-
-    An item that neither knows has its id and zeros.
-    """
-    item = spec.item_id
-    num_items = spec.num_ids(item)
-    ids = torch.arange(num_items, dtype=torch.int64)
-    others = tuple(name for name in names if name != item)
-    catalogues = spec.metadata.get("catalogues")
-    file = catalogues.get("item") if isinstance(catalogues, dict) else None
-    found: Batch = {item: ids} if item in names else {}
-    if not others:
-        return found
-    if isinstance(file, str) and set(others) <= set(pq.read_schema(spec.path(file)).names):
-        first = int(spec.reserves_unknown(item))
-        table = pq.read_table(spec.path(file), columns=list(others))
-        columns = {name: _from_arrow(table.column(name)) for name in others}
-        for name, known in as_batch(columns, spec).items():
-            whole = known.new_zeros((num_items, *known.shape[1:]))
-            whole[first : first + len(known)] = known
-            found[name] = whole
-        return found
-    for split in splits:
-        if split not in spec.splits:
-            continue
-        reader = open_split(spec, split, (item, *others))
-        for _, block in _blocks(reader):
-            rows = as_batch(block, spec)
-            places = rows.pop(item).long()
-            for name, values in rows.items():
-                whole = found.setdefault(name, values.new_zeros((num_items, *values.shape[1:])))
-                whole[places] = values
-    return found
 
 
 def _read_requests(question: Question, names: Sequence[str]) -> tuple[Ids, Batch]:
@@ -920,13 +887,6 @@ def _blocks(reader: SplitReader) -> Iterator[tuple[int, Mapping[str, Column]]]:
 def _array(column: Column) -> NDArray[np.generic]:
     assert not isinstance(column, Ragged), "an id or a label is a scalar"
     return column
-
-
-def _from_arrow(column: object) -> Column:
-    array = column.combine_chunks()  # type: ignore[attr-defined]
-    if hasattr(array, "offsets"):
-        return Ragged(array.flatten().to_numpy(zero_copy_only=False), np.asarray(array.offsets, dtype=np.int64))
-    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def _silent(stage: str, done: float, total: float | None) -> None:
