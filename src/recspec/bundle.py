@@ -99,8 +99,9 @@ def save(
         (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
         _swap(temporary, folder)
     except (OSError, CheckpointError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise BundleError(f"{folder}: the bundle could not be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -143,9 +144,7 @@ def find(path: Path) -> Path:
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
         raise BundleError(f"{path}: no such folder{nearest(path.name, known)}")
     if (path / "checkpoints").is_dir():
-        raise BundleError(
-            f"{path}: this run has checkpoints but no bundle yet; finish it with `recspec train --resume`"
-        )
+        raise BundleError(f"{path}: this run has checkpoints but no bundle yet; finish it with train --resume")
     raise BundleError(f"{path}: not a trained model: neither bundle.json nor bundle/bundle.json is there")
 
 

@@ -237,11 +237,8 @@ class Predictor:
             if not include_seen:
                 rows, columns = _pairs(seen, users, items.first_id)
                 scores[rows.to(self.device), columns.to(self.device)] = -torch.inf
-            best, places = torch.topk(scores, min(k, scores.shape[1]), dim=1)
-            by_id = torch.argsort(places, dim=1)
-            best, places = best.gather(1, by_id), places.gather(1, by_id)
-            order = torch.argsort(best, dim=1, descending=True, stable=True)
-        return best.gather(1, order).cpu(), places.gather(1, order).cpu() + items.first_id
+            best, places = _top(scores, min(k, scores.shape[1]))
+        return best.cpu(), places.cpu() + items.first_id
 
     def _request(self, users: Tensor) -> Batch:
         """Features of the users; the model must need nothing that belongs to neither user nor item."""
@@ -509,6 +506,22 @@ def _prepared_column(column: pa.ChunkedArray, spec: FeatureSpec, name: str) -> o
         first, limit = int(wrong[0]), spec.num_ids(name) - spec.shift(name)
         raise DataError(f"row {first + 1} is {ids[first] - spec.shift(name)}; expected an id in [0, {limit})")
     return ids
+
+
+def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Values (R, k) and places (R, k) of the k highest of each row (R, N), best first, equal ones by place.
+
+    torch.topk alone takes any of the equal scores at the end of the list: rows where some are left out are sorted.
+    """
+    best, places = torch.topk(scores, k, dim=1)
+    if k:
+        last = best[:, -1:]
+        cut = ((scores >= last).sum(dim=1) > k) & torch.isfinite(last[:, 0])
+        places[cut] = torch.argsort(scores[cut], dim=1, descending=True, stable=True)[:, :k]
+    places = places.sort(dim=1).values
+    best = scores.gather(1, places)
+    order = torch.argsort(best, dim=1, descending=True, stable=True)
+    return best.gather(1, order), places.gather(1, order)
 
 
 def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:

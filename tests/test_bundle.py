@@ -1,0 +1,119 @@
+"""A bundle rebuilds its model with nothing else, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from recspec import bundle
+from recspec.bundle import Card, Seen
+from recspec.errors import BundleError
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.models.base import Model
+from tests import made_up
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("bundle") / "data")
+
+
+def a_model(data: FeatureSpec) -> Model:
+    return MODELS["neumf"](data, MODELS["neumf"].Settings.model_validate({"factors": 4, "layers": (8, 4)}))
+
+
+def saved(data: FeatureSpec, folder: Path) -> Path:
+    model = a_model(data)
+    seen = Seen(torch.tensor([0, 2, 3]), torch.tensor([1, 2, 2], dtype=torch.int32), torch.tensor([0, 1, 2]))
+    return bundle.save(folder, model, Card(model="neumf", settings=model.settings.model_dump(mode="json")), seen=seen)
+
+
+def test_it_needs_nothing_but_itself(data: FeatureSpec, tmp_path: Path) -> None:
+    made = saved(data, tmp_path / "made")
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(made, moved)
+    shutil.rmtree(made)
+    loaded = bundle.load(moved)
+    assert loaded.card.model == "neumf"
+    assert loaded.spec == data.replace(sources={})
+    assert not any(parameter.is_meta for parameter in loaded.model.parameters())
+    assert not loaded.model.training
+    assert loaded.seen is not None
+    assert loaded.seen.of(0).tolist() == [1, 2]
+
+
+def test_it_holds_no_pickle(data: FeatureSpec, tmp_path: Path) -> None:
+    endings = {path.suffix for path in saved(data, tmp_path / "made").rglob("*") if path.is_file()}
+    assert endings <= {".json", ".yaml", ".safetensors", ".parquet"}
+
+
+def test_saving_again_replaces_it_whole(data: FeatureSpec, tmp_path: Path) -> None:
+    made = saved(data, tmp_path / "made")
+    (made / "stray").write_text("left from before")
+    saved(data, made)
+    assert not (made / "stray").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
+
+
+def test_a_run_folder_stands_for_its_bundle(data: FeatureSpec, tmp_path: Path) -> None:
+    saved(data, tmp_path / "run" / "bundle")
+    assert bundle.load(tmp_path / "run").folder == tmp_path / "run" / "bundle"
+
+
+def test_what_is_missing_is_said(data: FeatureSpec, tmp_path: Path) -> None:
+    saved(data, tmp_path / "run" / "bundle")
+    with pytest.raises(BundleError, match=r"no such folder \(did you mean 'run'\?\)"):
+        bundle.load(tmp_path / "rum")
+    with pytest.raises(BundleError, match=r"neither bundle.json nor bundle/bundle.json is there"):
+        bundle.load(tmp_path)
+    (tmp_path / "unfinished" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(BundleError, match="checkpoints but no bundle yet; finish it with train --resume"):
+        bundle.load(tmp_path / "unfinished")
+
+
+def test_a_damaged_weight_file_is_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    made = saved(data, tmp_path / "made")
+    weights = made / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    with pytest.raises(BundleError, match=r"weights.safetensors: damaged or cut off"):
+        bundle.load(made)
+
+
+def test_weights_of_another_shape_are_named(data: FeatureSpec, tmp_path: Path) -> None:
+    made = saved(data, tmp_path / "made")
+    card = json.loads((made / "bundle.json").read_text())
+    card["settings"]["factors"] = 6
+    (made / "bundle.json").write_text(json.dumps(card))
+    with pytest.raises(BundleError, match=r"has shape \(.*4\); the model expects \(.*6\)"):
+        bundle.load(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "bundle format 99; this recspec reads 1"),
+        ({"model": "neumff"}, r"unknown model 'neumff' \(did you mean 'neumf'\?\)"),
+        ({"colour": "red"}, "damaged"),
+    ],
+)
+def test_another_format_model_or_key_is_refused(
+    data: FeatureSpec, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    made = saved(data, tmp_path / "made")
+    card = json.loads((made / "bundle.json").read_text())
+    (made / "bundle.json").write_text(json.dumps({**card, **change}))
+    with pytest.raises(BundleError, match=message):
+        bundle.load(made)
+
+
+def test_a_catalogue_that_is_named_but_gone_is_said(data: FeatureSpec, tmp_path: Path) -> None:
+    broken = data.replace(metadata={**data.metadata, "encoders": "gone.json"})
+    model = a_model(broken)
+    with pytest.raises(BundleError, match=r"gone.json: the specification's metadata names it, but it is not there"):
+        bundle.save(tmp_path / "made", model, Card(model="neumf", settings={}))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,264 @@
+"""Raw values in, raw values out: probabilities of rows, the best unseen items of users."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from recspec import predict
+from recspec.datasets import DATASETS
+from recspec.errors import BundleError, DataError, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.predict import Predictor, predict_file, read_users, recommend_to_parquet
+from recspec.train import TrainSettings, train
+
+SETTINGS = {"factors": 4, "layers": (8, 4), "dropout": 0.0}
+
+
+def trained(spec: FeatureSpec, run: Path) -> Predictor:
+    settings = TrainSettings(epochs=3, batch_size=500, learning_rate=0.01, tensorboard=False)
+    train("neumf", spec, run, settings=settings, model_settings=MODELS["neumf"].Settings.model_validate(SETTINGS))
+    return Predictor.open(run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interactions of 40 users, named by text, with 30 items, numbered from 100, that have titles."""
+    folder = tmp_path_factory.mktemp("predict") / "raw"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    rows = [(f"u{user}", 100 + int(item), t) for user in range(40) for t, item in enumerate(rng.permutation(30)[:12])]
+    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
+    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
+    titles = "\n".join(f'{item},"Item, number {item}",{"abc"[item % 3]}' for item in range(100, 130))
+    (folder / "items.csv").write_text(f"item_id,title,kind\n{titles}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(raw: Path) -> Predictor:
+    table = DATASETS["table"]
+    settings = table.Settings(items="items.csv", item_features=("kind",), num_negatives=10)  # type: ignore[call-arg]
+    table.prepare(raw / "rows.csv", raw.parent / "data", settings)
+    return trained(FeatureSpec.load(raw.parent / "data"), raw.parent / "run")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """Trained on files that recspec did not prepare: ids are themselves, 0 is a real user and a real item."""
+    folder = tmp_path_factory.mktemp("bare")
+    rows = [(user, (user + step) % 6) for user in range(8) for step in range(3)]
+    (folder / "train.csv").write_text("".join(f"{user},{item},1\n" for user, item in rows))
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}},
+            "source_spec": {"train": [{"type": "csv", "features": ["u", "i", "y"], "files": ["train.csv"]}]},
+            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+        },
+        folder,
+    )
+    return trained(spec, folder / "run")
+
+
+def raw_seen(raw: Path, user: str) -> list[int]:
+    lines = [line.split(",") for line in (raw / "rows.csv").read_text().splitlines()[1:]]
+    return [int(item) for name, item, _ in lines if name == user]
+
+
+# --- recommend -------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_user_gets_titled_unseen_items_best_first(predictor: Predictor, raw: Path) -> None:
+    (answer,) = predictor.recommend(["u3"], k=5)
+    assert (answer.user, answer.known, len(answer.items), answer.notes) == ("u3", True, 5, ())
+    seen_in_training = raw_seen(raw, "u3")[:-1]
+    assert not {item.item for item in answer.items} & set(seen_in_training)
+    assert answer.items[0].title == f"Item, number {answer.items[0].item}"
+    scores = [item.score for item in answer.items]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:
+    best = predictor.recommend(["u3"], k=1)[0].items[0]
+    probability, _ = predictor.predict(pa.table({"user_id": ["u3"], "item_id": [best.item]}))
+    assert probability[0] == pytest.approx(1 / (1 + np.exp(-best.score)), abs=1e-5)
+
+
+def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, raw: Path) -> None:
+    items = list(range(100, 130))
+    probability, _ = predictor.predict(pa.table({"user_id": ["u9"] * 30, "item_id": items}))
+    unseen = [item for item in items if item not in raw_seen(raw, "u9")[:-1]]
+    by_hand = sorted(unseen, key=lambda item: -probability[item - 100])[:4]
+    assert [item.item for item in predictor.recommend(["u9"], k=4)[0].items] == by_hand
+
+
+def test_an_unknown_user_gets_the_most_popular_items_and_is_told(predictor: Predictor) -> None:
+    known, answer = predictor.recommend(["u1", "nobody"], k=3)
+    assert known.known
+    assert (answer.user, answer.known) == ("nobody", False)
+    assert answer.notes == ("unknown user: these are the 3 most popular items; score is the number of users",)
+    counts = [item.score for item in answer.items]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == max(predictor.seen.counts.tolist())
+
+
+def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> None:
+    (answer,) = predictor.recommend(["u3"], k=1000)
+    assert len(answer.items) == 30 - 11
+    assert answer.notes == ("only 19 unseen items are left",)
+    assert len(predictor.recommend(["u3"], k=1000, include_seen=True)[0].items) == 30
+
+
+def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor.model, "score_items", lambda _, items: torch.zeros(1, len(items["item_id"])))
+    items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
+    assert items == [100, 101, 102, 103, 104, 105]
+
+
+def test_no_user_gives_no_answer(predictor: Predictor) -> None:
+    assert predictor.recommend([]) == []
+
+
+def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
+    predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "SCORES", 100)  # three users a block
+    count = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", k=3)
+    table = pq.read_table(tmp_path / "all.parquet")
+    assert count == 40
+    assert table.column_names == ["user", "known", "rank", "item", "title", "score"]
+    assert table.num_rows == 120
+    for user in ("u0", "u17", "u39"):
+        rows = [row for row in table.to_pylist() if row["user"] == user]
+        (answer,) = predictor.recommend([user], k=3)
+        assert [row["item"] for row in rows] == [item.item for item in answer.items]
+        assert [row["title"] for row in rows] == [item.title for item in answer.items]
+        assert [row["rank"] for row in rows] == [1, 2, 3]
+        np.testing.assert_allclose([row["score"] for row in rows], [i.score for i in answer.items], atol=1e-5)
+
+
+def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "users.txt").write_text("u1\n\nnobody\n")
+    users = read_users(tmp_path / "users.txt")
+    assert users == ["u1", "nobody"]
+    recommend_to_parquet(predictor, users, tmp_path / "some.parquet", k=2)
+    rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
+    assert [(row["user"], row["known"]) for row in rows] == [
+        ("u1", True), ("u1", True), ("nobody", False), ("nobody", False),
+    ]  # fmt: skip
+    recommend_to_parquet(predictor, [], tmp_path / "none.parquet", k=2)
+    assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
+
+
+def test_ids_that_recspec_did_not_make_are_taken_as_they_are(bare: Predictor) -> None:
+    (answer,) = bare.recommend([0], k=10)
+    assert (answer.user, answer.known) == (0, True)
+    assert sorted(item.item for item in answer.items) == [3, 4, 5]
+    assert not bare.recommend([8], k=1)[0].known
+    assert not bare.recommend(["who"], k=1)[0].known
+    assert sorted({item.item for item in bare.recommend([99], k=10)[0].items}) == [0, 1, 2, 3, 4, 5]
+
+
+def test_liked_items_and_the_busiest_user(predictor: Predictor, raw: Path) -> None:
+    titles = predictor.liked("u3", k=4)
+    assert len(titles) == 4
+    assert {int(title.rsplit(" ", 1)[1]) for title in titles} <= set(raw_seen(raw, "u3"))
+    assert str(predictor.busiest_user()).startswith("u")
+    assert predictor.liked("nobody") == []
+
+
+def test_a_model_without_users_says_to_predict(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "bundle", type("Empty", (), {"seen": None, "folder": "here"})())
+    with pytest.raises(BundleError, match="here: holds no users and items, so it can't recommend; use predict"):
+        _ = predictor.seen
+
+
+# --- predict ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
+    rows = tmp_path / f"rows{suffix}"
+    if suffix == ".csv":
+        rows.write_text("user_id,item_id,why\nu1,100,a\nu2,129,b\n")
+    elif suffix == ".jsonl":
+        rows.write_text(
+            '{"user_id": "u1", "item_id": 100, "why": "a"}\n{"user_id": "u2", "item_id": 129, "why": "b"}\n'
+        )
+    else:
+        pq.write_table(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}), rows)
+    out = tmp_path / f"scored{suffix}"
+    found = predict_file(predictor, rows, out)
+    assert (found.rows, found.unknown) == (2, {})
+    if suffix == ".csv":
+        header, first, second = out.read_text().splitlines()
+        assert header == '"user_id","item_id","why","probability"'
+        scored = [float(first.rsplit(",", 1)[1]), float(second.rsplit(",", 1)[1])]
+    elif suffix == ".jsonl":
+        scored = [json.loads(line)["probability"] for line in out.read_text().splitlines()]
+    else:
+        scored = pq.read_table(out)["probability"].to_pylist()
+    expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
+    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
+
+
+def test_unknown_values_are_counted_and_scored_as_unknown(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id\nu1,100\nnobody,100\nnobody,7\n")
+    found = predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
+    assert found.notes() == [
+        "2 of 3 rows have an unknown user_id; they are scored with the id of unknown values",
+        "1 of 3 rows have an unknown item_id; they are scored with the id of unknown values",
+    ]
+
+
+def test_a_missing_column_is_named_with_the_nearest(predictor: Predictor) -> None:
+    with pytest.raises(DataError, match=r"no column 'item_id' \(did you mean 'itemid'\?\)"):
+        predictor.predict(pa.table({"user_id": ["u1"], "itemid": [100]}))
+
+
+def test_no_row_gives_no_probability(predictor: Predictor) -> None:
+    probability, found = predictor.predict(
+        pa.table({"user_id": pa.array([], "string"), "item_id": pa.array([], "int64")})
+    )
+    assert len(probability) == 0
+    assert found.rows == 0
+
+
+def test_files_that_are_not_there_or_of_another_kind_are_refused(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id\nu1,100\n")
+    with pytest.raises(DataError, match=r"row.csv: no such file \(did you mean 'rows.csv'\?\)"):
+        predict_file(predictor, tmp_path / "row.csv", None)
+    (tmp_path / "rows.xls").write_text("")
+    with pytest.raises(DataError, match=r"rows are read from .csv, .jsonl, .parquet; found '.xls'"):
+        predict_file(predictor, tmp_path / "rows.xls", None)
+    with pytest.raises(SettingsError, match=r"expected a name that ends in .csv, .jsonl, .parquet"):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.txt")
+    (tmp_path / "broken.parquet").write_text("not parquet")
+    with pytest.raises(DataError, match="can't be read as parquet"):
+        predict_file(predictor, tmp_path / "broken.parquet", None)
+    with pytest.raises(DataError, match="can't be read as a list of users"):
+        read_users(tmp_path / "none.txt")
+
+
+def test_a_failed_file_leaves_the_old_one(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,itemid\nu1,100\n")
+    (tmp_path / "out.csv").write_text("from before")
+    with pytest.raises(DataError):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "from before"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_ids_out_of_range_are_named_where_ids_are_themselves(bare: Predictor) -> None:
+    with pytest.raises(DataError) as caught:
+        bare.predict(pa.table({"u": [0, 8], "i": [6, 1]}))
+    assert "column 'u': row 2 is 8; expected an id in [0, 8)" in str(caught.value)
+    assert "column 'i': row 1 is 6; expected an id in [0, 6)" in str(caught.value)
