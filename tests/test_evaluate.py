@@ -539,6 +539,21 @@ def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
     assert missing["ease"] == "the dataset has no user and item, which it recommends between"
 
 
+def test_groups_of_positives_only_cannot_be_ranked_without_users_and_items(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("7,1\n8,1\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "label": {}},
+            "source_spec": {"test": [{"type": "csv", "features": ["shown", "label"], "files": ["test.csv"]}]},
+            "channel_spec": {"group": ["shown"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+    question = Question(spec, "test", ["sampled"], EvaluateSettings())
+    with pytest.raises(SpecError, match="'sampled' on the split 'test', which lists no negatives, needs .* 'user'"):
+        _ = question.candidates
+
+
 def test_another_dataset_than_the_models_is_refused(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]})
     model = TableModel(spec, np.eye(4, 6))
@@ -649,7 +664,8 @@ def test_a_baseline_that_wins_is_said_to_win(tmp_path: Path) -> None:
     report = evaluate(Trained(TableModel(spec, -taste)), spec, "test", baselines=True, protocols=["sampled"])
     assert [verdict.split(" beats")[0] for verdict in report.verdicts] == [f"sampled: {name}" for name in BASELINES]
     assert "hit_rate@10 " in report.verdicts[0]
-    assert " standard errors)" in report.verdicts[0]
+    assert report.verdicts[0].count(" standard errors)") == 2
+    assert report.verdicts[0].endswith(" and 2 more")  # recall says the same as HR, so MAP and MRR
 
 
 def test_verdicts_know_which_way_is_better_and_keep_silent_when_the_model_wins() -> None:

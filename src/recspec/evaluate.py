@@ -281,7 +281,9 @@ def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[st
                     by = _significance(model, baseline, protocol, metric)
                     wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
             if wins:
-                sentences.append(f"{protocol}: {name} beats the model: {', '.join(wins.values())}")
+                first, others = list(wins.values())[:2], len(wins) - 2
+                more = f" and {others} more" if others > 0 else ""
+                sentences.append(f"{protocol}: {name} beats the model: {', '.join(first)}{more}")
     return tuple(sentences)
 
 
@@ -420,6 +422,9 @@ class Question:
         """The rows of protocol `sampled`: the split's own, or drawn for its positives."""
         if self.lists_candidates:
             return self.rows
+        self.spec.require(
+            ("user", "item"), f"protocol 'sampled' on the split '{self.split}', which lists no negatives,"
+        )
         return draw_candidates(
             self.truth,
             self.seen,
