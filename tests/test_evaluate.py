@@ -550,7 +550,7 @@ def test_groups_of_positives_only_cannot_be_ranked_without_users_and_items(tmp_p
         tmp_path,
     )
     question = Question(spec, "test", ["sampled"], EvaluateSettings())
-    with pytest.raises(SpecError, match="'sampled' on the split 'test', which lists no negatives, needs .* 'user'"):
+    with pytest.raises(SpecError, match=r"'sampled' on the split 'test', which lists no negatives, needs .* 'user'"):
         _ = question.candidates
 
 
