@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from types import UnionType
+from typing import TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from recspec.errors import SettingsError, nearest, unknown
 
@@ -19,6 +20,15 @@ class Settings(BaseModel):
     """Frozen settings that refuse names they don't know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        """Python takes true for 1; nobody who writes `epochs: yes` means one epoch."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("YAML reads yes, no, on and off as true and false; put text in quotes")
+        return value
 
 
 SettingsType = TypeVar("SettingsType", bound=BaseModel)
@@ -46,12 +56,14 @@ def load_recipe(path: str | Path) -> Recipe:
         known = [found.name for found in file.parent.iterdir()] if file.parent.is_dir() else []
         raise SettingsError(f"recipe {file}: no such file{nearest(file.name, known)}")
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"recipe {file}: not valid YAML: {error}") from None
+        data = _read_yaml(file.read_text(encoding="utf-8")) or {}
+    except ValueError as error:
+        raise SettingsError(f"recipe {file}: {error}") from None
     if not isinstance(data, dict):
         raise SettingsError(f"recipe {file}: expected sections {', '.join(RECIPE_SECTIONS)}")
     problems = [unknown("section", str(name), RECIPE_SECTIONS) for name in data if name not in RECIPE_SECTIONS]
+    if not isinstance(data.get("model"), (str, type(None))):
+        problems.append(f"section 'model' holds {data['model']!r}; expected a model's name")
     problems += [
         f"section '{name}' holds {data[name]!r}; expected settings, one `name: value` a line"
         for name in ("settings", "train")
@@ -76,12 +88,42 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
             problems.append(f"'{assignment}' is not of the form name=value")
             continue
         try:
-            values[name.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            problems.append(f"'{assignment}': the value is not valid YAML")
+            values[name.strip()] = _read_yaml(text)
+        except ValueError as error:
+            problems.append(f"'{assignment}': the value is {str(error).removeprefix('line 1, ')}")
     if problems:
         raise SettingsError.of("--set", problems)
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Of two equal names, YAML keeps the last in silence; this refuses them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first:
+                problem = f"'{name}' stands twice, first in line {first[name]}; remove one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            first[name] = line
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(text: str) -> object:
+    """The data of a YAML text.
+
+    Raises:
+        ValueError: saying where it is not valid.
+    """
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise ValueError(f"{line}not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except (ValueError, RecursionError) as error:  # a date such as 2020-13-45; a thousand brackets
+        raise ValueError(f"not valid YAML: {error}") from None
 
 
 def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]) -> dict[str, dict[str, object]]:
@@ -134,13 +176,26 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
     """What pydantic found, in our words: one sentence a setting."""
     problems = []
     for detail in error.errors():
-        name = ".".join(str(part) for part in detail["loc"])
+        name = _setting_name(detail["loc"], model)
         if detail["type"] == "extra_forbidden":
             problems.append(unknown("setting", name, model.model_fields))
         elif detail["type"] == "missing":
             problems.append(f"setting '{name}' is missing")
+        elif detail["type"] == "string_type":
+            problems.append(f"setting '{name}' is {detail['input']!r}: expected text; put it in quotes")
         else:
             what = detail["msg"].removeprefix("Value error, ")
             where = f"setting '{name}' is {detail['input']!r}: " if name else ""
-            problems.append(f"{where}{what[0].lower()}{what[1:]}")
+            kept = what if what[:4].isupper() else f"{what[0].lower()}{what[1:]}"
+            problems.append(f"{where}{kept}")
     return problems
+
+
+def _setting_name(loc: Sequence[str | int], model: type[BaseModel]) -> str:
+    """`layers[1]`; without pydantic's names for the branches of a union."""
+    if not loc:
+        return ""
+    field = model.model_fields.get(str(loc[0]))
+    is_union = field is not None and get_origin(field.annotation) in (Union, UnionType)
+    parts = [part for part in loc[1:] if isinstance(part, int) or not is_union]
+    return str(loc[0]) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)

@@ -1,12 +1,13 @@
 """Who this process is among the processes of a run, and what they tell each other.
 
-A `Ranks` is a value that is handed down; nothing reads the environment but `Ranks.from_environment`, and with one
-process every exchange is the identity.
+A `Ranks` is a value that is handed down; nothing reads the environment but `join`, and with one process every exchange
+is the identity.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,13 +91,15 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
-    if not name.startswith("cuda"):
+    if not re.fullmatch(r"cuda(:[0-9]+)?", name):
         raise SettingsError(f"device is '{name}'; expected auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
         raise SettingsError(f"device is '{name}', but torch {torch.__version__} sees no GPU here; use cpu or auto")
     device = torch.device(name if ":" in name else f"cuda:{local_rank}")
     if device.index is not None and device.index >= torch.cuda.device_count():
-        raise SettingsError(f"device is '{device}', but there are only {torch.cuda.device_count()} GPUs")
+        raise SettingsError(
+            f"device is '{device}', but torch sees {torch.cuda.device_count()} GPUs, the first is cuda:0"
+        )
     return device
 
 

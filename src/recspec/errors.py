@@ -42,7 +42,8 @@ class RecspecError(Exception):
 
 def _natural(text: str) -> list[tuple[int, str]]:
     """Sorts `line 9` before `line 10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+    parts = re.split(r"([0-9]{1,18})", text)
+    return [(int(part), "") if place % 2 else (-1, part) for place, part in enumerate(parts)]
 
 
 class SpecError(RecspecError):
@@ -75,7 +76,7 @@ class MissingExtraError(RecspecError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the known name closest to `name`, or nothing when none is close."""
-    lowered = {candidate.lower(): candidate for candidate in known}
+    lowered = {candidate.lower(): candidate for candidate in known if candidate != name}
     matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" (did you mean '{lowered[matches[0]]}'?)" if matches else ""
 

@@ -1,0 +1,221 @@
+"""Settings from recipes and from --set; what is said about those that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from recspec.config import Recipe, Settings, assign, build, load_recipe, parse_assignments
+from recspec.errors import SettingsError
+
+
+class Model(Settings):
+    """A made-up model's settings."""
+
+    factors: int = Field(8, ge=1)
+    layers: tuple[int, ...] = (64, 32)
+    dropout: float = Field(0.5, ge=0, lt=1)
+    use_bias: bool = True
+    name: str = "x"
+    seed: int = 0
+    limit: int | Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _something_left(self) -> Model:
+        if not self.layers and self.factors == 1:
+            raise ValueError("layers and factors: nothing is left to learn")
+        return self
+
+
+class Train(Settings):
+    """Made-up settings of training."""
+
+    epochs: int = 1
+    learning_rate: float = 0.1
+    seed: int = 0
+    needed: str = Field(default="given")
+
+
+SECTIONS = {"settings": Model, "train": Train}
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    return folder / "recipe.yaml"
+
+
+def refused(folder: Path, text: str) -> str:
+    file = write(folder, text)
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(file)
+    message = str(caught.value)
+    assert message.startswith(f"recipe {file}: ")
+    return message.removeprefix(f"recipe {file}: ")
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_read(tmp_path: Path) -> None:
+    text = "about: reaches 0.7\nmodel: neumf\nsettings: {factors: 4}\ntrain:\n  learning_rate: 1e-3\n"
+    file = write(tmp_path, text)
+    expected = Recipe("neumf", {"factors": 4}, {"learning_rate": "1e-3"}, "reaches 0.7", file)
+    assert load_recipe(str(file)) == expected
+    assert build(Train, "here", expected.train).learning_rate == 0.001  # YAML calls 1e-3 text; the setting knows better
+
+
+@pytest.mark.parametrize("text", ["", "settings:\n", "train: {}\n", "about:\n"])
+def test_a_recipe_may_say_little(text: str, tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, text))
+    assert (recipe.model, dict(recipe.settings), dict(recipe.train)) == (None, {}, {})
+
+
+def test_all_wrong_sections_are_told_at_once(tmp_path: Path) -> None:
+    assert refused(tmp_path, "setings: {}\nmodel: [a]\ntrain: 5\n3: x\n") == (
+        "4 problems\n"
+        "  - section 'model' holds ['a']; expected a model's name\n"
+        "  - section 'train' holds 5; expected settings, one `name: value` a line\n"
+        "  - unknown section '3'; known: 'about', 'model', 'settings', 'train'\n"
+        "  - unknown section 'setings' (did you mean 'settings'?); known: 'about', 'model', 'settings', 'train'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n", "expected sections about, model, settings, train"),
+        ("a: [1\nb: 2\n", "line 2, column 2: not valid YAML: expected ',' or ']', but got ':'"),
+        (
+            "train:\n  epochs: 1\n  epochs: 2\n",
+            "line 3, column 3: not valid YAML: 'epochs' stands twice, first in line 2; remove one",
+        ),
+        ("about: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
+        (
+            "a: !!python/name:os.system\n",
+            "line 1, column 4: not valid YAML: could not determine a constructor for the ",
+        ),
+    ],
+)
+def test_a_file_that_is_no_recipe(text: str, message: str, tmp_path: Path) -> None:
+    assert refused(tmp_path, text).startswith(message)
+
+
+def test_a_recipe_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match=r"recipe .*recipe\.yaml: 'utf-8' codec can't decode"):
+        load_recipe(tmp_path / "recipe.yaml")
+
+
+def test_a_recipe_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(tmp_path / "recepi.yaml")
+    assert str(caught.value) == f"recipe {tmp_path / 'recepi.yaml'}: no such file (did you mean 'recipe.yaml'?)"
+    with pytest.raises(SettingsError, match=r"no such file$"):
+        load_recipe(tmp_path / "nowhere" / "recipe.yaml")
+
+
+# --- name=value ------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_read_as_yaml() -> None:
+    assignments = ["a=1", "b=0.5", "c=[64, 32]", "d=true", "e=text", "f=", " g = {x: 1}", "h=a=b", "i='no'"]
+    assert parse_assignments(assignments) == {
+        "a": 1, "b": 0.5, "c": [64, 32], "d": True, "e": "text", "f": None, "g": {"x": 1}, "h": "a=b", "i": "no",
+    }  # fmt: skip
+
+
+def test_every_entry_that_is_no_assignment_is_told() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_assignments(["epochs", "=3", "layers=[64", "day=2020-13-45", "good=1"])
+    assert caught.value.problems == (
+        "'=3' is not of the form name=value",
+        "'day=2020-13-45': the value is not valid YAML: month must be in 1..12",
+        "'epochs' is not of the form name=value",
+        "'layers=[64': the value is column 4: not valid YAML: expected ',' or ']', but got '<stream end>'",
+    )
+    assert str(caught.value).startswith("--set: 4 problems\n")
+
+
+def test_a_setting_goes_to_the_section_that_owns_it() -> None:
+    assert assign({"factors": 4, "epochs": 2, "train.seed": 7, "settings.seed": 8}, SECTIONS) == {
+        "settings": {"factors": 4, "seed": 8},
+        "train": {"epochs": 2, "seed": 7},
+    }
+    assert assign({}, SECTIONS) == {"settings": {}, "train": {}}
+
+
+def test_every_name_that_can_not_be_assigned_is_told() -> None:
+    with pytest.raises(SettingsError) as caught:
+        assign({"seed": 1, "epoch": 2, "train.factors": 3, "trian.epochs": 4, "zzz": 5}, SECTIONS)
+    assert caught.value.problems == (
+        "'seed' is a setting of settings and of train; say settings.seed",
+        "unknown setting 'epoch' (did you mean 'epochs'?); `recspec models` lists the settings",
+        "unknown setting 'train.factors' (did you mean 'settings.factors'?); `recspec models` lists the settings",
+        "unknown setting 'trian.epochs' (did you mean 'train.epochs'?); `recspec models` lists the settings",
+        "unknown setting 'zzz'; `recspec models` lists the settings",
+    )
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_later_layers_win() -> None:
+    settings = build(Model, "here", {"factors": 1, "dropout": 0.1}, {}, {"factors": 2})
+    assert (settings.factors, settings.dropout, settings.layers) == (2, 0.1, (64, 32))
+
+
+def test_all_wrong_settings_are_told_at_once() -> None:
+    values: dict[str, object] = {"factor": 3, "dropout": 1, "layers": [64, "wide"], "factors": "many", "limit": []}
+    with pytest.raises(SettingsError) as caught:
+        build(Model, "recipe r.yaml and --set", values)
+    assert str(caught.value).startswith("recipe r.yaml and --set: 6 problems\n")
+    assert caught.value.problems == (
+        "setting 'dropout' is 1: input should be less than 1",
+        "setting 'factors' is 'many': input should be a valid integer, unable to parse string as an integer",
+        "setting 'layers[1]' is 'wide': input should be a valid integer, unable to parse string as an integer",
+        "setting 'limit' is []: input should be 'auto'",
+        "setting 'limit' is []: input should be a valid integer",
+        (
+            "unknown setting 'factor' (did you mean 'factors'?); known: 'factors', 'layers', 'dropout', 'use_bias', "
+            "'name', 'seed', 'limit'"
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", ["factors", "dropout", "name"])
+def test_yes_is_neither_a_number_nor_text(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build(Model, "--set", parse_assignments([f"{name}=yes"]))
+    assert str(caught.value) == (
+        f"--set: setting '{name}' is True: YAML reads yes, no, on and off as true and false; put text in quotes"
+    )
+    assert build(Model, "--set", parse_assignments(["use_bias=no"])).use_bias is False
+
+
+def test_a_number_is_no_text() -> None:
+    with pytest.raises(SettingsError, match="--set: setting 'name' is 5: expected text; put it in quotes"):
+        build(Model, "--set", {"name": 5})
+    assert build(Model, "--set", parse_assignments(["name='5'"])).name == "5"
+
+
+def test_a_rule_of_several_settings_is_told_in_its_own_words() -> None:
+    with pytest.raises(SettingsError) as caught:
+        build(Model, "--set", {"layers": [], "factors": 1})
+    assert str(caught.value) == "--set: layers and factors: nothing is left to learn"
+
+
+def test_a_setting_without_a_default_is_asked_for() -> None:
+    class Needs(Settings):
+        path: str
+
+    with pytest.raises(SettingsError, match="here: setting 'path' is missing"):
+        build(Needs, "here")
+
+
+def test_settings_can_not_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Model().factors = 3  # type: ignore[misc]
