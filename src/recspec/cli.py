@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, get_args
 
 import typer
 from pydantic import BaseModel
@@ -483,8 +483,11 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 # --- display ---------------------------------------------------------------------------------------------------------
 
-Stage = Callable[[str, float, float | None], None]
-"""`progress(stage, done, total)`; total None where it is not known."""
+
+class Stage(Protocol):
+    """Told how far a stage is; total is None where it is not known."""
+
+    def __call__(self, stage: str, done: float, total: float | None) -> None: ...
 
 
 @contextmanager
@@ -574,7 +577,7 @@ def _print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
     for protocol, metrics in report.metrics.items():
         beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
-        table = Table(title=f"{report.split}, {report.described(protocol)}", title_justify="left")
+        table = _titled_table(f"{report.split}, {report.described(protocol)}")
         table.add_column("")
         for name in (model, *beside):
             table.add_column(name, justify="right", style="bold" if name == model else "")
@@ -590,7 +593,7 @@ def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> 
     if liked:
         out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}", highlight=False, markup=False)
     title = f"user {answer.user}" if answer.known else f"user {answer.user}: unknown, so the most popular items"
-    table = Table(title=title, title_justify="left")
+    table = _titled_table(title)
     for name, justify in (("", "right"), ("item", "right"), ("title", "left"), ("score", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for rank, item in enumerate(answer.items, start=1):
@@ -601,7 +604,7 @@ def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> 
 
 
 def _print_settings(title: str, model: type[BaseModel]) -> None:
-    table = Table(title=title, title_justify="left")
+    table = _titled_table(title)
     for name in ("name", "default", "what it is"):
         table.add_column(name)
     for name, field in model.model_fields.items():
@@ -620,7 +623,7 @@ def _print_section(title: str, value: object) -> None:
             for column in dict.fromkeys(column for row in value.values() for column in row)
             if any(_cell(row.get(column)) for row in value.values())
         ]
-        table = Table(title=title, title_justify="left")
+        table = _titled_table(title)
         for column in ("", *columns):
             table.add_column(column)
         for name, row in value.items():
@@ -632,8 +635,15 @@ def _print_section(title: str, value: object) -> None:
         out.print(f"{title}: {_cell(value)}", highlight=False, markup=False)
 
 
+def _titled_table(title: str) -> Table:
+    """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
+    out.print(f"\n{title}", style="bold", highlight=False, markup=False)
+    return Table()
+
+
 def _print_figures(title: str, figures: Mapping[str, object]) -> None:
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = _titled_table(title)
+    table.show_header = False
     for name, value in figures.items():
         table.add_row(name, _cell(value))
     out.print(table)

@@ -832,7 +832,7 @@ def _from_pydantic(loc: tuple[str | int, ...], kind: str, message: str, value: o
     if loc[0] == "source_spec" and loc[-1] == "type":
         return loc, unknown("chunk type", str(value), CHUNK_TYPES)
     place = loc[:3] if loc[0] == "feature_spec" else loc  # without pydantic's names for the branches of a union
-    hint = nearest(str(value), DTYPES) if place[-1:] == ("dtype",) else ""
+    hint = nearest(str(value).rpartition(".")[2], DTYPES) if place[-1:] == ("dtype",) else ""
     return place, f"is {_shown(value)}{hint}; expected {_expected(place)}"
 
 

@@ -1,0 +1,313 @@
+"""The commands as a user types them: what they print, where, and their exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recspec import cli
+from recspec.feature_spec import FeatureSpec
+from tests import made_up
+
+Cli = Callable[..., tuple[int, str, str]]
+
+WORKED_EXAMPLE = """
+feature_spec:
+  user_gender: {dtype: torch.int8, cardinality: 3}
+  user_age:    {dtype: torch.int8}          # no cardinality: numeric
+  user_id:     {dtype: torch.int32, cardinality: 2655}
+  item_id:     {dtype: torch.int32, cardinality: 856}
+  label:       {dtype: torch.float32}
+source_spec:
+  train:
+    - {type: csv, features: [user_gender, user_age], files: [train_data_0_0.csv, train_data_0_1.csv]}
+    - {type: csv, features: [user_id, item_id, label], files: [train_data_1.csv]}
+  test:
+    - {type: csv, features: [user_id, item_id, label, user_gender, user_age], files: [test_data.csv]}
+channel_spec:
+  numeric_inputs: [user_age]
+  categorical_user_inputs: [user_gender, user_id]
+  categorical_item_inputs: [item_id]
+  label_ch: [label]
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a command in this process: exit status, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["recspec", *map(str, arguments)])
+        capsys.readouterr()
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("cli") / "data")
+
+
+def worked_example(folder: Path, text: str = WORKED_EXAMPLE) -> Path:
+    """The specification of the design, with files as it says: 2 + 3 rows beside 5 rows, and a test of 3."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "feature_spec.yaml").write_text(text)
+    (folder / "train_data_0_0.csv").write_text("1,33\n2,18\n")
+    (folder / "train_data_0_1.csv").write_text("0,52\n1,21\n2,40\n")
+    (folder / "train_data_1.csv").write_text("0,0,1\n1,855,0\n2654,3,1\n7,8,0\n9,10,1\n")
+    (folder / "test_data.csv").write_text("0,5,1,1,30\n1,6,0,2,31\n2,7,1,0,32\n")
+    return folder
+
+
+# --- the specification -----------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_checks_describes_and_trains_as_it_stands(run: Cli, tmp_path: Path) -> None:
+    folder = worked_example(tmp_path / "example")
+    assert run("check", folder) == (0, "ok: 5 features; train 5 rows, test 3 rows\n", "")
+    status, printed, _ = run("describe", folder, "--json")
+    assert status == 0
+    assert json.loads(printed)["splits"]["train"]["rows"] == 5
+    status, _, said = run("train", "neumf", folder, tmp_path / "run", "--set", "epochs=2", "--set", "negatives=2")
+    assert status == 0, said
+    assert "bundle of epoch 2" in said
+    status, printed, _ = run("evaluate", tmp_path / "run", folder, "--protocol", "rows", "--json")
+    assert status == 0
+    assert set(json.loads(printed)["metrics"]) == {"rows"}
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "unknown feature in a channel": (
+        lambda f: worked_example(f, WORKED_EXAMPLE.replace("numeric_inputs: [user_age]", "numeric_inputs: [user_aje]")),
+        ["line 15: channel_spec.numeric_inputs[0]: unknown feature 'user_aje' (did you mean 'user_age'?)"],
+    ),
+    "id beyond its cardinality": (
+        lambda f: (worked_example(f) / "train_data_1.csv").write_text("0,0,1\n1,856,0\n2654,3,1\n7,8,0\n9,10,1\n"),
+        ["train_data_1.csv", "item_id", "row 2", "856"],
+    ),
+    "missing file": (
+        lambda f: (worked_example(f) / "test_data.csv").rename(f / "tests_data.csv"),
+        ["test_data.csv", "did you mean 'tests_data.csv'?"],
+    ),
+    "unequal chunk lengths": (
+        lambda f: (worked_example(f) / "train_data_0_1.csv").write_text("0,52\n"),
+        ["3 rows", "5 rows"],
+    ),
+    "a path outside the folder": (
+        lambda f: worked_example(f, WORKED_EXAMPLE.replace("[test_data.csv]", "[../test_data.csv]")),
+        ["line 13: source_spec.test[0].files[0]: '../test_data.csv' lies outside the specification's folder"],
+    ),
+    "wrong dtype": (
+        lambda f: (worked_example(f) / "train_data_1.csv").write_text("0,0,1\nanna,855,0\n2654,3,1\n7,8,0\n9,10,1\n"),
+        ["train_data_1.csv", "user_id", "row 2", "anna"],
+    ),
+    "no label": (
+        lambda f: worked_example(f, WORKED_EXAMPLE.replace("  label_ch: [label]\n", "")),
+        ["channel_spec.label: expected exactly one label feature; found none"],
+    ),
+    "duplicate feature": (
+        lambda f: worked_example(f, WORKED_EXAMPLE.replace("[user_gender, user_age], f", "[user_id, user_age], f")),
+        ["feature 'user_id' stands more than once in the split 'train'; expected once"],
+    ),
+    "bad YAML": (
+        lambda f: worked_example(f, WORKED_EXAMPLE.replace("[item_id]", "[item_id")),
+        ["not valid YAML"],
+    ),
+    "empty split": (
+        lambda f: (worked_example(f) / "test_data.csv").write_text(""),
+        ["test", "no row"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_check_tells_what_is_wrong_and_where(run: Cli, tmp_path: Path, name: str) -> None:
+    break_it, expected = BROKEN[name]
+    break_it(tmp_path / "broken")
+    status, printed, said = run("check", tmp_path / "broken")
+    assert status == 2
+    assert printed == ""
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    for part in expected:
+        assert part in said
+
+
+def test_several_violations_are_told_together(run: Cli, tmp_path: Path) -> None:
+    text = WORKED_EXAMPLE.replace("torch.int32, cardinality: 856", "torch.int33, cardinality: 0")
+    worked_example(tmp_path / "broken", text)
+    status, _, said = run("check", tmp_path / "broken")
+    assert status == 2
+    assert "2 problems" in said
+    assert "line 6: feature_spec.item_id.cardinality: is 0; expected a number of ids, 1 or more, or 'auto'" in said
+    assert "line 6: feature_spec.item_id.dtype: is 'torch.int33' (did you mean 'int32'?); expected one of" in said
+
+
+def test_auto_cardinality_is_refused_by_training_and_resolved_by_transcode(run: Cli, tmp_path: Path) -> None:
+    text = WORKED_EXAMPLE.replace("cardinality: 2655", "cardinality: auto").replace(
+        "cardinality: 856", "cardinality: auto"
+    )
+    folder = worked_example(tmp_path / "auto", text)
+    status, _, said = run("train", "neumf", folder, tmp_path / "run")
+    assert status == 2
+    assert "is 'auto', which only `recspec transcode DATA OUT` resolves" in said
+    assert run("transcode", folder, tmp_path / "made", "--to", "split_binary")[0] == 0
+    assert FeatureSpec.load(tmp_path / "made").num_ids("user_id") == 2655
+    assert run("train", "neumf", tmp_path / "made", tmp_path / "run", "--set", "epochs=1")[0] == 0
+
+
+def test_synthesize_makes_data_of_a_specifications_shape(run: Cli, tmp_path: Path) -> None:
+    folder = worked_example(tmp_path / "shape")
+    status, printed, said = run("synthesize", folder, tmp_path / "made", "--rows", "200", "--distribution", "power_law")
+    assert status == 0, said
+    assert "written as parquet" in printed
+    status, printed, _ = run("check", tmp_path / "made")
+    assert (status, "train 200 rows" in printed) == (0, True)
+
+
+def test_schema_is_json(run: Cli) -> None:
+    status, printed, _ = run("schema")
+    assert status == 0
+    assert json.loads(printed)["title"] == "Dataset Feature Specification"
+
+
+# --- the whole way ---------------------------------------------------------------------------------------------------
+
+
+def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
+    rows = [(user, (user * 7 + step * step) % 40, step) for user in range(1, 31) for step in range(12)]
+    (tmp_path / "clicks.csv").write_text(
+        "user_id,item_id,timestamp\n" + "".join(f"{user},{item},{t}\n" for user, item, t in rows)
+    )
+    made, trained = tmp_path / "data", tmp_path / "run"
+    status, printed, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10")
+    assert status == 0, said
+    assert "prepared table" in said
+    assert "interactions" in printed
+    assert "already" in run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10")[2]
+    status, _, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=5")
+    assert (status, "num_negatives was 10, now 5" in said) == (2, True)
+
+    status, _, said = run(
+        "train", "neumf", made, trained, "--set", "factors=4", "--set", "layers=[8,4]", "--set", "epochs=2", "--amp"
+    )
+    assert status == 0, said
+    assert "epoch 2/2" in said
+    status, printed, said = run("evaluate", trained, made, "--baselines", "--json")
+    assert status == 0, said
+    report = json.loads(printed)
+    assert set(report["metrics"]) == {"rows", "sampled", "full"}
+    assert {"popularity", "item_knn", "ease", "ials"} <= set(report["baselines"])
+    status, printed, _ = run("evaluate", trained, made, "--baselines")
+    assert (status, "test, sampled" in printed, "popularity" in printed) == (0, True, True)
+
+    status, printed, _ = run("recommend", trained, "--user", "7", "-k", "3", "--json")
+    assert status == 0
+    assert len(json.loads(printed)[0]["items"]) == 3
+    status, printed, _ = run("recommend", trained, "--user", "nobody", "-k", "3")
+    assert (status, "unknown, so the most popular items" in printed) == (0, True)
+    status, _, said = run("recommend", trained, "--all", "--out", tmp_path / "all.parquet")
+    assert (status, "30 users" in said) == (0, True)
+    (tmp_path / "rows.csv").write_text("user_id,item_id\n1,7\n")
+    status, _, said = run("predict", trained, tmp_path / "rows.csv", "--out", tmp_path / "scored.csv")
+    assert (status, "1 rows" in said) == (0, True)
+
+
+def test_a_recipe_with_changes_over_it(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: neumf\nsettings: {factors: 4, layers: [8, 4]}\ntrain: {epochs: 9, learning_rate: 1e-2}\n")
+    status, _, said = run(
+        "train", "neumf", data.folder, tmp_path / "run", "--recipe", recipe, "--set", "train.epochs=1"
+    )
+    assert status == 0, said
+    assert "epoch 1/1" in said
+    card = json.loads((tmp_path / "run" / "bundle" / "bundle.json").read_text())
+    assert (card["settings"]["factors"], card["train"]["learning_rate"]) == (4, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "epohs=1"), "unknown setting 'epohs' (did you mean 'epochs'?)"),
+        (("--set", "settings.factor=1"), "unknown setting 'settings.factor' (did you mean 'settings.factors'?)"),
+        (("--set", "epochs"), "'epochs' is not of the form name=value"),
+        (("--set", "epochs=-1"), "setting 'epochs' is -1"),
+        (("--set", "layers=[7, 4]"), "it must be even"),
+        (("--recipe", "no-such.yaml"), "recipe no-such.yaml: no such file"),
+        (("--device", "gpu"), "device is 'gpu'; expected auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused(
+    run: Cli, tmp_path: Path, data: FeatureSpec, arguments: tuple[str, ...], message: str
+) -> None:
+    status, _, said = run("train", "neumf", data.folder, tmp_path / "run", *arguments)
+    assert status == 2
+    assert message in said
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_unknown_names_get_the_nearest_known_one(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
+    assert "did you mean 'neumf'?" in run("train", "neuml", data.folder, tmp_path / "run")[2]
+    assert "did you mean 'movielens'?" in run("prepare", "movielense", tmp_path, tmp_path / "out")[2]
+    assert "unknown chunk type 'parquets'" in run("transcode", data.folder, tmp_path / "out", "--to", "parquets")[2]
+    assert "no such file or folder" in run("check", tmp_path / "nowhere")[2]
+
+
+def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
+    run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=0")
+    assert "name users with --user ID" in run("recommend", tmp_path / "run")[2]
+    assert "--all needs --out" in run("recommend", tmp_path / "run", "--all")[2]
+
+
+def test_what_there_is_is_listed(run: Cli) -> None:
+    assert "neumf" in run("models")[1]
+    assert "movielens" in run("datasets")[1]
+    listing = json.loads(run("models", "--json")[1])
+    assert listing["models"]["neumf"]["needs"] == ["user", "item", "label"]
+    assert "learning_rate" in listing["train"]
+    assert "movielens" in json.loads(run("datasets", "--json")[1])
+    assert run("version")[1].strip() == "0.1.0"
+
+
+def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: FeatureSpec) -> None:
+    status, printed, said = run(
+        "bench", "train", "neumf", "--data", data.folder, "--steps", "3", "--warmup", "1", "--json"
+    )
+    assert status == 0, said
+    figures = json.loads(printed)
+    assert figures["samples_per_second"] > 0
+    assert 0 < figures["share_of_matrix_rate"] < 1.5
+
+
+def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path) -> None:
+    status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
+    assert status == 0, said
+    for part in ("recspec prepare movielens", "recspec train neumf", "recspec evaluate", "recspec recommend"):
+        assert part in said
+    assert "test, sampled" in printed
+    assert "test, full" in printed
+    assert " 10 " in printed
+
+
+def test_help_and_data_commands_do_not_load_torch() -> None:
+    program = (
+        "import sys\n"
+        "from recspec import cli, feature_spec, datasets, encoding, tables\n"
+        "sys.argv = ['recspec', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
