@@ -339,16 +339,22 @@ def _without_unknown(ids: Ids, offsets: NDArray[np.int64], length: int) -> Lists
 
 
 def _arrow(values: RawValues) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    elif not isinstance(values, pa.Array):
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         try:
             values = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # numbers and texts mixed, as JSON allows
-            values = pa.array([None if value is None else str(value) for value in values], pa.string())
+            values = pa.array([_text(value) for value in values], pa.string())
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int64())
     return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _whole_or_text(array: pa.Array) -> pa.Array:
@@ -372,7 +378,7 @@ def _as_int64(array: pa.Array) -> pa.Array:
     """Whole numbers, null where a value is not one."""
     if pa.types.is_integer(array.type):
         if pa.types.is_uint64(array.type):
-            array = pc.if_else(pc.less_equal(array, np.iinfo(np.int64).max), array, None)
+            array = pc.if_else(pc.less_equal(array, pa.scalar(np.iinfo(np.int64).max, pa.uint64())), array, None)
         return array.cast(pa.int64())
     if pa.types.is_floating(array.type):
         array = array.cast(pa.float64())
@@ -391,8 +397,6 @@ def _as_numbers(array: pa.Array) -> NDArray[np.float64]:
     if pa.types.is_string(array.type):
         text = pc.utf8_trim_whitespace(array)
         array = pc.if_else(pc.equal(text, ""), None, text)
-    elif pa.types.is_boolean(array.type):
-        array = array.cast(pa.int8())
     try:
         numbers: NDArray[np.float64] = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

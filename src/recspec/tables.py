@@ -15,6 +15,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,7 +28,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from ibis.expr.types import Table
 
-from recspec.errors import DataError, SettingsError, listed, nearest, require_extra, unknown
+from recspec.errors import DataError, RecspecError, SettingsError, listed, nearest, require_extra, unknown
 
 ENGINES = ("duckdb", "spark")
 ColumnType = Literal["int64", "float64", "string"]
@@ -162,6 +163,7 @@ class _DuckDB:
         spill = self._folder / "spill"
         spill.mkdir()
         settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
+        self._limit = memory_limit
         if memory_limit is not None:
             settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
         self._connection = duckdb.connect(config=settings)
@@ -185,6 +187,8 @@ class _DuckDB:
         scan = f"read_csv({_quoted(str(file.path))}, {listing})"
         try:
             target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
+        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            raise _resource_error(error, self._limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
         return _checked(self, file, self.read_parquet([target]))
@@ -197,13 +201,15 @@ class _DuckDB:
         return ibis.table(_schema(paths[0], row), name=name)
 
     def stage(self, table: Table) -> Table:
-        return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"))])
+        with _told(self._limit):
+            return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"))])
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        relation = self._connection.sql(ibis.to_sql(table, dialect="duckdb"))
-        for batch in pa.RecordBatchReader.from_stream(relation):
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows)
+        with _told(self._limit):
+            relation = self._connection.sql(ibis.to_sql(table, dialect="duckdb"))
+            for batch in pa.RecordBatchReader.from_stream(relation):
+                for start in range(0, batch.num_rows, rows):
+                    yield batch.slice(start, rows)
 
     def close(self) -> None:
         self._connection.close()
@@ -219,6 +225,23 @@ class _DuckDB:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def _told(memory_limit: int | None) -> Iterator[None]:
+    """Turns memory or disk that ran out into an error that says what to do."""
+    try:
+        yield
+    except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+        raise _resource_error(error, memory_limit) from None
+
+
+def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
+    said = str(error).split("\n")[0]
+    if isinstance(error, duckdb.OutOfMemoryException):
+        given = f" of {memory_limit / 1e6:,.0f} MB" if memory_limit else ""
+        return SettingsError(f"--memory-limit{given} is too little for these tables ({said}); give more")
+    return DataError(f"reading or writing files failed: {said}")
 
 
 # --- Spark -----------------------------------------------------------------------------------------------------------
@@ -382,8 +405,11 @@ def file_columns(file: TextFile) -> dict[str, ColumnType]:
 
 def read_header(file: TextFile) -> list[str]:
     """Names of the columns in the first line."""
-    with _open_text(file) as stream:
-        first = next(_records(file, stream), None)
+    try:
+        with _open_text(file) as stream:
+            first = next(_records(file, stream), None)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file.path}: {_not_text(file, error)}") from None
     if first is None:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
     return first
@@ -422,7 +448,11 @@ def problems_of(file: TextFile) -> list[str]:
         with _open_text(file) as stream:
             return list(islice(_line_problems(file, stream), PROBLEMS_SHOWN))
     except UnicodeDecodeError as error:
-        return [f"is not {file.encoding} text: byte 0x{error.object[error.start]:02x} ({error.reason})"]
+        return [_not_text(file, error)]
+
+
+def _not_text(file: TextFile, error: UnicodeDecodeError) -> str:
+    return f"is not {file.encoding} text: byte 0x{error.object[error.start]:02x} ({error.reason})"
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:

@@ -81,6 +81,7 @@ def run(job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False) 
         DataError: if `out` holds something else.
     """
     identity = job.identity()
+    _remove_abandoned(job.out)
     if _holds(job.out, identity, force):
         return _prepared(job, f"already prepared: {job.out} holds what was asked for")
     started = time.perf_counter()
@@ -131,7 +132,6 @@ def _difference(name: str, earlier: object, now: object) -> str:
 def _beside(out: Path) -> Iterator[Path]:
     """A temporary folder that takes the place of `out` once all went well, and else leaves no trace."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(out)
     folder = out.parent / f".{out.name}.{os.getpid()}.tmp"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -253,8 +253,10 @@ SECOND_WORDS = (
     "Mirror", "Morning", "Neighbor", "Ocean", "Palace", "Planet", "Road", "Season", "Secret", "Soldier", "Stranger",
     "Teacher", "Thief", "Tiger", "Tower", "Treasure", "Valley", "Window", "Wolf",
 )  # fmt: skip
-STRANDS = 4
-"""Finer tastes inside a genre."""
+MOST_STRANDS = 4
+"""Finer tastes inside a genre, where there are enough items."""
+ITEMS_PER_STRAND = 40
+"""At least so many: people who rate 70 items must not run out of those they like."""
 FAVOURITES = 3
 """Genres that a user mostly rates."""
 SECONDS_PER_DAY = 86_400
@@ -299,33 +301,37 @@ def write_movielens_like(
 
 
 class _Catalogue:
-    """Items with their raw id, genre, strand, quality, and the power law of their popularity."""
+    """Items with their raw id, genre, strand, quality, and the power law of their popularity.
 
-    def __init__(self, items: int, seed: int) -> None:
+    Strands of all genres are numbered through: number = genre * strands + strand.
+    """
+
+    def __init__(self, num_items: int, seed: int) -> None:
         rng = np.random.default_rng((seed, 0))
-        self.movie_ids = np.sort(rng.choice(np.arange(1, 3 * items + 1), items, replace=False))
-        self.cluster = rng.permutation(np.arange(items) % (len(GENRES) * STRANDS))
-        popularity = rng.permutation((np.arange(items) + 10.0) ** -0.9)
-        self.quality = rng.normal(0, 0.5, items)
-        self.titles = _titles(items, rng)
-        self.second_genre = rng.integers(0, len(GENRES), items)
-        # One row of cumulative weights for every cluster, each raised by the cluster's number: one searchsorted
-        # then draws from any mixture of clusters.
-        self.order = np.argsort(self.cluster, kind="stable")
-        sorted_clusters = self.cluster[self.order]
-        total = np.bincount(sorted_clusters, popularity[self.order], minlength=len(GENRES) * STRANDS)
-        share = np.cumsum(popularity[self.order]) - np.concatenate([[0.0], np.cumsum(total)])[sorted_clusters]
-        self.cumulative = sorted_clusters + np.minimum(share / total[sorted_clusters], 1.0)
-        self.clusters = np.unique(sorted_clusters)
+        self.num_items = num_items
+        self.strands = int(np.clip(num_items // (len(GENRES) * ITEMS_PER_STRAND), 1, MOST_STRANDS))
+        self.movie_ids = np.sort(rng.choice(np.arange(1, 3 * num_items + 1), num_items, replace=False))
+        self.genre_share = (np.arange(len(GENRES)) + 2.0) ** -0.8
+        self.genre_share = rng.permutation(self.genre_share / self.genre_share.sum())
+        self.strand = rng.permutation(np.arange(num_items) % (len(GENRES) * self.strands))
+        self.popularity = rng.permutation((np.arange(num_items) + 1 + num_items / 100) ** -1.0)
+        self.quality = rng.normal(0, 0.4, num_items) + 0.15 * np.log(self.popularity / self.popularity.mean())
+        self.titles = _titles(num_items, rng)
+        self.second_genre = rng.integers(0, len(GENRES), num_items)
+        self._of_all = _Draw(np.zeros(num_items, np.int64), self.popularity)
+        self._of_strand = _Draw(self.strand, self.popularity)
 
-    def draw(self, cluster: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """One item from each given cluster, by popularity."""
-        place = np.searchsorted(self.cumulative, cluster + rng.random(len(cluster)), side="left")
-        drawn: NDArray[np.int64] = self.order[np.minimum(place, len(self.order) - 1)]
-        return drawn
+    def draw(self, strand: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """One item of each given strand, by popularity."""
+        return self._of_strand(strand, rng)
+
+    def draw_any(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """So many items, by popularity."""
+        return self._of_all(np.zeros(count, np.int64), rng)
 
     def write(self, path: Path) -> None:
-        genre = self.cluster // STRANDS
+        """Write `movies.csv`."""
+        genre = self.strand // self.strands
         second = np.where(self.second_genre == genre, -1, self.second_genre)
         pairs = zip(genre.tolist(), second.tolist(), strict=True)
         names = ["|".join(sorted(GENRES[genre] for genre in pair if genre >= 0)) for pair in pairs]
@@ -334,6 +340,30 @@ class _Catalogue:
             path,
             pa.csv.WriteOptions(quoting_style="needed", quoting_header="none"),
         )
+
+
+class _Draw:
+    """Draws members of groups by their weights.
+
+    One row of cumulative weights for every group, each raised by the group's number, so that a single binary search
+    draws from any mixture of groups.
+    """
+
+    def __init__(self, group: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
+        self._order = np.argsort(group, kind="stable")
+        sorted_group, sorted_weight = group[self._order], weight[self._order]
+        total = np.bincount(sorted_group, sorted_weight)
+        before = (np.cumsum(total) - total)[sorted_group]
+        share = (np.cumsum(sorted_weight) - before) / total[sorted_group]
+        self._cumulative = sorted_group + np.clip(share, 0.0, 1.0)
+        self._groups = np.unique(sorted_group)
+
+    def __call__(self, group: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """A member of each given group; of the next one where a group has none."""
+        place = np.minimum(np.searchsorted(self._groups, group), len(self._groups) - 1)
+        wanted = self._groups[place] + rng.random(len(group))
+        found = np.searchsorted(self._cumulative, wanted, side="left")
+        return np.asarray(self._order[np.minimum(found, len(self._order) - 1)], np.int64)
 
 
 def _titles(items: int, rng: np.random.Generator) -> list[str]:
@@ -375,10 +405,10 @@ def _rate(
     catalogue: _Catalogue, first_user: int, counts: NDArray[np.int64], rng: np.random.Generator
 ) -> dict[str, NDArray[np.int64] | pa.Array]:
     """The ratings of consecutive users, sorted by user and movie as MovieLens sorts them."""
-    favourites = rng.integers(0, len(GENRES), (len(counts), FAVOURITES))
-    strands = rng.integers(0, STRANDS, (len(counts), FAVOURITES))
-    user, item = _distinct_items(catalogue, favourites * STRANDS + strands, counts, rng)
-    liked = (catalogue.cluster[item][:, None] == favourites[user] * STRANDS + strands[user]).any(axis=1)
+    genres = rng.choice(len(GENRES), (len(counts), FAVOURITES), p=catalogue.genre_share)
+    tastes = genres * catalogue.strands + rng.integers(0, catalogue.strands, genres.shape)
+    user, item = _distinct_items(catalogue, tastes, counts, rng)
+    liked = (catalogue.strand[item][:, None] == tastes[user]).any(axis=1)
     stars = 3.1 + 0.8 * liked + catalogue.quality[item] + rng.normal(0, 0.7, len(item))
     half_stars = np.clip(np.rint(stars * 2), 1, 10).astype(np.int64)
     order = np.lexsort((item, user))
@@ -393,15 +423,16 @@ def _rate(
 def _distinct_items(
     catalogue: _Catalogue, tastes: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each user so many different items, in the order drawn; rows are grouped by user."""
-    num_items = len(catalogue.order)
+    """For each user so many different items, in random order; rows are grouped by user."""
+    num_items = catalogue.num_items
     keys = np.empty(0, np.int64)
-    missing = counts
-    for attempt in range(1000):
+    missing, attempt = counts, 0
+    while missing.any():
         user = np.repeat(np.arange(len(counts)), missing + missing // 3 + 1)
-        anywhere = rng.random(len(user)) < min(0.1 + 0.1 * attempt, 1.0)
         item = _drawn_by_taste(catalogue, tastes, user, rng)
-        item[anywhere] = rng.integers(0, num_items, int(anywhere.sum()))
+        # Who runs out of what they like takes more and more of anything, so that this ends.
+        anything = rng.random(len(user)) < min(0.05 * attempt, 0.5)
+        item[anything] = rng.integers(0, num_items, int(anything.sum()))
         drawn = np.concatenate([keys, user * num_items + item])
         _, first = np.unique(drawn, return_index=True)
         drawn = drawn[np.sort(first)]
@@ -409,22 +440,25 @@ def _distinct_items(
         user = drawn // num_items
         starts = np.searchsorted(user, np.arange(len(counts)))
         keys = drawn[np.arange(len(drawn)) - starts[user] < counts[user]]
-        missing = counts - np.bincount(keys // num_items, minlength=len(counts))
-        if not missing.any():
-            break
+        missing, attempt = counts - np.bincount(keys // num_items, minlength=len(counts)), attempt + 1
+    # Late draws are the odd ones; what is held out for test, the last in time, must be like all others.
+    keys = rng.permutation(keys)
+    keys = keys[np.argsort(keys // num_items, kind="stable")]
     return keys // num_items, keys % num_items
 
 
 def _drawn_by_taste(
     catalogue: _Catalogue, tastes: NDArray[np.int64], user: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """One item for each row: mostly from the user's favourite strands, sometimes elsewhere in the genre."""
+    """One item a row: of a favourite strand (65 %), elsewhere in its genre (15 %), or what everybody watches (20 %)."""
     which = np.minimum(rng.geometric(0.5, len(user)) - 1, FAVOURITES - 1)
-    cluster = tastes[user, which]
-    astray = rng.random(len(user)) < 0.25
-    cluster = np.where(astray, cluster // STRANDS * STRANDS + rng.integers(0, STRANDS, len(user)), cluster)
-    known = catalogue.clusters[np.minimum(np.searchsorted(catalogue.clusters, cluster), len(catalogue.clusters) - 1)]
-    return catalogue.draw(known, rng)
+    strand = tastes[user, which]
+    kind = rng.random(len(user))
+    elsewhere = strand // catalogue.strands * catalogue.strands + rng.integers(0, catalogue.strands, len(user))
+    item = catalogue.draw(np.where(kind < 0.15, elsewhere, strand), rng)
+    popular = kind > 0.8
+    item[popular] = catalogue.draw_any(int(popular.sum()), rng)
+    return item
 
 
 def _timestamps(user: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:

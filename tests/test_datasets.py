@@ -1,0 +1,983 @@
+"""Datasets: every promise of `prepare` asked of every registered dataset, then what each one alone must do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from recspec import metrics
+from recspec.card import check
+from recspec.datasets import DATASETS, movielens, prepared
+from recspec.datasets.interactions import _Seen
+from recspec.datasets.movielens import LAYOUTS, recognise
+from recspec.datasets.synthetic import GENRES, write_movielens_like
+from recspec.encoding import Encoders
+from recspec.errors import DataError, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.storage import open_split
+
+# --- raw rows --------------------------------------------------------------------------------------------------------
+
+RATINGS = [  # user, movie, stars, time: movies 10 to 50, each user in shuffled order of time
+    (3, 10, 4.0, 500), (3, 20, 3.0, 100), (3, 30, 5.0, 300),
+    (7, 20, 2.0, 50), (7, 30, 4.0, 40),
+    (8, 50, 1.0, 10),
+    (9, 40, 5.0, 7), (9, 10, 4.5, 8), (9, 20, 0.5, 9), (9, 10, 3.0, 6), (9, 30, 3.5, 2),
+]  # fmt: skip
+MOVIES = {
+    10: ("Ten, The (1990)", "Drama|War"),
+    20: ('"Twenty"', "Comedy"),
+    30: ("Thirty (2001)", "(no genres listed)"),
+    40: ("Léon (1994)", "Drama"),
+    50: ("Fifty (1950) (1951)", "Comedy|Drama|War"),
+    60: ("Unseen", "War"),
+}
+SPLIT_BY_HAND = {
+    "train": {(3, 20), (7, 30), (8, 50), (9, 30), (9, 10)},
+    "valid": {(3, 30), (9, 40)},
+    "test": {(3, 10), (7, 20), (9, 20)},
+}
+"""Movie 10 of user 9 counts at time 6, the earlier of its two ratings."""
+
+
+def write_latest(folder: Path, ratings: Sequence[tuple[int, int, float, int]] = RATINGS) -> Path:
+    """The layout of MovieLens 20M, 25M and latest."""
+    folder.mkdir(parents=True)
+    lines = [f"{user},{movie},{stars},{time}\n" for user, movie, stars, time in ratings]
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "".join(lines))
+    titles = {movie: title.replace('"', '""') for movie, (title, _) in MOVIES.items()}
+    movies = [f'{movie},"{titles[movie]}",{genres}\n' for movie, (_, genres) in MOVIES.items()]
+    (folder / "movies.csv").write_text("movieId,title,genres\n" + "".join(movies), encoding="utf-8")
+    return folder
+
+
+def write_1m(folder: Path, *, users: bool = True) -> Path:
+    """The layout of MovieLens 1M, or without users of 10M."""
+    folder.mkdir(parents=True)
+    lines = [f"{user}::{movie}::{stars:g}::{time}\n" for user, movie, stars, time in RATINGS]
+    (folder / "ratings.dat").write_text("".join(lines))
+    movies = [f"{movie}::{title}::{genres}\n" for movie, (title, genres) in MOVIES.items()]
+    (folder / "movies.dat").write_text("".join(movies), encoding="latin-1" if users else "utf-8")
+    if users:
+        (folder / "users.dat").write_text("3::F::1::10::48067\n7::M::56::16::70072\n8::M::25::15::55117-1234\n")
+    return folder
+
+
+def write_100k(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "u.data").write_text("".join(f"{u}\t{m}\t{s:g}\t{t}\n" for u, m, s, t in RATINGS))
+    flags = {m: "|".join(str(int(g in genres.split("|"))) for g in movielens.GENRES_100K) for m, (_, genres) in
+             MOVIES.items()}  # fmt: skip
+    movies = [f"{movie}|{title}|01-Jan-1995||http://x|{flags[movie]}\n" for movie, (title, _) in MOVIES.items()]
+    (folder / "u.item").write_text("".join(movies), encoding="latin-1")
+    (folder / "u.user").write_text("3|24|M|technician|85711\n7|53|F|other|94043\n8|23|M|writer|32067\n")
+    return folder
+
+
+def write_ncf(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    train = ["0\t5\t4\t10", "0\t6\t4\t30", "0\t7\t4\t20", "1\t5\t4\t1", "0\t6\t1\t40"]
+    (folder / "x.train.rating").write_text("\n".join(train) + "\n")
+    (folder / "x.test.rating").write_text("0\t8\t5\t50\n1\t6\t5\t2\n")
+    (folder / "x.test.negative").write_text("(0,8)\t9\t8\t9\n(1,6)\t7\t8\t9\n")
+    return folder
+
+
+def write_table(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    path = folder / "clicks.csv"
+    rng = np.random.default_rng(0)
+    rows = [
+        f"u{rng.integers(12)},{rng.integers(9)},{rng.integers(1000)},{rng.integers(2)},{rng.normal():.4f},"
+        f"{'|'.join(sorted(set(rng.choice(list('abcd'), 2))))},{'mobile' if rng.random() < 0.5 else ''}\n"
+        for _ in range(400)
+    ]
+    path.write_text("who,what,when,clicked,price,tags,device\n" + "".join(rows))
+    return path
+
+
+def nothing(folder: Path) -> Path:
+    return folder
+
+
+@dataclass(frozen=True)
+class Case:
+    """Raw files of a dataset, and settings they are prepared with."""
+
+    dataset: str
+    write: Callable[[Path], Path]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    other: Mapping[str, object] = field(default_factory=lambda: {"seed": 5})
+    """Settings that ask for something else."""
+
+
+TABLE_COLUMNS = {"user": "who", "item": "what", "timestamp": "when"}
+CASES = {
+    "movielens-latest": Case("movielens", write_latest, {"num_negatives": 3}),
+    "movielens-1m": Case("movielens", write_1m, {"num_negatives": 3}),
+    "movielens-10m": Case("movielens", lambda folder: write_1m(folder, users=False), {"num_negatives": 3}),
+    "movielens-100k": Case("movielens", write_100k, {"num_negatives": 3}),
+    "ncf": Case("ncf", write_ncf),
+    "table-interactions": Case("table", write_table, {**TABLE_COLUMNS, "num_negatives": 1, "item_features": ["price"],
+                               "context_features": ["device"]}),
+    "table-clicks": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
+                         "lists": ["tags"], "context_features": ["price", "device"]}),
+    "synthetic-clicks": Case("synthetic", nothing, {"num_rows": 2000}),
+    "synthetic-interactions": Case("synthetic", nothing, {"kind": "interactions", "num_rows": 3000}),
+}  # fmt: skip
+
+
+def run(case: Case, raw: Path, out: Path, **extra: object) -> prepared.Prepared:
+    dataset = DATASETS[case.dataset]
+    settings = dataset.Settings.model_validate({**case.settings, **extra.pop("settings", {})})  # type: ignore[dict-item]
+    return dataset.prepare(raw, out, settings, **{"threads": 1, **extra})  # type: ignore[arg-type]
+
+
+def prepare_movielens(raw: Path, out: Path, **settings: object) -> prepared.Prepared:
+    return run(Case("movielens", write_latest, {"num_negatives": 2, **settings}), raw, out)
+
+
+def raw_pairs(spec: FeatureSpec, split: str, label: int = 1) -> list[tuple[object, object]]:
+    """Raw user and item of every row of a split with that label, in the order of the files."""
+    columns = open_split(spec, split, [spec.user_id, spec.item_id, spec.label]).read(0, 10**9)
+    encoders = Encoders.load(spec.folder)
+    chosen = np.asarray(columns[spec.label]) == label
+    users, items = (
+        encoders.vocabulary_of(name).decode(np.asarray(columns[name])[chosen]).to_pylist()
+        for name in (spec.user_id, spec.item_id)
+    )
+    return list(zip(users, items, strict=True))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a prepared folder but the one that holds the seconds."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "prepare.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@dataclass(frozen=True)
+class Made:
+    case: Case
+    raw: Path
+    out: Path
+    result: prepared.Prepared
+    stages: list[tuple[str, int, int | None]]
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A dataset prepared once, for all that only look."""
+    case, folder = CASES[request.param], tmp_path_factory.mktemp(request.param)
+    raw, stages = case.write(folder / "raw"), []
+    result = run(case, raw, folder / "out", progress=lambda *stage: stages.append(stage))
+    return Made(case, raw, folder / "out", result, stages)
+
+
+# --- what every dataset promises -------------------------------------------------------------------------------------
+
+
+def test_every_registered_dataset_is_tested() -> None:
+    assert {case.dataset for case in CASES.values()} == set(DATASETS)
+
+
+def test_the_folder_is_a_whole_dataset(made: Made) -> None:
+    spec = FeatureSpec.load(made.out)
+    assert spec == made.result.spec
+    check(spec)
+    assert spec.splits == ("train", "valid", "test")
+    assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
+    expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
+    assert {path.name for path in made.out.iterdir()} == expected | {"users.parquet", "items.parquet"}
+
+
+def test_id_zero_is_nobodys(made: Made) -> None:
+    spec = made.result.spec
+    users = open_split(spec, "train", [spec.user_id]).read(0, 10**9)[spec.user_id]
+    assert np.asarray(users).min() >= 1
+    assert spec.reserves_unknown(spec.user_id)
+    for name, feature in spec.features.items():
+        assert not feature.is_list or feature.padding == 0, name
+
+
+def test_vocabularies_give_the_cardinalities_and_the_way_back(made: Made) -> None:
+    encoders = Encoders.load(made.out)
+    for name, feature in made.result.spec.features.items():
+        if feature.is_categorical and name in encoders.encoders:
+            vocabulary = encoders.vocabulary_of(name)
+            assert vocabulary.cardinality == feature.cardinality
+            ids = np.arange(1, vocabulary.cardinality)
+            assert vocabulary.encode(vocabulary.decode(ids)).tolist() == ids.tolist()
+            assert vocabulary.values.to_pylist() == sorted(vocabulary.values.to_pylist())
+
+
+def test_catalogues_have_a_row_for_every_id_and_agree_with_the_rows(made: Made) -> None:
+    spec = made.result.spec
+    columns = open_split(spec, "train").read(0, 10**9)
+    for role, identity in (("user", spec.user_id), ("item", spec.item_id)):
+        catalogue = pq.read_table(made.out / f"{role}s.parquet")
+        assert catalogue.column(identity).to_pylist() == list(range(1, spec.num_ids(identity)))
+        ids = np.asarray(columns[identity])
+        for name in spec.role(role)[1:]:  # type: ignore[arg-type]
+            if made.case.dataset == "table" and "label" in made.case.settings:
+                continue  # features of a row's own moment
+            held, column = catalogue.column(name).to_pylist(), columns[name]
+            assert column.tolist()[:500] == [held[number - 1] for number in ids[:500]], name
+
+
+def test_the_files_hold_what_the_encoders_make_of_raw_values(made: Made) -> None:
+    encoders = Encoders.load(made.out)
+    spec = made.result.spec
+    pairs = raw_pairs(spec, "train")
+    columns = open_split(spec, "train", [spec.user_id, spec.item_id, spec.label]).read(0, 10**9)
+    positive = np.asarray(columns[spec.label]) == 1
+    for place, name in enumerate((spec.user_id, spec.item_id)):
+        raw = encoders.encoders[name].column or name
+        texts = pa.table({raw: [str(pair[place]) for pair in pairs]})
+        assert encoders.encode(texts, [name])[name].tolist() == np.asarray(columns[name])[positive].tolist()  # type: ignore[union-attr]
+
+
+def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -> None:
+    spec = made.result.spec
+    if not spec.has_series:
+        pytest.skip("rows as given, no series")
+    length = spec.metadata["test_samples_per_series"]
+    met: dict[int, set[int]] = {}
+    for split in spec.splits:
+        columns = open_split(spec, split, [spec.user_id, spec.item_id, spec.label]).read(0, 10**9)
+        users, items, labels = (np.asarray(columns[name]) for name in (spec.user_id, spec.item_id, spec.label))
+        for user, item in zip(users[labels == 1].tolist(), items[labels == 1].tolist(), strict=True):
+            met.setdefault(user, set()).add(item)
+    for split in ("valid", "test"):
+        columns = open_split(spec, split).read(0, 10**9)
+        users, items, labels = (
+            np.asarray(columns[name]).reshape(-1, length) for name in (spec.user_id, spec.item_id, spec.label)
+        )
+        assert (users == users[:, :1]).all()
+        assert (labels[:, 0] == 1).all()
+        assert not labels[:, 1:].any()
+        assert len(np.unique(users[:, 0])) == len(users)
+        if made.case.dataset != "ncf" or split == "valid":  # the paper's own negatives are as they are
+            for user, negatives in zip(users[:, 0].tolist(), items[:, 1:].tolist(), strict=True):
+                assert not met[user] & set(negatives)
+        for name in (*spec.role("user"), *spec.role("context")):  # one value a request
+            values = np.asarray(columns[name]).reshape(-1, length)
+            assert (values == values[:, :1]).all()
+
+
+def test_the_summary_counts_the_rows_of_the_files(made: Made) -> None:
+    spec, summary = made.result.spec, made.result.summary
+    assert summary["rows"] == {split: open_split(spec, split).num_rows for split in spec.splits}
+    assert summary["users"] == spec.num_ids(spec.user_id) - 1
+    assert summary["items"] == spec.num_ids(spec.item_id) - 1
+    assert isinstance(summary["seconds"], float)
+    assert made.result.message == f"prepared {made.case.dataset} in {made.out}"
+
+
+def test_progress_is_told_and_reaches_its_total(made: Made) -> None:
+    done = [(done, total) for stage, done, total in made.stages if stage == "writing splits"]
+    assert done == sorted(done)
+    assert done[-1][0] == done[-1][1]
+
+
+def test_the_same_again_returns_at_once_and_touches_nothing(made: Made) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.out.rglob("*")}
+    again = run(made.case, made.raw, made.out)
+    assert again.message == f"already prepared: {made.out} holds what was asked for"
+    assert again.summary == made.result.summary
+    assert again.spec == made.result.spec
+    assert {path: path.stat().st_mtime_ns for path in made.out.rglob("*")} == before
+
+
+def test_the_same_elsewhere_is_the_same_byte_for_byte(made: Made, tmp_path: Path) -> None:
+    run(made.case, made.raw, tmp_path / "out", threads=2, memory_limit="1GB")
+    assert bytes_of(tmp_path / "out") == bytes_of(made.out)
+
+
+def test_other_settings_are_refused_and_change_nothing(made: Made) -> None:
+    before = bytes_of(made.out)
+    name, value = next(iter(made.case.other.items()))
+    with pytest.raises(DataError, match=f"pass --force to replace it, or name another place: settings: {name} was .*, "
+                       f"now {value}"):  # fmt: skip
+        run(made.case, made.raw, made.out, settings=made.case.other)
+    assert bytes_of(made.out) == before
+
+
+@pytest.mark.parametrize("name", ["movielens-latest", "ncf", "table-clicks", "synthetic-clicks"])
+def test_force_replaces_what_was_prepared_otherwise(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    raw = case.write(tmp_path / "raw")
+    run(case, raw, tmp_path / "out")
+    run(case, raw, tmp_path / "out", settings=case.other, force=True)
+    run(case, raw, tmp_path / "fresh", settings=case.other)
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_preparing_does_not_load_torch() -> None:
+    code = "import sys; from recspec.datasets import DATASETS; assert 'torch' not in sys.modules, 'torch is loaded'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    prepare_movielens(raw, tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:  # noqa: ARG001
+        if stage == "writing splits":
+            raise KeyboardInterrupt
+
+    dataset = DATASETS["movielens"]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        dataset.prepare(raw, tmp_path / "out", dataset.Settings(), force=True, progress=interrupt, threads=1)
+    assert caught.value.__notes__ == [f"Nothing was lost: {tmp_path / 'out'} is as it was before."]
+    assert bytes_of(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw"]
+
+
+def test_a_folder_that_recspec_did_not_prepare_is_never_replaced(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="is not a dataset that recspec prepared; name another place"):
+        run(CASES["movielens-latest"], raw, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out")
+    assert (tmp_path / "out" / "feature_spec.yaml").is_file()
+
+
+def test_changed_raw_files_are_noticed(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    prepare_movielens(raw, tmp_path / "out")
+    with (raw / "ratings.csv").open("a") as file:
+        file.write("3,40,1,1\n")
+    with pytest.raises(DataError, match="inputs: the raw files are not the same"):
+        prepare_movielens(raw, tmp_path / "out")
+
+
+def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    number = dead.stdout.decode().strip()
+    (tmp_path / f".out.{number}.tmp" / "work").mkdir(parents=True)
+    (tmp_path / ".out.backup.tmp").mkdir()
+    prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.backup.tmp", "out", "raw"]
+
+
+def test_a_run_killed_between_its_two_renames_loses_nothing(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    prepare_movielens(raw, tmp_path / "out")
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (tmp_path / "out").rename(tmp_path / f".out.{dead.stdout.decode().strip()}.old.tmp")
+    assert prepare_movielens(raw, tmp_path / "out").message.startswith("already prepared")
+
+
+# --- MovieLens -------------------------------------------------------------------------------------------------------
+
+MOVIELENS = [name for name in CASES if name.startswith("movielens")]
+
+
+@pytest.mark.parametrize("name", MOVIELENS)
+def test_each_release_is_split_as_worked_out_by_hand(name: str, tmp_path: Path) -> None:
+    result = run(CASES[name], CASES[name].write(tmp_path / "raw"), tmp_path / "out")
+    assert {split: set(raw_pairs(result.spec, split)) for split in result.spec.splits} == SPLIT_BY_HAND
+    assert len(raw_pairs(result.spec, "train")) == 5
+    assert result.summary["ratings"] == 11
+    assert result.summary["repeats_dropped"] == 1
+    assert result.summary["release"] in {layout.releases for layout in LAYOUTS}
+    titles = pq.read_table(tmp_path / "out" / "items.parquet")
+    assert titles.column("title").to_pylist() == [MOVIES[movie][0] for movie in (10, 20, 30, 40, 50)]
+    assert titles.column("year").to_pylist() == [1990, None, 2001, 1994, 1951]
+    assert titles.column("genres").to_pylist() == [[2, 3], [1], [], [2], [1, 2, 3]]
+
+
+def test_users_of_1m_have_their_features_and_one_without_has_unknown(tmp_path: Path) -> None:
+    spec = run(CASES["movielens-1m"], write_1m(tmp_path / "raw"), tmp_path / "out").spec
+    assert spec.role("user") == ("user_id", "gender", "age", "occupation", "zip")
+    users = pq.read_table(tmp_path / "out" / "users.parquet").to_pydict()
+    assert users["gender"] == [1, 2, 2, 0]
+    assert users["age"] == [1, 3, 2, 0]
+    assert users["zip_text"] == ["48067", "70072", "55117-1234", None]
+
+
+def test_ratings_may_be_filtered_by_stars_and_users_by_how_many(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    high = prepare_movielens(raw, tmp_path / "high", min_rating=3.5)
+    assert high.summary["below_min_rating_dropped"] == 5
+    assert raw_pairs(high.spec, "train") == [(3, 30), (7, 30), (9, 30)]
+    assert raw_pairs(high.spec, "test") == [(3, 10)]  # user 9 met all three movies that are left
+    busy = prepare_movielens(raw, tmp_path / "busy", min_interactions=3)
+    assert Encoders.load(tmp_path / "busy").vocabulary_of("user_id").values.to_pylist() == [3, 9]
+    assert busy.summary["of_users_with_too_few_dropped"] == 3
+    assert busy.summary["repeats_dropped"] == 1
+
+
+def test_filters_that_leave_nothing_say_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no interaction is left after the filters; loosen them"):
+        prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out", min_interactions=20)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tie_in_time_is_settled_by_the_order_of_the_file(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw", [(1, movie, 4.0, 77) for movie in (30, 10, 20, 40)] + [(2, 50, 1.0, 1)])
+    spec = prepare_movielens(raw, tmp_path / "out").spec
+    assert raw_pairs(spec, "test") == [(1, 40)]
+    assert raw_pairs(spec, "valid") == [(1, 20)]
+
+
+def test_the_order_of_the_rows_does_not_matter_where_times_differ(tmp_path: Path) -> None:
+    ratings = [(user, movie, 4.0, 100 * user + movie) for user in (1, 2, 3) for movie in (10, 20, 30, 40)]
+    ratings += [(4, 50, 3.0, 5)]
+    for name, rows in (("a", ratings), ("b", ratings[::-1])):
+        prepare_movielens(write_latest(tmp_path / f"raw {name}", rows), tmp_path / name)
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+
+
+def test_a_user_who_met_every_item_stays_in_train_alone(tmp_path: Path) -> None:
+    ratings = [(1, movie, 4.0, movie) for movie in (10, 20, 30)] + [(2, movie, 4.0, movie) for movie in (10, 20)]
+    result = prepare_movielens(write_latest(tmp_path / "raw", ratings), tmp_path / "out")
+    assert result.summary["users_without_possible_negatives"] == 2  # of valid and of test
+    assert raw_pairs(result.spec, "test") == [(2, 20)]
+    assert raw_pairs(result.spec, "train") == [(1, 10), (2, 10)]
+    assert result.spec.splits == ("train", "test")  # nobody is left for valid
+    assert not (tmp_path / "out" / "valid").exists()
+    check(result.spec)
+
+
+def test_no_negatives_make_series_of_one(tmp_path: Path) -> None:
+    spec = prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out", num_negatives=0).spec
+    assert spec.metadata["test_samples_per_series"] == 1
+    assert raw_pairs(spec, "test", label=0) == []
+
+
+def test_another_seed_draws_other_negatives_and_changes_nothing_else(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write_movielens_like(raw, num_users=40, num_items=60, num_ratings=500)
+    one, two = (prepare_movielens(raw, tmp_path / str(seed), seed=seed).spec for seed in (1, 2))
+    assert raw_pairs(one, "test", label=0) != raw_pairs(two, "test", label=0)
+    assert raw_pairs(one, "test") == raw_pairs(two, "test")
+    assert bytes_of(tmp_path / "1")["train/part-00000.parquet"] == bytes_of(tmp_path / "2")["train/part-00000.parquet"]
+
+
+@pytest.mark.parametrize("folder", ["", "ml-latest/"])
+def test_a_zip_is_read_as_its_folder(folder: str, tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    with zipfile.ZipFile(tmp_path / "ml.zip", "w") as archive:
+        archive.writestr(f"{folder}README.txt", "read me")
+        for path in raw.iterdir():
+            archive.write(path, f"{folder}{path.name}")
+    prepare_movielens(raw, tmp_path / "a")
+    zipped = prepare_movielens(tmp_path / "ml.zip", tmp_path / "b")
+    assert str(zipped.summary["checksum"]).startswith("not a known release, so not compared: MD5 ")
+    a, b = bytes_of(tmp_path / "a"), bytes_of(tmp_path / "b")
+    assert {name: a[name] for name in a if name != "feature_spec.yaml"} == {
+        name: b[name] for name in b if name != "feature_spec.yaml"
+    }
+
+
+def test_a_zip_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    with zipfile.ZipFile(tmp_path / "ml.zip", "w") as archive:
+        for path in raw.iterdir():
+            archive.write(path, f"../../{path.name}")
+    prepare_movielens(tmp_path / "ml.zip", tmp_path / "deep" / "out")
+    assert sorted(path.name for path in tmp_path.rglob("*.csv")) == ["movies.csv", "ratings.csv"]
+
+
+def test_a_zip_that_bears_a_releases_name_must_be_that_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = write_1m(tmp_path / "raw")
+    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
+        for path in raw.iterdir():
+            archive.write(path, f"ml-1m/{path.name}")
+    with pytest.raises(
+        DataError, match=r"ml-1m\.zip: checksum FAILED: MD5 is [0-9a-f]{32}, the publisher's is c4d9eecf"
+    ):
+        prepare_movielens(tmp_path / "ml-1m.zip", tmp_path / "out")
+    found = movielens._check_sum((tmp_path / "ml-1m.zip").rename(tmp_path / "other.zip"))
+    monkeypatch.setitem(movielens.CHECKSUMS, "ml-1m.zip", found.split()[-1])
+    result = prepare_movielens(tmp_path / "other.zip", tmp_path / "out")
+    assert str(result.summary["checksum"]).startswith("PASSED: ml-1m.zip, MD5 ")
+
+
+def test_a_damaged_zip_is_said(tmp_path: Path) -> None:
+    (tmp_path / "ml.zip").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(DataError, match=r"ml\.zip: not a zip file, or cut short; download it again"):
+        prepare_movielens(tmp_path / "ml.zip", tmp_path / "out")
+
+
+def test_a_folder_right_in_the_named_one_is_found_and_two_are_not_guessed_between(tmp_path: Path) -> None:
+    write_1m(tmp_path / "raw" / "ml-1m")
+    assert recognise(tmp_path / "raw")[0].releases == "1M"
+    write_latest(tmp_path / "raw" / "ml-25m")
+    with pytest.raises(DataError, match=r"holds several releases, in .*ml-1m.*ml-25m.*; name one of these folders"):
+        recognise(tmp_path / "raw")
+
+
+def test_other_files_are_listed_beside_what_each_release_has(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "rating.csv").write_text("")
+    with pytest.raises(DataError) as caught:
+        recognise(tmp_path / "raw")
+    assert "raw: not a MovieLens release; found 'rating.csv': 4 problems" in str(caught.value)
+    assert "MovieLens 20M, 25M, latest has ratings.csv, movies.csv" in caught.value.problems
+    with pytest.raises(DataError, match="no such file or folder; expected a MovieLens zip or its unpacked folder"):
+        recognise(tmp_path / "nowhere")
+
+
+def test_malformed_ratings_are_named_by_file_and_line(tmp_path: Path) -> None:
+    raw = write_1m(tmp_path / "raw")
+    with (raw / "ratings.dat").open("a") as file:
+        file.write("1::2::3\n1::two::3::4\n")
+    with pytest.raises(DataError) as caught:
+        prepare_movielens(raw, tmp_path / "out")
+    assert str(raw / "ratings.dat") in str(caught.value)
+    assert caught.value.problems == (
+        "line 12: has 3 columns, expected 4 separated by '::'",
+        "line 13: column 'movieId' is 'two'; expected a whole number",
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_movie_that_stands_twice_is_said(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    with (raw / "movies.csv").open("a") as file:
+        file.write("10,Again,Drama\n")
+    with pytest.raises(
+        DataError, match="the item catalogue names 1 ids more than once, such as '10'; expected one row"
+    ):
+        prepare_movielens(raw, tmp_path / "out")
+
+
+# --- the NCF paper's files -------------------------------------------------------------------------------------------
+
+
+def test_the_papers_split_is_kept_and_the_last_of_train_is_valid(tmp_path: Path) -> None:
+    result = run(CASES["ncf"], write_ncf(tmp_path / "raw"), tmp_path / "out")
+    spec = result.spec
+    assert raw_pairs(spec, "train") == [(0, 5), (0, 7), (1, 5)]
+    assert raw_pairs(spec, "valid") == [(0, 6)]
+    assert raw_pairs(spec, "test") == [(0, 8), (1, 6)]
+    assert raw_pairs(spec, "test", label=0) == [(0, 9), (0, 8), (0, 9), (1, 7), (1, 8), (1, 9)]
+    assert raw_pairs(spec, "valid", label=0) == [(0, 9)] * 3  # the only item user 0 never met
+    assert spec.metadata["test_samples_per_series"] == 4
+    assert result.summary["repeats_dropped"] == 1
+    assert result.summary["rows_with_positive_among_negatives"] == 1
+
+
+def test_titles_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+    raw = write_ncf(tmp_path / "raw")
+    (raw / "titles.csv").write_text("item_id,title\n8,Eight\n5,Five\n77,Nobody\n")
+    run(CASES["ncf"], raw, tmp_path / "out", settings={"titles": "titles.csv"})
+    items = pq.read_table(tmp_path / "out" / "items.parquet")
+    assert items.column("title").to_pylist() == ["Five", None, None, "Eight", None]
+    with pytest.raises(SettingsError, match=r"setting 'titles': .*title\.csv: no such file"):
+        run(CASES["ncf"], raw, tmp_path / "b", settings={"titles": "title.csv"})
+    (raw / "titles.csv").write_text("id,title\n8,Eight\n")
+    with pytest.raises(DataError, match="header: no column 'item_id'; found 'id', 'title'"):
+        run(CASES["ncf"], raw, tmp_path / "b", settings={"titles": "titles.csv"})
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("x.train.rating", "0\t5\t4\n", "x.train.rating: line 1: has 3 columns, expected 4 separated by '\\t'"),
+        ("x.train.rating", "0\tx\t4\t1\n", "x.train.rating: line 1: column 'item_id' is 'x'; expected a whole number"),
+        ("x.test.rating", "0\t8\t5\t50\n0\t6\t5\t2\n", "x.test.rating: line 2: user 0 stands in line 1 too"),
+        ("x.test.negative", "(0,8)\t9\n", "x.test.negative: has 1 lines, but the test file has 2"),
+        ("x.test.negative", "(0,8)\t9\n(1,7)\t9\n", "line 2: is of (1,7), but line 2 of the test file is of (1,6)"),
+        ("x.test.negative", "(0,8)\t9\t8\n(1,6)\t9\n", "line 2: lists 1 negatives; expected 2, as in line 1"),
+        ("x.test.negative", "0,8\t9\n(1,6)\t9\n", "line 1: begins with '0,8'; expected `(user,item)`"),
+        ("x.test.negative", "(0,8)\t9\n(1,6)\tnine\n", "line 2: negative 'nine' is not an item's number"),
+        ("x.test.negative", "", "line 1: lists no negative"),
+    ],
+)
+def test_malformed_lines_of_the_papers_files_are_named(file: str, text: str, message: str, tmp_path: Path) -> None:
+    raw = write_ncf(tmp_path / "raw")
+    (raw / file).write_text(text)
+    with pytest.raises(DataError) as caught:
+        run(CASES["ncf"], raw, tmp_path / "out")
+    assert message in str(caught.value)
+
+
+def test_missing_and_doubled_files_of_the_paper_are_said(tmp_path: Path) -> None:
+    raw = write_ncf(tmp_path / "raw")
+    (raw / "y.test.rating").write_text("")
+    with pytest.raises(DataError) as caught:
+        run(CASES["ncf"], raw, tmp_path / "out")
+    assert caught.value.problems == ("y.test.negative is missing", "y.train.rating is missing")
+    for suffix in ("train.rating", "test.negative"):
+        (raw / f"y.{suffix}").write_text("")
+    with pytest.raises(DataError, match="holds files of 'x', 'y'; put each into a folder of its own"):
+        run(CASES["ncf"], raw, tmp_path / "out")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(
+        DataError, match=r"holds none of the NCF paper's files; found none, expected PREFIX\.train\.rating"
+    ):
+        run(CASES["ncf"], tmp_path / "other", tmp_path / "out")
+
+
+# --- your own table --------------------------------------------------------------------------------------------------
+
+
+def prepare_table(path: Path, out: Path, text: str | None = None, **settings: object) -> prepared.Prepared:
+    if text is not None:
+        path.write_text(text)
+    return run(Case("table", write_table, {"num_negatives": 1, **settings}), path, out)
+
+
+def test_three_columns_are_enough(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp\nann,x,3\nann,y,1\nann,z,2\nbob,y,9\n"
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert raw_pairs(result.spec, "train") == [("ann", "y"), ("bob", "y")]
+    assert result.summary["users_without_possible_negatives"] == 2  # ann met all three
+    assert result.summary["order"] == "by column 'timestamp'"
+
+
+def test_without_a_timestamp_the_files_order_counts_and_is_said(tmp_path: Path) -> None:
+    text = "user_id,item_id\nann,x\nann,y\nbob,z\nann,w\n"
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert raw_pairs(result.spec, "test") == [("ann", "w")]
+    assert result.summary["order"] == "as in the file: there is no timestamp"
+    with pytest.raises(SettingsError, match="setting 'timestamp': no column 'time'; found 'user_id', 'item_id'"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", timestamp="time")
+
+
+@pytest.mark.parametrize("times", [["2020-01-03", "2020-01-01", "2020-01-02"], ["2020-01-01 10:00:03",
+                         "2020-01-01 10:00:01", "2020-01-01 10:00:02"], ["1.75", "1.25", "1.5"]])  # fmt: skip
+def test_times_may_be_dates_or_fractions(times: list[str], tmp_path: Path) -> None:
+    rows = [f"ann,{item},{time}\n" for item, time in zip("xyz", times, strict=True)]
+    text = "user_id,item_id,timestamp\n" + "".join(rows) + f"bob,w,{times[0]}\n"
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert raw_pairs(result.spec, "test") == [("ann", "x")]
+    assert raw_pairs(result.spec, "valid") == [("ann", "z")]
+
+
+def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp\nann,x,2020-01-01\nann,y,soon\n"
+    with pytest.raises(DataError, match="column 'timestamp' in row 2 is 'soon'; expected a time"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+
+
+def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("sku,name,price,tags\nb,Bread,2.5,food|fresh\na,Axe,30,tool\nq,Quill,1,\n")
+    (tmp_path / "users.csv").write_text("who,age\n2,40\n1,20\n")
+    text = "who,sku\n1,a\n1,b\n1,c\n2,b\n2,c\n3,a\n"
+    settings = {"user": "who", "item": "sku", "items": "items.csv", "users": "users.csv", "title": "name",
+                "user_features": ["age"], "item_features": ["price", "tags"], "lists": ["tags"]}  # fmt: skip
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **settings).spec
+    items = pq.read_table(tmp_path / "out" / "items.parquet").to_pydict()
+    assert items["title"] == ["Axe", "Bread", None]
+    assert items["tags"] == [[3], [1, 2], []]
+    assert items["tags_text"] == ["tool", "food|fresh", None]
+    assert items["price"] == pytest.approx([1.0, -1.0, 0.0])  # of 30 and 2.5; the missing one is the mean
+    assert pq.read_table(tmp_path / "out" / "users.parquet").column("age").to_pylist() == [-1.0, 1.0, 0.0]
+    assert spec.role("user") == ("user_id", "age")
+    assert spec.role("item") == ("item_id", "price", "tags")
+    check(spec)
+
+
+def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> None:
+    text = "user_id,item_id,kind,place\n1,a,old,home\n2,a,new,work\n1,b,x,work\n1,c,x,home\n2,b,,home\n3,d,x,home\n"
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, item_features=["kind"],
+                         context_features=["place"]).spec  # fmt: skip
+    items = pq.read_table(tmp_path / "out" / "items.parquet").column("kind").to_pylist()
+    assert Encoders.load(tmp_path / "out").vocabulary_of("kind").decode(items).to_pylist() == ["new", None, "x", "x"]
+    assert spec.role("context") == ("place",)
+    check(spec)
+
+
+@pytest.mark.parametrize("split", ["share", "time", "group"])
+def test_labelled_rows_are_split_as_asked_and_kept_as_given(split: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "raw")
+    settings = {**TABLE_COLUMNS, "label": "clicked", "split": split, "valid": 0.2, "test": 0.2,
+                "context_features": ["price"]}  # fmt: skip
+    result = prepare_table(path, tmp_path / "out", **settings)
+    given = pa.csv.read_csv(path)
+    rows = result.summary["rows"]
+    assert isinstance(rows, dict)
+    assert sum(rows.values()) == 400
+    assert result.summary["positives"] == sum(given.column("clicked").to_pylist())
+    assert result.spec.group == "group"
+    assert not result.spec.has_series
+    groups = [set(np.asarray(open_split(result.spec, name, ["group"]).read(0, 400)["group"]).tolist())
+              for name in result.spec.splits]  # fmt: skip
+    assert (split == "group") == groups[0].isdisjoint(groups[1] | groups[2])
+    train = open_split(result.spec, "train", ["price"]).read(0, 400)["price"]
+    assert np.mean(np.asarray(train)) == pytest.approx(0, abs=1e-6)  # fitted on train alone
+    assert np.std(np.asarray(train)) == pytest.approx(1, abs=1e-6)
+
+
+def test_values_seen_only_after_train_or_too_seldom_are_unknown(tmp_path: Path) -> None:
+    rows = [f"{user},{item},{time},1\n" for time, (user, item) in enumerate(["ax", "ax", "ay", "bx", "ax", "az"])]
+    settings = {"label": "y", "split": "time", "valid": 0, "test": 0.2, "min_count": 2}
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,timestamp,y\n" + "".join(rows),
+                         **settings).spec  # fmt: skip
+    test = open_split(spec, "test", ["user_id", "item_id"]).read(0, 9)
+    assert (test["user_id"].tolist(), test["item_id"].tolist()) == ([1], [0])  # type: ignore[union-attr]
+    assert spec.splits == ("train", "test")
+    check(spec)
+
+
+def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,kind\na,tool\nb,tool\nc,food\n")
+    rows = [f"{item},{time},1\n" for time, item in enumerate("acacacab")]
+    settings = {"user": None, "label": "y", "split": "time", "valid": 0, "test": 0.2, "items": "items.csv",
+                "item_features": ["kind"]}  # fmt: skip
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", "item_id,timestamp,y\n" + "".join(rows), **settings).spec
+    test = open_split(spec, "test", ["item_id", "kind"]).read(0, 9)
+    assert (test["item_id"].tolist(), test["kind"].tolist()) == ([0], [2])  # type: ignore[union-attr]
+
+
+def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
+    text = "user_id,item_id,stars\n" + "".join(f"1,{item},{item % 5 + 1}\n" for item in range(50))
+    with pytest.raises(DataError, match=r"the label 'stars' in row 2 is 2; expected 0 or 1 .or set positive_from"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="stars")
+    assert (
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", label="stars", positive_from=4).summary["positives"] == 20
+    )
+
+
+def test_rows_without_users_and_items_have_a_context_alone(tmp_path: Path) -> None:
+    text = "age,job,rich\n" + "".join(f"{age},{'ab'[age % 2]},{age % 3 // 2}\n" for age in range(60))
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, user=None, item=None, label="rich",
+                         context_features=["age", "job"]).spec  # fmt: skip
+    assert spec.inputs() == ("age", "job")
+    assert not (tmp_path / "out" / "users.parquet").exists()
+    check(spec)
+
+
+def test_parquet_with_every_type_is_read(tmp_path: Path) -> None:
+    rows = 40
+    table = pa.table(
+        {
+            "user_id": pa.array([f"u{row % 5}" for row in range(rows)]).dictionary_encode(),
+            "item_id": pa.array([row % 7 for row in range(rows)], pa.int16()),
+            "timestamp": pa.array(range(rows), pa.timestamp("s")),
+            "flag": [row % 2 == 0 for row in range(rows)],
+            "amount": pa.array([None if row == 3 else row / 2 for row in range(rows)], pa.float32()),
+            "tags": pa.array([["a", "b"][: row % 3] for row in range(rows)], pa.list_(pa.string())),
+        }
+    )
+    for number in range(2):
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        pq.write_table(table.slice(number * 20, 20), tmp_path / "raw" / f"{number}.parquet")
+    spec = prepare_table(tmp_path / "raw", tmp_path / "out", context_features=["flag", "amount", "tags"],
+                         categorical=["flag"]).spec  # fmt: skip
+    assert spec.features["flag"].cardinality == 3
+    assert spec.features["tags"].length == 2
+    check(spec)
+
+
+def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
+    settings = {"user": "uid", "item_features": ["prize", "item_id"], "numeric": ["colour"]}
+    with pytest.raises(SettingsError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,price\n1,2,3\n", **settings)
+    assert "setting 'user': no column 'uid' (did you mean 'user_id'?); found 'user_id', 'item_id', 'price'" in str(
+        caught.value
+    )
+    assert "item feature 'prize' is no column (did you mean 'price'?)" in str(caught.value)
+    assert "item feature 'item_id' has a name that recspec needs for itself" in str(caught.value)
+    assert "'colour' is set as numeric, categorical or list, but is no feature" in str(caught.value)
+
+
+def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
+    text = "user_id,item_id\n1,a\n,b\n,c\n"
+    with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as row 2, 3"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+
+
+def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,name\na,1\na,2\n")
+    with pytest.raises(DataError, match="the file joined by 'item_id' names 'a' more than once; expected one row each"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id\n1,a\n", items="items.csv")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label": "y", "split": "leave_one_out"}, "so goes without a label"),
+        ({"split": "time"}, "split time needs a label"),
+        ({"user": None}, "needs the columns of user and item"),
+        ({"label": "y", "split": "time", "timestamp": None}, "split time needs the column of the timestamp"),
+        ({"label": "y", "split": "group", "user": None}, "split group needs the column of the group"),
+        ({"label": "y", "valid": 0.5, "test": 0.5}, "leave some for train"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_said(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DATASETS["table"].Settings.model_validate(settings)
+
+
+def test_folders_with_several_texts_are_not_guessed_between(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / "raw" / name).write_text("user_id,item_id\n1,a\n")
+    with pytest.raises(DataError, match=r"found 'a\.csv', 'b\.csv'; name the file you mean"):
+        prepare_table(tmp_path / "raw", tmp_path / "out")
+    with pytest.raises(DataError, match="no such file or folder; expected a CSV or Parquet file"):
+        prepare_table(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_compressed_and_tab_separated_text_is_read(tmp_path: Path) -> None:
+    text = "user_id,item_id\n1,a\n1,b\n2,c\n"
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "a.tsv").write_text(text.replace(",", "\t"))
+    for name in ("a.csv.gz", "a.tsv"):
+        assert raw_pairs(prepare_table(tmp_path / name, tmp_path / f"out {name}").spec, "test") == [(1, "b")]
+
+
+# --- negatives -------------------------------------------------------------------------------------------------------
+
+
+def test_unseen_items_are_drawn_evenly_and_seen_ones_never() -> None:
+    seen = {5: [1, 2, 7], 6: [], 7: [1, 2, 3, 4, 5, 6, 7, 8, 9]}
+    users = np.array([user for user, items in seen.items() for _ in items])
+    items = np.array([item for own in seen.values() for item in own])
+    drawn = _Seen.of(users, items, num_items=10).draw(np.array([5, 7]), 7000, (1, 2))
+    assert set(drawn[1].tolist()) == {10}
+    counts = np.bincount(drawn[0], minlength=11)
+    assert counts[[0, 1, 2, 7]].tolist() == [0, 0, 0, 0]
+    assert counts[[3, 4, 5, 6, 8, 9, 10]] == pytest.approx([1000] * 7, abs=120)  # 4 standard deviations
+
+
+def test_draws_are_of_the_user_alone() -> None:
+    users, items = np.repeat(np.arange(1, 51), 4), np.tile([1, 2, 3, 4], 50)
+    together = _Seen.of(users, items, 100).draw(np.arange(1, 51), 20, (3, 1))
+    alone = _Seen.of(users[:8], items[:8], 100).draw(np.array([2]), 20, (3, 1))
+    assert together[1].tolist() == alone[0].tolist()
+    assert len(np.unique(together)) > 90
+    assert (together[0] != together[1]).any()
+
+
+# --- made-up data ----------------------------------------------------------------------------------------------------
+
+
+def test_clicks_keep_the_probability_they_were_drawn_from(tmp_path: Path) -> None:
+    result = run(CASES["synthetic-clicks"], tmp_path, tmp_path / "out", settings={"num_rows": 30_000})
+    columns = open_split(result.spec, "train", ["probability", "label"]).read(0, 10**9)
+    probability, label = np.asarray(columns["probability"], np.float64), np.asarray(columns["label"])
+    for low in np.arange(0, 1, 0.2):
+        chosen = (probability >= low) & (probability < low + 0.2)
+        assert label[chosen].mean() == pytest.approx(probability[chosen].mean(), abs=0.03)
+    best = result.summary["best_possible"]["test"]["auc"]  # type: ignore[index]
+    assert 0.75 < best < 0.9
+    assert "probability" not in result.spec.inputs()
+    assert set(result.spec.inputs(is_list=True)) == {"tags"}
+    assert len(result.spec.role("user")) == 3
+
+
+def test_interactions_are_ranked_best_by_the_preferences(tmp_path: Path) -> None:
+    result = run(CASES["synthetic-interactions"], tmp_path, tmp_path / "out")
+    best = result.summary["best_possible"]["test"]  # type: ignore[index]
+    assert best["hit_rate@10"] > 0.5  # by chance 10 of 51
+
+
+def test_made_up_movielens_has_exactly_the_rows_asked_for(tmp_path: Path) -> None:
+    write_movielens_like(tmp_path / "a", num_users=300, num_items=400, num_ratings=12_345, seed=3)
+    ratings = pa.csv.read_csv(tmp_path / "a" / "ratings.csv")
+    movies = pa.csv.read_csv(tmp_path / "a" / "movies.csv")
+    assert ratings.num_rows == 12_345
+    assert ratings.group_by(["userId", "movieId"]).aggregate([]).num_rows == 12_345
+    counts = np.bincount(ratings.column("userId").to_numpy())[1:]
+    assert (len(counts), counts.min(), counts.max() <= 200) == (300, 20, True)
+    assert movies.num_rows == 400
+    assert len(set(movies.column("title").to_pylist())) == 400
+    assert {genre for text in movies.column("genres").to_pylist() for genre in text.split("|")} <= set(GENRES)
+    assert set(ratings.column("movieId").to_pylist()) <= set(movies.column("movieId").to_pylist())
+    popularity = np.sort(np.unique(ratings.column("movieId").to_numpy(), return_counts=True)[1])[::-1]
+    assert popularity[:40].sum() > popularity[-160:].sum()  # a tenth of the items against two fifths
+
+
+def test_made_up_movielens_is_the_same_again_and_may_be_tiny(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_movielens_like(
+            tmp_path / name, num_users=50, num_items=80, num_ratings=900, seed=3, ratings_per_block=200
+        )
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+    write_movielens_like(tmp_path / "c", num_users=1, num_items=2, num_ratings=1)
+    assert pa.csv.read_csv(tmp_path / "c" / "ratings.csv").num_rows == 1
+    with pytest.raises(ValueError, match="can't spread 2 ratings over 1 users"):
+        write_movielens_like(tmp_path / "d", num_users=1, num_items=2, num_ratings=2)
+
+
+def test_made_up_movielens_has_tastes_that_beat_popularity(tmp_path: Path) -> None:
+    write_movielens_like(tmp_path / "raw", num_users=600, num_items=800, num_ratings=40_000)
+    spec = run(Case("movielens", write_latest), tmp_path / "raw", tmp_path / "out").spec
+    train = open_split(spec, "train", ["user_id", "item_id"]).read(0, 10**9)
+    counts = np.zeros((spec.num_ids("user_id"), spec.num_ids("item_id")))
+    counts[train["user_id"], train["item_id"]] = 1  # type: ignore[index]
+    together = counts.T @ counts
+    np.fill_diagonal(together, 0)
+    similar = together / np.sqrt(np.outer(counts.sum(0), counts.sum(0)) + 1)
+    test = open_split(spec, "test", ["user_id", "item_id", "label"]).read(0, 10**9)
+    users, items, labels = (np.asarray(test[name]) for name in ("user_id", "item_id", "label"))
+    rates = [
+        metrics.hit_rate(metrics.rank_groups(scores, labels, users, candidates=items), 10)
+        for scores in (counts.sum(0)[items], (counts @ similar)[users, items])
+    ]
+    assert rates[1] > rates[0] + 0.15
+
+
+# --- real data -------------------------------------------------------------------------------------------------------
+
+RealData = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("name", "users", "items", "ratings"),
+    [("movielens-100k", 943, 1682, 100_000), ("movielens-latest-small", 610, 9724, 100_836),
+     pytest.param("movielens-1m", 6040, 3706, 1_000_209, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_real_movielens_has_the_published_sizes(
+    name: str, users: int, items: int, ratings: int, tmp_path: Path, real_data: RealData
+) -> None:
+    result = run(Case("movielens", write_latest), real_data(name), tmp_path / "out")
+    assert (result.summary["users"], result.summary["items"], result.summary["ratings"]) == (users, items, ratings)
+    assert result.summary["rows"] == {"train": ratings - 2 * users, "valid": 101 * users, "test": 101 * users}
+
+
+@pytest.mark.slow
+def test_the_papers_own_files_have_the_published_sizes(tmp_path: Path, real_data: RealData) -> None:
+    result = run(CASES["ncf"], real_data("ncf-ml-1m"), tmp_path / "out")
+    assert result.summary["rows"] == {"train": 988_129, "valid": 604_000, "test": 604_000}
+    assert result.summary["rows_with_positive_among_negatives"] == 156
+
+
+# --- Spark -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["movielens-1m", "ncf", "table-interactions", "table-clicks", "synthetic-clicks"])
+def test_spark_prepares_the_same_rows(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs a command `java`")
+    case = CASES[name]
+    raw = case.write(tmp_path / "raw")
+    run(case, raw, tmp_path / "duckdb")
+    spark = run(case, raw, tmp_path / "spark", engine="spark", threads=2)
+    assert bytes_of(tmp_path / "spark") == bytes_of(tmp_path / "duckdb")
+    record = json.loads((tmp_path / "spark" / "prepare.json").read_text())
+    assert record["dataset"] == case.dataset
+    assert run(case, raw, tmp_path / "spark").message.startswith("already prepared")  # engines share their results
+    assert spark.message == f"prepared {case.dataset} in {tmp_path / 'spark'}"

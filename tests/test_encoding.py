@@ -1,0 +1,237 @@
+"""Encoding: ids of raw values however they are spelled, scaled numbers, lists, and the files that keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.encoding import (
+    SMALL,
+    Encoders,
+    NumberEncoder,
+    ScaleEncoder,
+    Scaler,
+    Vocabulary,
+    VocabularyEncoder,
+    split_lists,
+)
+from recspec.errors import DataError
+
+NUMBERS = Vocabulary.of([30, 10, 20])
+NAMES = Vocabulary.of(["b", "é", "a"])
+
+
+# --- vocabularies ----------------------------------------------------------------------------------------------------
+
+
+def test_ids_count_from_one_in_sorted_order_and_zero_is_unknown() -> None:
+    assert NUMBERS.values.to_pylist() == [10, 20, 30]
+    assert NUMBERS.encode([10, 30, 40, None, 20]).tolist() == [1, 3, 0, 0, 2]
+    assert NAMES.encode(["é", "a", "c", None]).tolist() == [3, 1, 0, 0]
+    assert NUMBERS.cardinality == 4
+
+
+def test_missing_and_repeated_values_have_no_id_of_their_own() -> None:
+    assert Vocabulary.of([2, None, 2, 1]).values.to_pylist() == [1, 2]
+
+
+def test_an_empty_vocabulary_knows_nothing() -> None:
+    for values in (pa.array([], pa.int64()), pa.array([], pa.string())):
+        empty = Vocabulary.of(values)
+        assert empty.cardinality == 1
+        assert empty.encode(["a", "1"]).tolist() == [0, 0]
+        assert empty.encode([]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        ["10", "40", "", "ten", " 20 "],
+        [10.0, 40.0, None, 10.5, 20.0],
+        [10, "40", None, "ten", "20.0"],
+        np.array([10, 40, 0, 11, 20]),
+        np.array([10, 40, np.nan, 11, 20]),
+        np.array([10, 40, 2**64 - 1, 11, 20], np.uint64),
+        pa.array(["10", "40", None, "x", "20"]).dictionary_encode(),
+        pa.chunked_array([[10, 40], [0, 11, 20]]),
+        ["10", "99999999999999999999999", "-", "1e1", "20"],
+    ],
+)
+def test_whole_numbers_are_found_however_they_are_spelled(spelled: object) -> None:
+    assert NUMBERS.encode(spelled).tolist() == [1, 0, 0, 0, 2]
+
+
+def test_numbers_are_found_among_text() -> None:
+    codes = Vocabulary.of(["7", "8"])
+    assert codes.encode([7, 8, 9]).tolist() == [1, 2, 0]
+    assert codes.encode([7.0, None, 8.5]).tolist() == [1, 0, 0]
+
+
+def test_many_values_get_the_same_ids_as_few() -> None:
+    vocabulary = Vocabulary.of([f"item {number}" for number in range(500)])
+    few = [f"item {number}" for number in range(0, 1000, 7)]
+    many = few * (SMALL // len(few) + 1)
+    assert vocabulary.encode(many).tolist() == vocabulary.encode(few).tolist() * (SMALL // len(few) + 1)
+
+
+def test_an_unsorted_vocabulary_keeps_its_order() -> None:
+    frequent_first = Vocabulary(pa.array([30, 10, 20]))
+    assert frequent_first.encode([10, 20, 30, 5]).tolist() == [2, 3, 1, 0]
+    assert frequent_first.decode([1, 0, 3]).to_pylist() == [30, None, 20]
+
+
+def test_true_and_false_are_one_and_zero() -> None:
+    assert Vocabulary.of([False, True]).encode([True, 0, "1"]).tolist() == [2, 1, 2]
+
+
+def test_decode_is_the_way_back() -> None:
+    assert NAMES.decode(NAMES.encode(["b", "é"])).to_pylist() == ["b", "é"]
+    assert NAMES.decode([]).to_pylist() == []
+    for wrong in (4, -1):
+        with pytest.raises(DataError, match=f"id {wrong} is not one of the vocabulary's 4 ids"):
+            NAMES.decode([1, wrong])
+
+
+def test_lists_where_one_value_is_expected_are_an_error() -> None:
+    for vocabulary in (NUMBERS, NAMES):
+        with pytest.raises(DataError, match="holds lists; expected one value a row"):
+            vocabulary.encode(pa.array([[1], [2]]))
+
+
+def test_a_vocabulary_with_a_repeated_value_is_refused() -> None:
+    with pytest.raises(DataError, match="must be distinct"):
+        Vocabulary(pa.array([1, 1]))
+
+
+def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
+    for vocabulary in (NUMBERS, NAMES, Vocabulary(pa.array([], pa.string()))):
+        vocabulary.save(tmp_path / "v.parquet")
+        assert Vocabulary.load(tmp_path / "v.parquet").values.equals(vocabulary.values)
+    assert pq.read_table(tmp_path / "v.parquet").column_names == ["value"]
+    assert [path.name for path in tmp_path.iterdir()] == ["v.parquet"]
+
+
+def test_a_missing_or_foreign_vocabulary_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"v\.parquet: no such vocabulary"):
+        Vocabulary.load(tmp_path / "v.parquet")
+    (tmp_path / "v.parquet").write_text("x")
+    with pytest.raises(DataError, match=r"v\.parquet: not a vocabulary"):
+        Vocabulary.load(tmp_path / "v.parquet")
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_scaled_and_a_missing_one_is_the_mean() -> None:
+    assert Scaler(10.0, 2.0).encode([12, None, 8.0]).tolist() == [1.0, 0.0, -1.0]
+    assert Scaler(10.0, 2.0).encode(["12", "", "8"]).tolist() == [1.0, 0.0, -1.0]
+
+
+def test_a_constant_or_missing_column_can_be_scaled() -> None:
+    for scaler in (Scaler.of(5.0, 0.0), Scaler.of(None, None), Scaler.of(5.0, float("nan"))):
+        assert np.isfinite(scaler.encode([5.0])).all()
+
+
+def test_sums_in_another_order_give_the_same_scaler() -> None:
+    assert Scaler.of(0.1 + 0.2 + 0.3, 1.0) == Scaler.of(0.3 + 0.2 + 0.1, 1.0)
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_cut_at_its_separator_and_empty_values_are_left_out() -> None:
+    values, offsets = split_lists(pa.array(["a|b", "", None, "|c||"]), "|")
+    assert values.to_pylist() == ["a", "b", "c"]
+    assert offsets.tolist() == [0, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int64())])
+def test_lists_may_be_lists_already(kind: pa.DataType) -> None:
+    values, offsets = split_lists(pa.array([[1, 2], None, [], [3, None]], kind), None)
+    assert values.to_pylist() == [1, 2, 3]
+    assert offsets.tolist() == [0, 2, 2, 2, 3]
+
+
+def test_a_slice_of_lists_holds_its_own_rows() -> None:
+    values, offsets = split_lists(pa.array([[1], [2, 3], [4]]).slice(1), None)
+    assert (values.to_pylist(), offsets.tolist()) == ([2, 3, 4], [0, 2, 3])
+
+
+def test_without_a_separator_a_value_is_a_list_of_one() -> None:
+    values, offsets = split_lists(pa.array(["a|b", None]), None)
+    assert (values.to_pylist(), offsets.tolist()) == (["a|b"], [0, 1, 1])
+
+
+# --- encoders --------------------------------------------------------------------------------------------------------
+
+ENCODERS = Encoders(
+    {
+        "user_id": VocabularyEncoder(vocabulary="user_id", column="userId"),
+        "tags": VocabularyEncoder(vocabulary="tags", separator="|", length=2),
+        "price": ScaleEncoder(mean=10.0, std=2.0),
+        "speed": NumberEncoder(),
+    },
+    {"user_id": NUMBERS, "tags": NAMES},
+)
+
+
+def test_raw_rows_become_prepared_columns() -> None:
+    raw = pa.table({"userId": [20, 99], "tags": ["b|zz|a|é", ""], "price": [12.0, None], "speed": ["1.5", None]})
+    encoded = ENCODERS.encode(raw)
+    assert encoded["user_id"].tolist() == [2, 0]  # type: ignore[union-attr]
+    ids, offsets = encoded["tags"]
+    assert (ids.tolist(), offsets.tolist()) == ([2, 1], [0, 2, 2])  # the unknown one left out, then cut to two
+    assert encoded["price"].tolist() == [1.0, 0.0]  # type: ignore[union-attr]
+    assert encoded["speed"].tolist() == [1.5, 0.0]  # type: ignore[union-attr]
+
+
+def test_a_column_may_bear_the_features_name() -> None:
+    assert ENCODERS.encode(pa.table({"user_id": ["30"]}), ["user_id"])["user_id"].tolist() == [3]  # type: ignore[union-attr]
+
+
+def test_every_problem_of_raw_rows_is_named() -> None:
+    raw = pa.table({"users_id": [1, 2], "tags": ["a", "b"], "price": ["12", "cheap"], "speed": [np.inf, 1.0]})
+    with pytest.raises(DataError) as caught:
+        ENCODERS.encode(raw)
+    assert "no column 'user_id' (did you mean 'users_id'?)" in str(caught.value)
+    assert "column 'price': row 2 is 'cheap'; expected a number" in str(caught.value)
+    assert "column 'speed': row 1 is infinite; expected a finite number" in str(caught.value)
+
+
+def test_an_unknown_feature_and_a_number_have_no_vocabulary() -> None:
+    assert ENCODERS.vocabulary_of("tags") is NAMES
+    with pytest.raises(DataError, match=r"unknown feature 'tag' \(did you mean 'tags'\?\)"):
+        ENCODERS.vocabulary_of("tag")
+    with pytest.raises(DataError, match="'price' is a number; it has no vocabulary"):
+        ENCODERS.vocabulary_of("price")
+
+
+def test_encoders_come_back_from_their_folder(tmp_path: Path) -> None:
+    ENCODERS.save(tmp_path)
+    loaded = Encoders.load(tmp_path)
+    assert loaded.encoders == ENCODERS.encoders
+    assert loaded.vocabulary_of("tags").values.equals(NAMES.values)
+
+
+def test_the_file_of_encoders_is_pinned(tmp_path: Path) -> None:
+    ENCODERS.save(tmp_path)
+    assert (tmp_path / "encoders.json").read_text() == (
+        '{\n  "user_id": {\n    "column": "userId",\n    "kind": "vocabulary",\n    "vocabulary": "user_id"\n  },\n'
+        '  "tags": {\n    "kind": "vocabulary",\n    "vocabulary": "tags",\n'
+        '    "separator": "|",\n    "length": 2\n  },\n'
+        '  "price": {\n    "kind": "scale",\n    "mean": 10.0,\n    "std": 2.0\n  },\n'
+        '  "speed": {\n    "kind": "number"\n  }\n}\n'
+    )
+
+
+def test_a_damaged_or_missing_file_of_encoders_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"encoders\.json: no such file"):
+        Encoders.load(tmp_path)
+    (tmp_path / "encoders.json").write_text('{"a": {"kind": "scale", "mean": 1.0}, "b": {"kind": "guess"}}')
+    with pytest.raises(DataError) as caught:
+        Encoders.load(tmp_path)
+    assert len(caught.value.problems) == 2

@@ -1,0 +1,266 @@
+"""Raw tables: reading delimited text, and what is done to tables, on small tables worked out by hand."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.errors import DataError, SettingsError
+from recspec.tables import (
+    Backend,
+    TextFile,
+    at_least,
+    connect,
+    count_rows,
+    counts_by,
+    fetch,
+    keep_earliest,
+    parse_bytes,
+    problems_of,
+    sniff,
+)
+
+COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    with connect(folder=tmp_path_factory.mktemp("tables") / "work", threads=1) as opened:
+        yield opened
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def rows(backend: Backend, file: TextFile) -> list[dict[str, object]]:
+    return fetch(backend, backend.read_text(file).order_by("row")).to_pylist()
+
+
+def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
+    path = tmp_path / f"table{len(list(tmp_path.iterdir()))}.parquet"
+    pq.write_table(pa.table(columns), path)
+    return backend.read_parquet([path], row=True)
+
+
+# --- reading text ----------------------------------------------------------------------------------------------------
+
+
+def test_a_csv_file_is_read_by_its_header_and_its_rows_are_numbered(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "stars,extra,user,item\n4.5,x,1,a\n3,,2,\n")
+    assert rows(backend, TextFile(path, COLUMNS)) == [
+        {"row": 0, "user": 1, "item": "a", "stars": 4.5},
+        {"row": 1, "user": 2, "item": None, "stars": 3.0},
+    ]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_line_endings_and_a_missing_last_one_do_not_matter(
+    backend: Backend, tmp_path: Path, ending: str, last: bool
+) -> None:
+    text = ending.join(["user,item,stars", "1,a,4", "2,b,5"]) + (ending if last else "")
+    found = rows(backend, TextFile(written(tmp_path / "a.csv", text), COLUMNS))
+    assert [(row["user"], row["item"], row["stars"]) for row in found] == [(1, "a", 4.0), (2, "b", 5.0)]
+
+
+def test_quotes_hold_separators_line_breaks_and_quotes(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'user,item,stars\n1,"a, ""b""\nc",4\n2,d,5\n')
+    found = rows(backend, TextFile(path, COLUMNS, multiline=True))
+    assert [row["item"] for row in found] == ['a, "b"\nc', "d"]
+
+
+def test_a_separator_of_two_characters_and_latin_1_are_read(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.dat", '1::Léon "x"::4\n2::b::5\n', "latin-1")
+    file = TextFile(path, COLUMNS, separator="::", header=False, encoding="latin-1", quoted=False)
+    assert [row["item"] for row in rows(backend, file)] == ['Léon "x"', "b"]
+
+
+def test_a_byte_order_mark_and_compression_are_taken_off(backend: Backend, tmp_path: Path) -> None:
+    plain = "\ufeffuser,item,stars\n1,a,4\n"
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(plain.encode()))
+    for file in (path, written(tmp_path / "a.csv", plain)):
+        assert rows(backend, TextFile(file, COLUMNS)) == [{"row": 0, "user": 1, "item": "a", "stars": 4.0}]
+
+
+def test_a_header_alone_is_a_table_without_rows(backend: Backend, tmp_path: Path) -> None:
+    assert rows(backend, TextFile(written(tmp_path / "a.csv", "user,item,stars\n"), COLUMNS)) == []
+
+
+def test_an_empty_file_is_an_error(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv: is empty; expected a header line"):
+        rows(backend, TextFile(written(tmp_path / "a.csv", ""), COLUMNS))
+
+
+def test_every_missing_column_is_named_with_the_nearest_one(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "users,item,x,x\n1,a,2,3\n")
+    with pytest.raises(DataError) as caught:
+        rows(backend, TextFile(path, COLUMNS))
+    assert len(caught.value.problems) == 3
+    assert "no column 'user' (did you mean 'users'?); found 'users', 'item', 'x', 'x'" in str(caught.value)
+    assert "no column 'stars'" in str(caught.value)
+    assert "column 'x' stands more than once" in str(caught.value)
+
+
+def test_every_malformed_line_is_named_with_its_number(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "user,item,stars\n1,a,4\nx,b,5\n3,c\n\n4,d,high\n5,e,1,2\n,f,1\n")
+    with pytest.raises(DataError) as caught:
+        rows(backend, TextFile(path, COLUMNS, required=("user",)))
+    assert str(caught.value).startswith(f"{path}: 5 problems")
+    assert caught.value.problems == (
+        "line 3: column 'user' is 'x'; expected a whole number",
+        "line 4: has 2 columns, expected 3 separated by ','",
+        "line 6: column 'stars' is 'high'; expected a number",
+        "line 7: has 4 columns, expected 3 separated by ','",
+        "line 8: column 'user' has no value; expected one in every row",
+    )
+
+
+def test_a_missing_value_that_is_required_is_found_though_the_engine_reads_it(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "user,item,stars\n1,a,4\n,b,5\n")
+    assert len(rows(backend, TextFile(path, COLUMNS))) == 2
+    with pytest.raises(DataError, match=r"a\.csv: line 3: column 'user' has no value"):
+        rows(backend, TextFile(path, COLUMNS, required=("user",)))
+
+
+def test_at_most_ten_malformed_lines_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "user,item,stars\n" + "x,a,4\n" * 50)
+    assert len(problems_of(TextFile(path, COLUMNS))) == 10
+
+
+def test_text_in_another_encoding_is_said(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "user,item,stars\n1,Léon,4\n", "latin-1")
+    with pytest.raises(DataError, match=r"a\.csv: is not utf-8 text: byte 0xe9"):
+        rows(backend, TextFile(path, COLUMNS))
+
+
+def test_a_missing_file_is_said(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be opened: No such file"):
+        rows(backend, TextFile(tmp_path / "a.csv", COLUMNS))
+
+
+def test_types_are_judged_from_the_first_lines(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "a,b,c,d\n1,1.5,x,2020-01-01\n,2,,2020-01-02\n")
+    assert sniff(path) == {"a": "int64", "b": "float64", "c": "string", "d": "string"}
+
+
+# --- what is done to tables ------------------------------------------------------------------------------------------
+
+
+def test_of_repeats_the_earliest_is_kept_and_a_tie_falls_to_the_first_row(backend: Backend, tmp_path: Path) -> None:
+    rated = table(backend, tmp_path, user=[1, 1, 1, 2], item=[7, 7, 7, 7], time=[5, 3, 3, 9])
+    kept = fetch(backend, keep_earliest(rated, ["user", "item"], ["time", "row"]).order_by("row"))
+    assert kept.to_pydict() == {"row": [1, 3], "user": [1, 2], "item": [7, 7], "time": [3, 9]}
+
+
+def test_users_with_too_few_rows_are_left_out(backend: Backend, tmp_path: Path) -> None:
+    rated = table(backend, tmp_path, user=[1, 2, 2, 3, 3, 3])
+    assert fetch(backend, at_least(rated, "user", 2).order_by("row")).column("user").to_pylist() == [2, 2, 3, 3, 3]
+    assert count_rows(backend, at_least(rated, "user", 4)) == 0
+
+
+def test_values_are_counted_in_sorted_order_without_missing_ones(backend: Backend, tmp_path: Path) -> None:
+    named = table(backend, tmp_path, name=["b", "Z", None, "é", "b"])
+    counted = fetch(backend, counts_by(named, "name")).to_pydict()
+    assert counted == {"name": ["Z", "b", "é"], "rows": [1, 2, 1]}
+
+
+def test_staging_keeps_the_order_and_batches_are_no_larger_than_asked(backend: Backend, tmp_path: Path) -> None:
+    numbers = table(backend, tmp_path, value=list(range(1000)))
+    staged = backend.stage(numbers.order_by([numbers["value"] % 7, "value"]))
+    batches = list(backend.batches(staged, rows=300))
+    assert max(batch.num_rows for batch in batches) <= 300
+    found = pa.Table.from_batches(batches).column("value").to_pylist()
+    assert found == sorted(range(1000), key=lambda value: (value % 7, value))
+
+
+def test_several_parquet_files_are_numbered_one_after_another(backend: Backend, tmp_path: Path) -> None:
+    for name, values in (("b", [1, 2]), ("a", [3])):
+        pq.write_table(pa.table({"value": values}), tmp_path / f"{name}.parquet")
+    both = backend.read_parquet([tmp_path / "b.parquet", tmp_path / "a.parquet"], row=True)
+    assert fetch(backend, both.order_by("row")).to_pydict() == {"row": [0, 1, 2], "value": [1, 2, 3]}
+
+
+def test_closing_removes_what_was_staged(tmp_path: Path) -> None:
+    with connect(folder=tmp_path / "work", threads=1) as backend:
+        backend.stage(table(backend, tmp_path, value=[1]))
+        assert any((tmp_path / "work").iterdir())
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_query_larger_than_the_memory_limit_spills(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"value": range(1_000_000)}), tmp_path / "a.parquet")
+    with connect(folder=tmp_path / "work", threads=1, memory_limit="100MB") as backend:  # DuckDB's own: 25 MB
+        numbers = backend.read_parquet([tmp_path / "a.parquet"])
+        assert count_rows(backend, backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))) == 1_000_000
+
+
+def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"value": range(1_000_000)}), tmp_path / "a.parquet")
+    with connect(folder=tmp_path / "work", threads=1, memory_limit="20MB") as backend:
+        numbers = backend.read_parquet([tmp_path / "a.parquet"])
+        with pytest.raises(
+            SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables .*; give more$"
+        ):
+            backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))
+
+
+# --- settings of the engine ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2_000_000_000), ("512 mb", 512_000_000), ("1.5GiB", 1_610_612_736), ("4096", 4096), ("64K", 64_000)],
+)
+def test_amounts_of_memory_are_understood(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "0GB", "1.2.3GB", "-2GB"])
+def test_what_is_no_amount_of_memory_is_said(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not an amount of memory; expected such as '2GB'"):
+        parse_bytes(text)
+
+
+def test_an_unknown_engine_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'duckbd' \(did you mean 'duckdb'\?\); known: 'duckdb', 'spark'"):
+        connect("duckbd", folder=tmp_path / "work")
+
+
+def test_spark_without_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("SPARK_MASTER", raising=False)
+    with pytest.raises(SettingsError, match="needs Java"):
+        connect("spark", folder=tmp_path / "work")
+
+
+# --- Spark -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_spark_reads_and_numbers_a_file_in_many_parts_as_duckdb_does(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs a command `java`")
+    lines = [f'{number % 97},"é, {number}",{number / 2}\n' for number in range(20_000)]
+    lines[5] = "3,,1\n"
+    file = TextFile(written(tmp_path / "a.csv", "user,item,stars\n" + "".join(lines)), COLUMNS)
+    bad = TextFile(written(tmp_path / "bad.csv", "user,item,stars\n1,a,4\nx,b,5\n3,c\n"), COLUMNS)
+    with connect(folder=tmp_path / "duck", threads=1) as backend:
+        expected = fetch(backend, backend.read_text(file).order_by("row"))
+    with connect("spark", folder=tmp_path / "spark", threads=2) as backend:
+        backend._session.conf.set("spark.sql.files.maxPartitionBytes", "50000")  # type: ignore[attr-defined]
+        found = fetch(backend, backend.read_text(file).order_by("row"))
+        with pytest.raises(DataError, match="line 3: column 'user' is 'x'; expected a whole number"):
+            backend.read_text(bad)
+    assert found.equals(expected.cast(found.schema))
