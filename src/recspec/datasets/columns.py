@@ -199,6 +199,7 @@ def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
 
 
 def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:
+    """Some rows of a column, in the order asked for."""
     if not isinstance(column, Ragged):
         return column[places]
     lengths = np.diff(column.offsets)[places]
