@@ -19,6 +19,7 @@ from recspec import bundle
 from recspec.checkpoint import read_tensors
 from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError
 from recspec.feature_spec import FeatureSpec
+from recspec.loader import Loader, Part
 from recspec.models import MODELS
 from recspec.train import TrainSettings, pick_precision, train
 from tests import made_up
@@ -148,6 +149,37 @@ def test_auto_says_why_and_fp16_on_a_cpu_is_refused() -> None:
 def test_drawing_by_popularity_and_rejecting_positives_train(data: FeatureSpec, tmp_path: Path) -> None:
     folder = run(data, tmp_path / "run", negative_distribution="popularity", reject_positives=True, epochs=1)
     assert (folder / "bundle").is_dir()
+
+
+@pytest.fixture(scope="module")
+def without_valid(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """A published kind of dataset: labelled rows in train and test, no valid."""
+    clicks = made_up.clicks(tmp_path_factory.mktemp("train") / "clicks")
+    return clicks.replace(sources={split: clicks.sources[split] for split in ("train", "test")})
+
+
+def test_a_share_of_train_picks_the_best_epoch_where_there_is_no_valid(
+    without_valid: FeatureSpec, tmp_path: Path
+) -> None:
+    whole = run(without_valid, tmp_path / "whole", epochs=1, valid_share=0.0)
+    parts = run(without_valid, tmp_path / "parts", epochs=2, valid_share=0.25)
+    rows = [events(folder, "start")[0]["rows"] for folder in (whole, parts)]
+    assert rows[1] == pytest.approx(0.75 * rows[0], rel=0.05)  # type: ignore[operator]
+    assert events(whole, "start")[0]["metric"] is None
+    assert set(events(parts, "epoch")[0]["metrics"]["rows"]) == {"auc", "log_loss"}  # type: ignore[index]
+    assert "rows" in bundle.load(parts).card.metrics
+
+
+def test_held_out_rows_and_the_others_are_all_rows(without_valid: FeatureSpec) -> None:
+    def seen(part: Part | None) -> list[tuple[float, ...]]:
+        loader = Loader(without_valid, "train", batch_size=300, part=part)
+        rows = [zip(*(t.flatten(1).sum(1) if t.dim() > 1 else t for t in share.batch.values()), strict=True)
+                for share in loader.batches()]  # fmt: skip
+        return sorted(tuple(float(value) for value in row) for batch in rows for row in batch)
+
+    for share in (0.0, 0.3, 0.999):
+        assert sorted(seen(Part(share, True)) + seen(Part(share, False))) == seen(None)
+    assert seen(Part(0.3, True, seed=1)) != seen(Part(0.3, True, seed=2))
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

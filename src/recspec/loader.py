@@ -53,8 +53,26 @@ class Share:
     """Where this rank's rows begin in the global batch."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a split: a share of them held out, or all others. Which ones depends on the seed alone."""
+
+    share: float
+    held_out: bool
+    seed: int = 0
+
+    def mask(self, reader: int, first: int, last: int) -> NDArray[np.bool_]:
+        """Whether each of the rows [first, last) belongs to the part: a hash of its number, as a fraction of 2^64."""
+        bits = np.arange(first, last, dtype=np.uint64) + np.uint64(_mixed(self.seed, reader))
+        with np.errstate(over="ignore"):  # splitmix64, which wraps around
+            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        chosen: NDArray[np.bool_] = (bits ^ (bits >> np.uint64(31))) < np.uint64(int(self.share * 2**64))
+        return chosen if self.held_out else ~chosen
+
+
 class Loader:
-    """Batches of one or several splits.
+    """Batches of one or several splits, of all rows or of a `part`.
 
     Ids come as int32 (int64 where a vocabulary needs it), everything else as float32; lists are padded with 0 to
     their length. `mode` is `memory` when the rows fit the budget (bytes), else `stream`; a streamed order also depends
@@ -75,6 +93,7 @@ class Loader:
         memory_budget: int = MEMORY_BUDGET,
         device: torch.device | None = None,
         positives_only: bool = False,
+        part: Part | None = None,
     ) -> None:
         names = (splits,) if isinstance(splits, str) else tuple(splits)
         self.features = tuple(features if features is not None else spec.columns(names[0]))
@@ -83,6 +102,7 @@ class Loader:
         self._spec, self._seed, self._shuffle = spec, seed, shuffle
         self._ranks = Ranks(rank, world_size, self.device)
         self._label = spec.label if positives_only else None
+        self._part = part
         read = dict.fromkeys((*self.features, *([spec.label] if positives_only else [])))
         self._readers = [open_split(spec, name, tuple(read)) for name in names]
         self._blocks = self._cut(BLOCK_ROWS)
@@ -114,18 +134,32 @@ class Loader:
         blocks = []
         for number, reader in enumerate(self._readers):
             cuts = reader.blocks(rows).tolist()
-            kept = self._positives(number, cuts) if self._label else np.diff(cuts)
+            kept = self._count_kept(number, cuts) if self._chooses else np.diff(cuts)
             blocks += [
                 _Block(number, first, last, int(count))
                 for (first, last), count in zip(pairwise(cuts), kept, strict=True)
             ]
         return blocks
 
-    def _positives(self, reader: int, cuts: list[int]) -> NDArray[np.int64]:
-        """Positive rows of each block: one pass over the label."""
-        assert self._label is not None
-        labels = open_split(self._spec, self._readers[reader].split, [self._label])
-        return np.array([_positive(labels.read(a, b), self._label).sum() for a, b in pairwise(cuts)])
+    @property
+    def _chooses(self) -> bool:
+        return self._label is not None or self._part is not None
+
+    def _count_kept(self, reader: int, cuts: list[int]) -> NDArray[np.int64]:
+        """Wanted rows of each block: one pass over the label where it decides."""
+        labels = open_split(self._spec, self._readers[reader].split, [self._label]) if self._label else None
+        return np.array(
+            [self._kept(reader, a, b, labels.read(a, b) if labels else {}).sum() for a, b in pairwise(cuts)]
+        )
+
+    def _kept(self, reader: int, first: int, last: int, columns: Columns) -> NDArray[np.bool_]:
+        """Which rows [first, last) of a split are wanted."""
+        keep = np.ones(last - first, dtype=bool)
+        if self._label is not None:
+            keep &= _positive(columns, self._label)
+        if self._part is not None:
+            keep &= self._part.mask(reader, first, last)
+        return keep
 
     def _choose(self, budget: int) -> tuple[_Layout, Literal["memory", "stream"], int]:
         """Padded lists in memory if they fit, else ragged lists if those fit, else a stream; and the bytes of all."""
@@ -145,9 +179,9 @@ class Loader:
 
     def _read(self, block: _Block) -> Columns:
         columns = self._readers[block.reader].read(block.first, block.last)
-        if self._label is None:
+        if not self._chooses:
             return columns
-        keep = _positive(columns, self._label)
+        keep = self._kept(block.reader, block.first, block.last, columns)
         return {name: _where(columns[name], keep) for name in self.features}
 
     # --- in memory -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
 
@@ -20,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recspec import __version__, bundle, checkpoint, config
+from recspec import __version__, bundle, checkpoint, config, metrics
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
@@ -28,7 +29,7 @@ from recspec.distributed import Ranks
 from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError, listed, unknown
 from recspec.evaluate import LOWER_IS_BETTER, evaluate_model, positives
 from recspec.feature_spec import FeatureSpec
-from recspec.loader import Loader, Share
+from recspec.loader import Loader, Part, Share
 from recspec.machine import cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
 from recspec.models.base import Model
@@ -191,11 +192,11 @@ class TrainingRun:
         self.ranks, self.stop_requested = ranks, stop_requested
         self.precision, why = pick_precision(settings.precision, ranks.device)
         self.train_splits = _check_splits(spec, settings)
-        self.valid = "valid" if "valid" in spec.splits and "valid" not in self.train_splits else None
+        self.valid = _valid_of(spec, settings)
         torch.manual_seed(settings.seed)
         self.model = MODELS[model_name](spec, model_settings).to(ranks.device)
         self.num_negatives = _num_negatives(spec, settings)
-        self.loader = self._make_loader()
+        self.loader = self._make_loader(held_out=False)
         self.sampler = self._make_sampler()
         self.steps_per_epoch = self.loader.num_batches
         self.optimizer = make_optimizer(
@@ -283,7 +284,7 @@ class TrainingRun:
             last = start + micro >= rows
             with self._no_sync(last), self._autocast():
                 loss = self.objective(part) * (weight * num_rows(part) / rows)
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss).backward()
             total += loss.detach()
         if settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
@@ -366,7 +367,7 @@ class TrainingRun:
         metrics: Mapping[str, Mapping[str, float]] = {}
         due = state.epoch % settings.evaluate_every == 0 or state.epoch == settings.epochs
         evaluation_seconds = 0.0
-        if due and self.valid is not None:
+        if due and self.valid:
             started = time.monotonic()
             metrics = self._evaluate()
             evaluation_seconds = time.monotonic() - started
@@ -385,11 +386,29 @@ class TrainingRun:
         )
 
     def _evaluate(self) -> Mapping[str, Mapping[str, float]]:
-        assert self.valid is not None
         self.model.eval()
+        if self.valid == HELD_OUT:
+            return {"rows": self._evaluate_held_out()}
         protocol = self.metric.partition("/")[0]
-        result = evaluate_model(self.model, self.spec, self.valid, protocols=(protocol,), ranks=self.ranks)
-        return result.metrics
+        return evaluate_model(self.model, self.spec, self.valid, protocols=(protocol,), ranks=self.ranks).metrics
+
+    @cached_property
+    def held_out(self) -> Loader:
+        """Rows of train that `valid_share` keeps from training, in order."""
+        return self._make_loader(held_out=True)
+
+    def _evaluate_held_out(self) -> dict[str, float]:
+        """AUC and log loss of the rows of train that `valid_share` keeps from training."""
+        logits, labels = [torch.zeros(0)], [torch.zeros(0)]
+        with torch.inference_mode():
+            for share in self.held_out.batches():
+                batch = take(share.batch, slice(0, share.num_rows))
+                logits.append(self.model(batch).float().cpu())
+                labels.append(batch[self.spec.label].float().cpu())
+        scores = self.ranks.gather(torch.cat(logits)).numpy()
+        truth = self.ranks.gather(torch.cat(labels)).numpy()
+        found = {"auc": metrics.auc(scores, truth), "log_loss": metrics.log_loss(scores, truth)}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def _remember(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
         state, settings = self.progress, self.settings
@@ -546,7 +565,8 @@ class TrainingRun:
 
     # --- what the run is made of -------------------------------------------------------------------------------
 
-    def _make_loader(self) -> Loader:
+    def _make_loader(self, *, held_out: bool) -> Loader:
+        share = self.settings.valid_share if self.valid == HELD_OUT else 0.0
         positives_per_batch = max(1, self.settings.batch_size // (1 + self.num_negatives))
         used = {*self.model.features(), self.spec.label}
         features = tuple(name for name in self.spec.columns(self.train_splits[0]) if name in used)
@@ -561,6 +581,8 @@ class TrainingRun:
             memory_budget=parse_bytes(self.settings.memory_budget),
             device=self.ranks.device,
             positives_only=self.num_negatives > 0 and self.spec.has_series and "valid" in self.train_splits,
+            shuffle=not held_out,
+            part=Part(share, held_out, self.settings.seed) if share else None,
         )
         if loader.num_rows == 0:
             raise SpecError(f"{self.spec.folder}: the training splits {listed(self.train_splits)} hold no row")
@@ -618,6 +640,7 @@ class TrainingRun:
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 BEST = "best.safetensors"
+HELD_OUT = "held out"
 
 
 def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
@@ -646,6 +669,13 @@ def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]
     return settings.train_splits
 
 
+def _valid_of(spec: FeatureSpec, settings: TrainSettings) -> str:
+    """The split that picks the best epoch; `HELD_OUT` rows of train where there is none; nothing (empty) at all."""
+    if "valid" in spec.splits:
+        return "" if "valid" in settings.train_splits else "valid"
+    return HELD_OUT if settings.valid_share else ""
+
+
 def _num_negatives(spec: FeatureSpec, settings: TrainSettings) -> int:
     """Negatives a positive: as asked, else 4 where rows are interactions of users with items, else none."""
     if settings.negatives is not None:
@@ -656,7 +686,7 @@ def _num_negatives(spec: FeatureSpec, settings: TrainSettings) -> int:
 
 
 def _default_metric(spec: FeatureSpec) -> str:
-    return "sampled/ndcg@10" if spec.has_series else "rows/auc"
+    return "sampled/ndcg@10" if spec.has_series and "valid" in spec.splits else "rows/auc"
 
 
 def _mix(seed: int, step: int, rank: int) -> int:
