@@ -266,7 +266,8 @@ def test_the_file_that_save_writes_is_pinned_byte_for_byte(tmp_path: Path) -> No
 feature_spec:
   clicked: {}
   ctr: {}
-  display_id: {}
+  display_id:
+    dtype: int64
   topics:
     cardinality: 350
     length: 3
@@ -533,9 +534,12 @@ def test_dtypes_that_are_not_given() -> None:
     assert spec.storage_dtype("topics") == np.int64
     assert spec.storage_dtype("ctr") == spec.storage_dtype("clicked") == np.float32
     # an impression's id, of which no table is made: float32 would merge those beyond 2^24
-    assert spec.storage_dtype("display_id") == np.int64
+    assert spec.features["display_id"] == Feature(dtype="int64")
     data["feature_spec"]["display_id"] = {"dtype": "int32"}
     assert FeatureSpec.from_dict(data).storage_dtype("display_id") == np.int32
+    data["feature_spec"]["display_id"] = {}
+    data["channel_spec"]["numerical"].append("display_id")  # a number that also groups stays one
+    assert FeatureSpec.from_dict(data | {"source_spec": {}}).storage_dtype("display_id") == np.float32
 
 
 # --- who the user and the item are -----------------------------------------------------------------------------------

@@ -244,8 +244,7 @@ class FeatureSpec:
     allow_outside: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        features = _with_auto_cardinality(self.features, self.channels)
-        object.__setattr__(self, "features", MappingProxyType(dict(features)))
+        object.__setattr__(self, "features", MappingProxyType(_completed(self.features, self.channels)))
         object.__setattr__(self, "sources", MappingProxyType({k: tuple(v) for k, v in self.sources.items()}))
         object.__setattr__(self, "channels", MappingProxyType({k: tuple(v) for k, v in self.channels.items()}))
         problems: list[Problem] = []
@@ -424,14 +423,9 @@ class FeatureSpec:
         return encoded or self.shift(name) == 1 or self.features[name].padding == 0
 
     def storage_dtype(self, name: str) -> np.dtype[np.generic]:
-        """The numpy type of the stored values: as declared, else int64 for ids and groups, float32 for numbers.
-
-        A group without a cardinality is an id that no table is made for (an impression's, a session's); float32
-        would merge those beyond 2^24.
-        """
+        """The numpy type of the stored values: as declared, else int64 for ids and float32 for numbers."""
         feature = self.features[name]
-        holds_ids = feature.is_categorical or self.roles_of(name) == ("group",)
-        return np.dtype(feature.dtype or ("int64" if holds_ids else "float32"))
+        return np.dtype(feature.dtype or ("int64" if feature.is_categorical else "float32"))
 
     # --- what the dataset holds -----------------------------------------------------------------------------------
 
@@ -626,22 +620,28 @@ def _plain(value: object, place: Place, problems: list[Problem]) -> object:
     return str(value) if isinstance(value, str) else value
 
 
-def _with_auto_cardinality(
-    features: Mapping[str, Feature], channels: Mapping[str, Sequence[str]]
-) -> Mapping[str, Feature]:
-    """Features of a channel that holds ids only are categorical even where no cardinality was written down."""
-    categorical = {
-        name
-        for channel, names in channels.items()
-        if channel in CHANNELS and CHANNELS[channel].categorical
-        for name in names
-    }
-    return {
-        name: feature.model_copy(update={"cardinality": "auto"})
-        if name in categorical and feature.cardinality is None
-        else feature
-        for name, feature in features.items()
-    }
+def _completed(features: Mapping[str, Feature], channels: Mapping[str, Sequence[str]]) -> dict[str, Feature]:
+    """What the channels say about features that say little themselves.
+
+    In a channel that holds ids only, a feature without a cardinality has one that is still to be found. A feature that
+    is a group and nothing else is an id of which no table is made (an impression's, a session's): int64, for float32
+    would merge those beyond 2^24.
+    """
+    ids = {name for channel, names in channels.items() if channel in CHANNELS and CHANNELS[channel].categorical
+           for name in names}  # fmt: skip
+    roles: dict[str, set[Role]] = {}
+    for channel, names in channels.items():
+        for name in names if channel in CHANNELS else ():
+            roles.setdefault(name, set()).add(CHANNELS[channel].role)
+    completed = {}
+    for name, feature in features.items():
+        update: dict[str, object] = {}
+        if name in ids and feature.cardinality is None:
+            update["cardinality"] = "auto"
+        if roles.get(name) == {"group"} and feature.cardinality is None and feature.dtype is None:
+            update["dtype"] = "int64"
+        completed[name] = feature.model_copy(update=update) if update else feature
+    return completed
 
 
 def _check(spec: FeatureSpec) -> Iterator[Problem]:
