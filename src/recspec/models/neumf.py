@@ -123,13 +123,11 @@ class NeuMF(Model):
         # Drawn negatives repeat the users of the positives, and a user's part serves all its repetitions.
         period = repeat_period(batch[self.user_id])
         item, label = (batch[name].view(-1, period) for name in (self.item_id, self.spec.label))
-        users, user_at = _of_used(self._user_part, self.num_users, batch[self.user_id][:period])
-        items, item_at = _of_used(self._item_part, self.num_items, item)
-        logits = self._join(users.at(user_at), items.at(item_at))
+        user_part, user_penalty = self._regularised(self._user_part, self.num_users, batch[self.user_id][:period])
+        item_part, item_penalty = self._regularised(self._item_part, self.num_items, item)
+        logits = self._join(user_part, item_part)
         loss = F.binary_cross_entropy_with_logits(logits.float(), label.float())
-        if self.settings.l2 or self.settings.l2_hidden:
-            loss = loss + (self._penalty(users, user_at) + self._penalty(items, item_at)) / label.numel()
-        return loss
+        return loss + (user_penalty + item_penalty) / label.numel()
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
@@ -193,18 +191,23 @@ class NeuMF(Model):
         rows = [self.mlp.after_first(part.unsqueeze(1) + item) @ self._mlp_weight() for part in torch.split(user, step)]
         return torch.cat(rows)
 
-    def _penalty(self, part: _Part, at: Tensor) -> Tensor:
-        """Strength times the sum of squares of the rows that a batch uses, each once."""
-        used = torch.zeros(part.num_rows, device=at.device).index_fill_(0, at.reshape(-1).long(), 1.0)
-        penalty = torch.zeros((), device=at.device)
-        for rows, strength in (
-            (part.gmf, self.settings.l2),
-            (part.bias, self.settings.l2),
-            (part.first, self.settings.l2_hidden),
+    def _regularised(
+        self, part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor
+    ) -> tuple[_Part, Tensor | float]:
+        """A side's part for ids, and strength times the sum of squares of the rows they use, each once."""
+        if not (self.settings.l2 or self.settings.l2_hidden):
+            return _of_pairs(part, num_ids, ids), 0.0
+        rows, at = _of_used(part, num_ids, ids)
+        used = torch.zeros(rows.num_rows, device=at.device).index_fill_(0, at.reshape(-1).long(), 1.0)
+        penalty: Tensor | float = 0.0
+        for table, strength in (
+            (rows.gmf, self.settings.l2),
+            (rows.bias, self.settings.l2),
+            (rows.first, self.settings.l2_hidden),
         ):
-            if rows is not None and strength:
-                penalty = penalty + strength * _sum_of_squares(rows, used)
-        return penalty
+            if table is not None and strength:
+                penalty = penalty + strength * _sum_of_squares(table, used)
+        return rows.at(at), penalty
 
 
 @dataclass(frozen=True)
@@ -227,10 +230,14 @@ class _Part:
     def at(self, rows: Tensor) -> _Part:
         """Copies of the given rows; their shape replaces the first dimension."""
         flat = rows.reshape(-1)
-        gmf, first, bias = (
-            None if tensor is None else tensor.index_select(0, flat).view(*rows.shape, *tensor.shape[1:])
-            for tensor in (self.gmf, self.first, self.bias)
-        )
+        return self._each(lambda tensor: tensor.index_select(0, flat)).shaped(rows.shape)
+
+    def shaped(self, shape: torch.Size) -> _Part:
+        """The same rows in several dimensions."""
+        return self if len(shape) == 1 else self._each(lambda tensor: tensor.view(*shape, *tensor.shape[1:]))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> _Part:
+        gmf, first, bias = (None if tensor is None else change(tensor) for tensor in (self.gmf, self.first, self.bias))
         return _Part(gmf, first, bias)
 
 
@@ -245,12 +252,12 @@ def _rows(table: nn.Embedding, ids: Tensor | None) -> Tensor:
 
 
 def _of_pairs(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> _Part:
-    """A side's part for ids (B,): by way of the whole table where that has fewer rows to multiply.
+    """A side's part for ids (...): by way of the whole table where that has fewer rows to multiply.
 
-    A program that is being exported or compiled takes any B, so it must not depend on which is fewer.
+    A program that is being exported or compiled takes any number, so it must not depend on which is fewer.
     """
-    if torch.compiler.is_compiling() or len(ids) <= num_ids:
-        return part(ids)
+    if torch.compiler.is_compiling() or ids.numel() <= num_ids:
+        return part(ids.reshape(-1)).shaped(ids.shape)
     return part(None).at(ids)
 
 
