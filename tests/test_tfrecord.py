@@ -42,6 +42,25 @@ def test_the_checksum_is_masked_crc_32c() -> None:
     assert crc(b"") == 0xA282EAD8
 
 
+@pytest.mark.parametrize("sizes", [[1, 2, 3, 4, 5], [127, 128, 129, 0, 1000], [100_000, 3], [8] * 100, []])
+def test_checksums_of_records_of_any_length_are_those_of_one_byte_after_another(sizes: list[int]) -> None:
+    data = np.random.default_rng(0).integers(0, 256, sum(sizes) + 7, dtype=np.uint8)
+    lengths = np.array(sizes, np.int64)
+    starts = np.cumsum(lengths) - lengths + 5
+
+    def plain(message: bytes) -> int:
+        register = 0xFFFFFFFF
+        for byte in message:
+            register ^= byte
+            for _ in range(8):
+                register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+        register ^= 0xFFFFFFFF
+        return ((register >> 15 | register << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
+
+    found = tfrecord._masked_crc(data, starts, lengths)
+    assert found.tolist() == [plain(data[a : a + n].tobytes()) for a, n in zip(starts, lengths, strict=True)]
+
+
 def test_one_record_byte_for_byte() -> None:
     example = bytes.fromhex(
         "0a18"  # Example.features, 24 bytes
@@ -63,7 +82,9 @@ def test_numbers_of_every_size_come_back(tmp_path: Path) -> None:
     assert lists(index.read(1, 1, ["b"])["b"]) == []
 
 
-def test_many_records_of_many_lengths_come_back(tmp_path: Path) -> None:
+def test_many_records_of_many_lengths_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tfrecord, "_BLOCK_RECORDS", 100)
+    monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", 20_000)
     random = np.random.default_rng(0)
     rows = [random.integers(-5, 2 ** random.integers(1, 60), random.integers(0, 200)).tolist() for _ in range(500)]
     (tmp_path / "file").write_bytes(encode({"a long name of a feature" * 9: values(rows)}))

@@ -5,14 +5,14 @@ little-endian. Its bytes are a protocol buffer: `Example{1: Features{1: map entr
 is `2: FloatList{1: packed float}` or `3: Int64List{1: packed varint}`. One Python step a record would cost 0.1 ms; here
 all records of a block take each step together: record i's cursor is the i-th element of an array.
 
-Shapes: R records; E map entries of all records.
+Shapes: R records.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,9 @@ from recspec.errors import DataError, listed, nearest
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+
+_BLOCK_RECORDS = 4096  # most records, and
+_BLOCK_BYTES = 8 << 20  # bytes of several records, that are taken through each step together
 
 _FRAME = struct.Struct("<QI")
 _FRAME_BYTES = _FRAME.size + 4
@@ -81,9 +84,19 @@ class Index:
         Raises:
             DataError: a checksum that differs, bytes that are no `tf.train.Example`, a feature that no record has.
         """
+        nothing = Values(np.zeros(0, np.int64), np.zeros(1, np.int64))
+        blocks = [self._read_block(start, stop, names) for start, stop in self._blocks(first, last)]
+        return {name: _concatenate([block[name] for block in blocks] or [nothing]) for name in names}
+
+    def _blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        while first < last:
+            fitting = int(np.searchsorted(self.starts, self.starts[first] + _BLOCK_BYTES))
+            stop = min(max(fitting, first + 1), first + _BLOCK_RECORDS, last)
+            yield first, stop
+            first = stop
+
+    def _read_block(self, first: int, last: int, names: Sequence[str]) -> dict[str, Values]:
         starts, lengths = self.starts[first:last], self.lengths[first:last]
-        if not len(starts):
-            return {name: Values(np.zeros(0, np.int64), np.zeros(1, np.int64)) for name in names}
         begin, end = int(starts[0]) - _FRAME.size, int(starts[-1] + lengths[-1]) + 4
         with self.path.open("rb") as file:
             file.seek(begin)
@@ -92,8 +105,27 @@ class Index:
         return _decode(data, starts - begin, lengths, names, first)
 
 
+def _concatenate(parts: Sequence[Values]) -> Values:
+    ends = np.cumsum([0, *(part.offsets[-1] for part in parts)])
+    offsets = [part.offsets[1:] + end for part, end in zip(parts, ends, strict=False)]
+    return Values(np.concatenate([part.values for part in parts]), np.concatenate([np.zeros(1, np.int64), *offsets]))
+
+
 def encode(features: Mapping[str, Values]) -> bytes:
     """Framed records of some features; every feature has a value list for each record."""
+    num_records = len(next(iter(features.values())).offsets) - 1
+    return b"".join(
+        _encode({name: _rows(values, start, start + _BLOCK_RECORDS) for name, values in features.items()})
+        for start in range(0, num_records, _BLOCK_RECORDS)
+    )
+
+
+def _rows(values: Values, start: int, stop: int) -> Values:
+    offsets = values.offsets[start : stop + 1]
+    return Values(values.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _encode(features: Mapping[str, Values]) -> bytes:
     num_records = len(next(iter(features.values())).offsets) - 1
     pieces: list[_Piece] = []
     body = np.zeros(num_records, np.int64)
@@ -145,15 +177,18 @@ def _int_piece(values: Values) -> _Piece:
 def _varints(numbers: Ints) -> _Piece:
     """Each number as a varint; negative ones as their two's complement, in ten bytes."""
     rest = numbers.astype(np.int64).view(np.uint64)
-    groups = np.empty((len(rest), _VARINT_BYTES), np.uint8)
+    most = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
+    if most == 1:
+        return _Piece(rest.astype(np.uint8), np.ones(len(rest), np.int64))
+    groups = np.empty((len(rest), most), np.uint8)
     lengths = np.ones(len(rest), np.int64)
-    for position in range(_VARINT_BYTES):
-        groups[:, position] = (rest & np.uint64(0x7F)).astype(np.uint8)
+    for position in range(most):
+        groups[:, position] = rest & np.uint64(0x7F)
         rest = rest >> np.uint64(7)
-        lengths += rest > 0
-    used = np.arange(_VARINT_BYTES) < lengths[:, None]
-    groups |= np.where(np.arange(_VARINT_BYTES) < lengths[:, None] - 1, 0x80, 0).astype(np.uint8)
-    return _Piece(groups[used], lengths)
+        more = rest > 0
+        groups[:, position] |= more.astype(np.uint8) << 7
+        lengths += more
+    return _Piece(groups[np.arange(most) < lengths[:, None]], lengths)
 
 
 def _varint(number: int) -> bytes:
@@ -205,30 +240,81 @@ def _framed(data: Bytes, starts: Ints, lengths: Ints) -> bytes:
 # --- checksums -------------------------------------------------------------------------------------------------------
 
 
+_LANE = 128  # bytes
+
+
 @cache
-def _crc_table() -> NDArray[np.uint32]:
-    """CRC-32C (Castagnoli), reflected polynomial 0x82F63B78: the remainder of each byte."""
-    table = np.arange(256, dtype=np.uint32)
+def _crc_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
+    """CRC-32C (Castagnoli), reflected polynomial 0x82F63B78: the remainder of each byte (256,), of each pair of bytes
+    (65536,), and of each byte of a remainder after a lane of zeros (4, 256)."""
+    one = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(0x82F63B78), table >> np.uint32(1))
-    return table
+        one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(0x82F63B78), one >> np.uint32(1))
+    pair = np.arange(65536, dtype=np.uint32)
+    for _ in range(2):
+        pair = one[pair & np.uint32(0xFF)] ^ (pair >> np.uint32(8))
+    after = np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32))[:, None]
+    for _ in range(_LANE):
+        after = one[after & np.uint32(0xFF)] ^ (after >> np.uint32(8))
+    return one, pair, after
 
 
 def _masked_crc(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.uint32]:
-    """Checksum of each record, masked as TFRecord does; all records take their next byte together."""
-    order = np.argsort(-lengths, kind="stable")
-    cursor, longest_first = starts[order], lengths[order]
-    crc = np.full(len(starts), 0xFFFFFFFF, np.uint32)
-    table = _crc_table()
-    # how many records are longer than each position
-    remaining = np.searchsorted(-longest_first, -np.arange(int(longest_first[0]) if len(lengths) else 0), side="left")
-    for position, count in enumerate(remaining.tolist()):
-        part = crc[:count]
-        crc[:count] = table[(part ^ data[cursor[:count] + position]) & np.uint32(0xFF)] ^ (part >> np.uint32(8))
+    """Checksum of each record, masked as TFRecord does.
+
+    A remainder is linear in the bits of the message, so lanes of 128 bytes of all records are worked through together
+    and then joined: crc(AB) = (crc(A) after as many zeros as B has bytes) ^ crc(B). Zeros before a message change
+    nothing when the register starts with 0, and starting with ones means to flip the message's first 32 bits.
+    """
+    crc = np.zeros(len(starts), np.uint32)
+    long = lengths >= 4
+    crc[long] = _remainders(data, starts[long], lengths[long])
+    one = _crc_tables()[0]
+    for record in np.flatnonzero(~long):
+        register = np.uint32(0xFFFFFFFF)
+        for byte in data[starts[record] : starts[record] + lengths[record]]:
+            register = one[(register ^ byte) & np.uint32(0xFF)] ^ (register >> np.uint32(8))
+        crc[record] = register
     crc ^= np.uint32(0xFFFFFFFF)
-    masked = np.empty_like(crc)
-    masked[order] = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_CRC_MASK)
+    masked: NDArray[np.uint32] = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_CRC_MASK)
     return masked
+
+
+def _remainders(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.uint32]:
+    """The register after each record of at least 4 bytes."""
+    flipped = np.append(np.zeros(_LANE, np.uint8), data)
+    flipped[((starts + _LANE)[:, None] + np.arange(4)).reshape(-1)] ^= np.uint8(0xFF)
+    num_lanes = -(-lengths // _LANE)
+    before = num_lanes * _LANE - lengths  # bytes of the first lane that lie before the record
+    begins = _ragged_range(np.zeros_like(num_lanes), num_lanes) * _LANE + np.repeat(starts - before + _LANE, num_lanes)
+    lanes: Bytes = np.lib.stride_tricks.sliding_window_view(flipped, _LANE)[begins]
+    first = np.cumsum(num_lanes) - num_lanes
+    lanes[first] *= np.arange(_LANE) >= before[:, None]
+    return _joined(_lane_remainders(lanes), first, num_lanes)
+
+
+def _lane_remainders(lanes: Bytes) -> NDArray[np.uint32]:
+    pair = _crc_tables()[1]
+    register = np.zeros(len(lanes), np.uint32)
+    for both in np.ascontiguousarray(lanes.view("<u2").T):
+        register = pair[(register ^ both) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
+    return register
+
+
+def _joined(lanes: NDArray[np.uint32], first: Ints, num_lanes: Ints) -> NDArray[np.uint32]:
+    """The remainder of each record from those of its lanes."""
+    after = _crc_tables()[2]
+    order = np.argsort(-num_lanes, kind="stable")  # those that still have lanes come first
+    first, left = first[order], num_lanes[order]
+    joined = np.zeros(len(first), np.uint32)
+    for number in range(int(left[0]) if len(left) else 0):
+        count = int(np.searchsorted(-left, -number, side="left"))
+        part = joined[:count]
+        shifted = np.bitwise_xor.reduce([after[b][(part >> np.uint32(8 * b)) & np.uint32(0xFF)] for b in range(4)])
+        joined[:count] = shifted ^ lanes[first[:count] + number]
+    register = np.empty_like(joined)
+    register[order] = joined
+    return register
 
 
 def _check_sums(data: Bytes, starts: Ints, lengths: Ints, first: int) -> None:
@@ -249,18 +335,37 @@ def _check_sums(data: Bytes, starts: Ints, lengths: Ints, first: int) -> None:
 
 def _decode(data: Bytes, starts: Ints, lengths: Ints, names: Sequence[str], first: int) -> dict[str, Values]:
     cursors = _Cursors(np.append(data, np.zeros(_VARINT_BYTES, np.uint8)), first)
-    record, key, key_length, value, value_length = _entries(cursors, starts, starts + lengths)
-    found = {}
-    for name in names:
-        here = _named(cursors.data, key, key_length, name.encode())
-        if not here.any() and len(starts):
-            known = {
-                cursors.data[k : k + n].tobytes().decode(errors="replace")
-                for k, n in zip(key[:99], key_length[:99], strict=False)
-            }
-            raise DataError(f"has no feature '{name}'{nearest(name, known)}; records hold {listed(sorted(known))}")
-        found[name] = _values(cursors, record[here], value[here], value_length[here], len(starts), name)
-    return found
+    entries: dict[bytes, list[_Entries]] = {}
+    for name, found in _entries(cursors, starts, starts + lengths):
+        entries.setdefault(name, []).append(found)
+    known = sorted(name.decode(errors="replace") for name in entries)
+    missing = [f"has no feature '{name}'{nearest(name, known)}" for name in names if name.encode() not in entries]
+    if missing:
+        raise DataError(f"{'; '.join(missing)}; records hold {listed(known)}")
+    return {name: _values(cursors, _Entries.of(entries[name.encode()]), len(starts), name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class _Entries:
+    """Map entries of one name: whose they are, and where their values start and end."""
+
+    record: Ints
+    value: Ints
+    end: Ints
+
+    @classmethod
+    def of(cls, parts: Sequence[_Entries]) -> _Entries:
+        """All parts, by record."""
+        if len(parts) == 1:
+            return parts[0]
+        record = np.concatenate([part.record for part in parts])
+        order = np.argsort(record, kind="stable")
+        value, end = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("value", "end"))
+        return cls(record[order], value, end)
+
+    def where(self, keep: NDArray[np.bool_]) -> _Entries:
+        """Only the entries that are marked."""
+        return self if keep.all() else _Entries(self.record[keep], self.value[keep], self.end[keep])
 
 
 class _Cursors:
@@ -272,6 +377,9 @@ class _Cursors:
 
     def varint(self, at: Ints) -> tuple[Ints, Ints]:
         """The number at each place, and the place after it."""
+        byte = self.data[np.minimum(at, len(self.data) - 1)]
+        if (byte < 0x80).all():  # as most lengths are
+            return byte.astype(np.int64), at + 1
         number, after = np.zeros(len(at), np.uint64), at.copy()
         open_ = np.ones(len(at), np.bool_)
         for position in range(_VARINT_BYTES):
@@ -296,60 +404,59 @@ class _Cursors:
             raise DataError(f"record {number}: is not a tf.train.Example with packed float or int64 lists")
 
 
-def _entries(cursors: _Cursors, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Every map entry: its record, where its key starts and how long it is, the same of its value."""
+def _entries(cursors: _Cursors, starts: Ints, ends: Ints) -> Iterator[tuple[bytes, _Entries]]:
+    """Every map entry with its name. Records mostly agree on the order of their entries: then each step, an entry of
+    every record, has one name."""
     record = np.arange(len(starts))
     filled = ends > starts  # an Example without features has no bytes
     record, at, end = record[filled], starts[filled], ends[filled]
     at, end = cursors.message(at, 0x0A, end, record)
-    columns: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
     while (more := at < end).any():
-        record, at, end = record[more], at[more], end[more]
+        if not more.all():
+            record, at, end = record[more], at[more], end[more]
         inside, after = cursors.message(at, _ENTRY, end, record)
         key, key_end = cursors.message(inside, _KEY, after, record)
         value, value_end = cursors.message(key_end, _VALUE, after, record)
-        columns.append((record, key, key_end - key, value, value_end - value))
+        for name, here in _names(cursors.data, key, key_end - key):
+            yield name, _Entries(record, value, value_end).where(here)
         at = after
-    if not columns:
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, nothing, nothing, nothing
-    record, key, key_length, value, value_length = (np.concatenate(part) for part in zip(*columns, strict=True))
-    return record, key, key_length, value, value_length
 
 
-def _named(data: Bytes, key: Ints, key_length: Ints, name: bytes) -> NDArray[np.bool_]:
-    """Which entries have this name."""
-    here: NDArray[np.bool_] = key_length == len(name)
-    for position, byte in enumerate(name):
-        candidates = np.flatnonzero(here)
-        here[candidates] = data[key[candidates] + position] == byte
-    return here
+def _names(data: Bytes, key: Ints, length: Ints) -> Iterator[tuple[bytes, NDArray[np.bool_]]]:
+    """Each name among the keys, and which keys have it."""
+    left = np.ones(len(key), np.bool_)
+    while left.any():
+        example = int(np.argmax(left))
+        name = data[key[example] : key[example] + length[example]]
+        here: NDArray[np.bool_] = left & (length == len(name))
+        for position, byte in enumerate(name):
+            # a shorter key beside the end of the data reads on into the bytes appended there
+            here &= data[np.minimum(key + position, len(data) - 1)] == byte
+        yield name.tobytes(), here
+        left &= ~here
 
 
-def _values(cursors: _Cursors, record: Ints, value: Ints, length: Ints, num_records: int, name: str) -> Values:
+def _values(cursors: _Cursors, found: _Entries, num_records: int, name: str) -> Values:
     """The lists of one feature; a record without it has an empty one."""
-    order = np.argsort(record, kind="stable")
-    record, value, length = record[order], value[order], length[order]
-    filled = length > 0
-    record, value, length = record[filled], value[filled], length[filled]
-    kinds = np.unique(cursors.data[value])
+    found = found.where(found.value < found.end)
+    kinds = np.unique(cursors.data[found.value])
     if len(kinds) > 1 or (len(kinds) and kinds[0] not in (_FLOATS, _INTS)):
         raise DataError(f"the feature '{name}' must hold floats or integers, and the same in every record")
+    floating = len(kinds) > 0 and kinds[0] == _FLOATS
+    if len(kinds):
+        start, end = cursors.message(found.value, int(kinds[0]), found.end, found.record)
+        found = _Entries(found.record, start, end).where(start < end)  # an empty list has no packed field
+        start, end = cursors.message(found.value, _PACKED, found.end, found.record)
+        found = _Entries(found.record, start, end)
+    raw = cursors.data[_ragged_range(found.value, found.end - found.value)]
     counts = np.zeros(num_records, np.int64)
-    payload, payload_end = value, value
-    if len(value):
-        payload, payload_end = cursors.message(value, int(kinds[0]), value + length, record)
-        listed_ = payload < payload_end  # an empty list has no packed field
-        record, payload, payload_end = record[listed_], payload[listed_], payload_end[listed_]
-        payload, payload_end = cursors.message(payload, _PACKED, payload_end, record)
-    raw = cursors.data[_ragged_range(payload, payload_end - payload)]
-    if len(kinds) and kinds[0] == _FLOATS:
+    if floating:
         numbers: NDArray[np.generic] = raw.view("<f4")
-        np.add.at(counts, record, (payload_end - payload) // 4)
+        counts[found.record] = (found.end - found.value) // 4
     else:
         last = raw < 0x80
         numbers = _decode_varints(raw, last)
-        owner = np.repeat(record, payload_end - payload)
+        owner = np.repeat(found.record, found.end - found.value)
         counts += np.bincount(owner[last], minlength=num_records)
     offsets = np.zeros(num_records + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
