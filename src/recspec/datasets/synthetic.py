@@ -260,8 +260,8 @@ ITEMS_PER_STRAND = 40
 FAVOURITES = 3
 """Genres that a user mostly rates."""
 SECONDS_PER_DAY = 86_400
-FIRST_DAY, LAST_DAY = 9_500, 18_000
-"""Days since 1970 between which people join: 1996 to 2019."""
+FIRST_DAY, LAST_DAY = 9_500, 17_000
+"""Days since 1970 between which people join: 1996 to 2016."""
 
 
 def write_movielens_like(
@@ -465,7 +465,7 @@ def _timestamps(user: NDArray[np.int64], counts: NDArray[np.int64], rng: np.rand
     """Seconds since 1970: people rate in sittings, some seconds between two ratings and days between two sittings."""
     joined = rng.integers(FIRST_DAY, LAST_DAY, len(counts)) * SECONDS_PER_DAY
     gap = rng.exponential(20.0, len(user))
-    gap += np.where(rng.random(len(user)) < 0.02, rng.exponential(30.0 * SECONDS_PER_DAY, len(user)), 0.0)
+    gap += np.where(rng.random(len(user)) < 0.02, rng.exponential(10.0 * SECONDS_PER_DAY, len(user)), 0.0)
     elapsed = np.cumsum(gap)
     since_first = elapsed - elapsed[np.cumsum(counts) - counts][user]
     return np.asarray(joined[user] + since_first, np.int64)
