@@ -499,6 +499,12 @@ def test_a_vocabulary_that_is_no_feature_has_the_largest_cardinality_of_those_th
     assert spec.num_ids("a") == spec.num_ids("b") == 30
 
 
+def test_id_0_of_an_item_is_padding_where_a_history_of_items_says_so() -> None:
+    spec = FeatureSpec.from_dict(yaml.safe_load(SIM_HISTORIES))
+    assert [spec.reserves_unknown(name) for name in ("item", "items", "category", "user")] == [True, True, True, False]
+    assert spec.num_ids("item") == spec.num_ids("items") == 50
+
+
 def test_numbers_are_never_shifted() -> None:
     spec = spec_of(x={"length": 3}, y={})
     assert (spec.shift("x"), spec.shift("y")) == (0, 0)
@@ -779,8 +785,8 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     ),
     "alpha that is no exponent": (
         "{cardinality: 4}",
-        "{cardinality: 4, alpha: 1}",
-        "line 3: feature_spec.item.alpha: is 1; expected a number above 1",
+        "{cardinality: 4, alpha: 0}",
+        "line 3: feature_spec.item.alpha: is 0; expected a number above 0",
     ),
     # sources
     "split without a chunk": (

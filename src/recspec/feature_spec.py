@@ -137,7 +137,7 @@ class Feature(BaseModel):
     padding: Literal[0] | None = Field(
         None, description="0 when the files reserve id 0 for padding; when not given, a list's ids are shifted by one"
     )
-    alpha: float | None = Field(None, gt=1, description="exponent of the ids' power law, for `recspec synthesize`")
+    alpha: float | None = Field(None, gt=0, description="exponent of the ids' power law, for `recspec synthesize`")
 
     @model_validator(mode="before")
     @classmethod
@@ -419,8 +419,9 @@ class FeatureSpec:
 
     def reserves_unknown(self, name: str) -> bool:
         """Whether id 0 of a feature is never a real value: recspec prepared it, or padding takes the place."""
-        encoded = self.metadata.get("vocabularies") is not None
-        return encoded or self.shift(name) == 1 or self.features[name].padding == 0
+        space = self.vocabulary(name)
+        pads = any(feature.padding == 0 for other, feature in self.features.items() if self.vocabulary(other) == space)
+        return self.metadata.get("vocabularies") is not None or self.shift(name) == 1 or pads
 
     def storage_dtype(self, name: str) -> np.dtype[np.generic]:
         """The numpy type of the stored values: as declared, else int64 for ids and float32 for numbers."""
@@ -860,7 +861,7 @@ _EXPECTED_OF_FEATURE = {
     "length": "the most values a row holds, 1 or more",
     "vocabulary": "the name of an id space",
     "padding": "0, the one id that can be padding; leave it out where the files pad with -1 or not at all",
-    "alpha": "a number above 1",
+    "alpha": "a number above 0",
 }
 
 _SHORT = reprlib.Repr()
