@@ -119,12 +119,11 @@ def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
     and by AND where it is 0 puts that digit in front: P becomes (1 + P) / 2 or P / 2.
     """
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
-    digits = f"{round(probability * 2**DIGITS):0{DIGITS}b}".rstrip("0")
-    if len(digits) > DIGITS:  # probability 1
+    numerator = round(probability * 2**DIGITS)
+    if numerator == 2**DIGITS:
         return torch.full((num_words,), -1, dtype=dtype)
-    size = -(-num_words * bits // 64)
-    words = torch.zeros(size, dtype=torch.int64)
-    for digit in reversed(digits):
+    words = torch.zeros(-(-num_words * bits // 64), dtype=torch.int64)
+    for digit in reversed(f"{numerator:0{DIGITS}b}".rstrip("0")):
         fresh = torch.empty_like(words).random_(-(2**63), None)
         words = words.bitwise_or_(fresh) if digit == "1" else words.bitwise_and_(fresh)
     return words.view(dtype)[:num_words]
