@@ -87,7 +87,7 @@ def test_problems_far_into_a_file_are_counted(tmp_path: Path) -> None:
         },
         tmp_path,
     )
-    assert problems_of(spec) == [f"t.parquet, column 'a', row 70001: {beyond} (and 1 more rows like it)"]
+    assert problems_of(spec) == [f"t.parquet, column 'a', row 70001: {beyond} (and 1 more row like it)"]
 
 
 def test_series_must_divide_the_splits_that_are_ranked(tmp_path: Path) -> None:

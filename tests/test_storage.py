@@ -417,7 +417,7 @@ def test_lists_of_numbers_are_not_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cells", "feature", "problem"),
     [
-        ("0\n5\n7", {"cardinality": 5}, f"row 2: 5 {BEYOND} (and 1 more rows like it)"),
+        ("0\n5\n7", {"cardinality": 5}, f"row 2: 5 {BEYOND} (and 1 more row like it)"),
         ("0\n-1", {"cardinality": 5}, "row 2: -1 is negative; an id lies in [0, cardinality): 0 to 4"),
         ("0\n-1", {"cardinality": "auto"}, "row 2: -1 is negative; an id lies in [0, cardinality)"),
         ("0\nx", {"cardinality": 5}, "row 2: 'x' is not an integer (int64)"),
@@ -513,7 +513,7 @@ def test_missing_values_in_parquet_are_named(tmp_path: Path) -> None:
     sources = {"train": [{"type": "parquet", "features": ["a", "b", "label"], "files": ["t.parquet"]}]}
     spec = spec_of(tmp_path, {"a": {"cardinality": 5}, "b": {"cardinality": 5, "length": 2}}, sources)
     assert problems_of(spec) == [
-        "t.parquet, column 'a', row 2: is empty; every row needs a value (and 1 more rows like it)",
+        "t.parquet, column 'a', row 2: is empty; every row needs a value (and 1 more row like it)",
         "t.parquet, column 'b', row 2: is empty; every row needs a value",
         "t.parquet, column 'label', row 3: is empty; every row needs a value",
     ]
@@ -638,7 +638,7 @@ def test_a_check_finds_every_problem_of_every_column(tmp_path: Path) -> None:
     found = check_split(spec, "train")
     assert found.num_rows is None
     assert sorted(found.problems) == [
-        f"1.csv, column 'a', row 1: 9 {BEYOND} (and 1 more rows like it)",
+        f"1.csv, column 'a', row 1: 9 {BEYOND} (and 1 more row like it)",
         "1.csv, column 'b', row 1: 'x' is not an integer (int64)",
         "2.csv, column 'label', row 1: nan is not a finite number",
         f"{UNEQUAL} 3 rows of 'a', 'b' in '1.csv'; 1 rows of 'label' in '2.csv'",

@@ -315,7 +315,8 @@ def _place(file: str, column: str | None, row: int | None) -> str:
 
 
 def _and_more(found: _Finding) -> str:
-    return f" (and {found.rows - 1:,} more rows like it)" if found.row is not None and found.rows > 1 else ""
+    more = found.rows - 1
+    return "" if found.row is None or more == 0 else f" (and {more:,} more row{'s' if more > 1 else ''} like it)"
 
 
 @dataclass(frozen=True)
