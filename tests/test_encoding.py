@@ -73,9 +73,11 @@ def test_numbers_are_found_among_text() -> None:
 
 def test_many_values_get_the_same_ids_as_few() -> None:
     vocabulary = Vocabulary.of([f"item {number}" for number in range(500)])
-    few = [f"item {number}" for number in range(0, 1000, 7)]
-    many = few * (SMALL // len(few) + 1)
-    assert vocabulary.encode(many).tolist() == vocabulary.encode(few).tolist() * (SMALL // len(few) + 1)
+    few = [None, *(f"item {number}" for number in range(0, 1000, 7))]
+    times = SMALL // len(few) + 1
+    assert vocabulary.encode(few * times).tolist() == vocabulary.encode(few).tolist() * times
+    different = [f"item {number}" for number in range(SMALL + 500)]
+    assert vocabulary.encode(different).tolist() == [vocabulary.encode([text])[0] for text in different]
 
 
 def test_an_unsorted_vocabulary_keeps_its_order() -> None:

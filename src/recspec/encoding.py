@@ -97,6 +97,13 @@ class Vocabulary:
         array = self._of_own_type(values)
         if self.is_numeric:
             return self._encode_numbers(array)
+        if len(array) > SMALL:  # each different text once: rows are many, texts are not
+            coded = array.dictionary_encode()
+            ids = np.append(self._encode_texts(coded.dictionary), UNKNOWN)
+            return np.asarray(ids[pc.fill_null(coded.indices, len(ids) - 1).to_numpy(zero_copy_only=False)], np.int64)
+        return self._encode_texts(array)
+
+    def _encode_texts(self, array: pa.Array) -> Ids:
         if len(array) <= SMALL:
             places = [self._ids_by_text.get(text, UNKNOWN) for text in array.to_pylist()]
             return np.array(places, np.int64)

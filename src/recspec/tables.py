@@ -110,6 +110,23 @@ def fetch(backend: Backend, table: Table) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
 
 
+def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
+    """The rows of a table in the expression's order, about `rows` at a time, the last block being smaller.
+
+    Encoding builds a hash table a block, so blocks should be larger than an engine's batches.
+    """
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in backend.batches(table):
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield pa.Table.from_batches(waiting)
+            waiting, count = [], 0
+    if count:
+        yield pa.Table.from_batches(waiting)
+
+
 def count_rows(backend: Backend, table: Table) -> int:
     """How many rows a table has."""
     return int(fetch(backend, table.aggregate(rows=table.count())).column("rows")[0].as_py())

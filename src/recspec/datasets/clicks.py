@@ -24,7 +24,7 @@ from recspec.errors import DataError
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.splits import SPLIT
 from recspec.storage import Columns, SplitWriter
-from recspec.tables import ROW, Backend, count_rows, counts_by, fetch
+from recspec.tables import ROW, Backend, blocks, count_rows, counts_by, fetch
 
 USER, ITEM = "user_id", "item_id"
 LABEL, GROUP = "label", "group"
@@ -117,7 +117,7 @@ def _write_splits(
     with ExitStack() as stack:
         names = [name for name in SPLITS if name in splits]
         writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
-        for batch in backend.batches(rows, BLOCK_ROWS):
+        for batch in blocks(backend, rows, BLOCK_ROWS):
             for name, writer in writers.items():
                 part = batch.filter(pc.equal(batch.column(SPLIT), name))
                 if part.num_rows:
@@ -127,13 +127,13 @@ def _write_splits(
     return {name: writer.chunks for name, writer in writers.items()}
 
 
-def _columns(batch: pa.RecordBatch, source: Source, fitted: Fitted, groups: Vocabulary | None) -> Columns:
+def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary | None) -> Columns:
     held = (*source.ids.values(), *(column for columns in source.columns.values() for column in columns))
     columns: Columns = {column.name: fitted.encode(column.name, batch.column(column.source)) for column in held}
     columns |= {name: fitted.encode(name, batch.column(name)) for name in source.kept}
     if groups is not None:
         columns[GROUP] = groups.encode(batch.column(GROUP)).astype(np.int32)
-    columns[LABEL] = batch.column(LABEL).to_numpy(zero_copy_only=False).astype(np.float32)
+    columns[LABEL] = batch.column(LABEL).to_numpy().astype(np.float32)
     return columns
 
 

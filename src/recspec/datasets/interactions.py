@@ -26,7 +26,7 @@ from recspec.errors import DataError
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.splits import SPLIT
 from recspec.storage import Columns, Ragged, SplitWriter
-from recspec.tables import ROW, Backend, at_least, count_rows, counts_by, fetch, keep_earliest
+from recspec.tables import ROW, Backend, at_least, blocks, count_rows, counts_by, fetch, keep_earliest
 
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL = "label"
@@ -260,23 +260,17 @@ def _listed(candidates: pa.Table | None, prepared: _Prepared) -> NDArray[np.int6
 def _blocks(backend: Backend, rows: Table, prepared: _Prepared) -> Iterator[_Block]:
     """All interactions, whole users at a time."""
     waiting: list[_Block] = []
-    count = 0
-    for batch in backend.batches(rows):
-        block = _block_of(batch, prepared)
-        waiting.append(block)
-        count += len(block.users)
-        if count >= BLOCK_ROWS:
-            whole = _join(waiting)
-            cut = int(np.searchsorted(whole.users, whole.users[-1]))
-            if cut:
-                yield _part(whole, 0, cut)
-            waiting, count = [_part(whole, cut, len(whole.users))], len(whole.users) - cut
-    if count:
-        yield _join(waiting)
+    for table in blocks(backend, rows, BLOCK_ROWS):
+        whole = _join([*waiting, _block_of(table, prepared)])
+        cut = int(np.searchsorted(whole.users, whole.users[-1]))  # the last user may go on in the next block
+        if cut:
+            yield _part(whole, 0, cut)
+        waiting = [_part(whole, cut, len(whole.users))]
+    yield from waiting
 
 
-def _block_of(batch: pa.RecordBatch, prepared: _Prepared) -> _Block:
-    codes = pc.index_in(batch.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy(zero_copy_only=False)
+def _block_of(batch: pa.Table, prepared: _Prepared) -> _Block:
+    codes = pc.index_in(batch.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy()
     context = {
         column.name: prepared.fitted.encode(column.name, batch.column(column.source)) for column in prepared.context
     }
@@ -284,7 +278,7 @@ def _block_of(batch: pa.RecordBatch, prepared: _Prepared) -> _Block:
         prepared.vocabulary(USER).encode(batch.column(USER)),
         prepared.vocabulary(ITEM).encode(batch.column(ITEM)),
         codes.astype(np.int64),
-        batch.column(TIMESTAMP).to_numpy(zero_copy_only=False),
+        batch.column(TIMESTAMP).to_numpy(),
         context,
     )
 

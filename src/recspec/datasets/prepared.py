@@ -122,7 +122,9 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
 def _difference(name: str, earlier: object, now: object) -> str:
     if name == "settings" and isinstance(earlier, dict) and isinstance(now, dict):
         changed = sorted(key for key in {*earlier, *now} if earlier.get(key) != now.get(key))
-        return "settings: " + ", ".join(f"{key} was {earlier.get(key)}, now {now.get(key)}" for key in changed)
+        return "settings: " + ", ".join(
+            f"{key} was {json.dumps(earlier.get(key))}, now {json.dumps(now.get(key))}" for key in changed
+        )
     if name == "inputs":
         return "inputs: the raw files are not the same"
     return f"{name}: was {earlier}, now {now}"
