@@ -48,13 +48,13 @@ class Mlp(nn.Module):
         shape = x.shape[:-1]
         x, scale = relu_dropout_(x, self.dropout, training=self.training)
         # In two dimensions a layer's output is no view, and changing it in place costs nothing in the backward pass.
-        x = x.view(-1, x.shape[-1])
+        x = x.reshape(-1, x.shape[-1])
         for layer in self.layers[1:]:
             weight, bias = cast(nn.Linear, layer).weight, cast(nn.Linear, layer).bias
             # Scaling weights instead of units: thousands of products a batch instead of millions.
             x = F.linear(x, weight if scale == 1.0 else weight * scale, bias)
             x, scale = relu_dropout_(x, self.dropout, training=self.training)
-        return (x if scale == 1.0 else x * scale).view(*shape, -1)
+        return (x if scale == 1.0 else x * scale).view(*shape, x.shape[-1])
 
 
 def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float]:
