@@ -131,7 +131,7 @@ def synthesize(
     rows: Annotated[int, typer.Option(min=1, help="rows of the train split; others get a tenth")] = 1000,
     to: Annotated[str, typer.Option(help="chunk type to write")] = "parquet",
     distribution: Annotated[Literal["uniform", "power_law"], typer.Option(help="of the ids")] = "uniform",
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="of everything drawn")] = 0,
 ) -> None:
     """Random data of a specification's shape."""
     from recspec.synthesize import synthesize as run

@@ -1,0 +1,175 @@
+"""Write what the code knows into the documents: tables of settings, and the reference of commands.
+
+A table with the head `| setting | default | what it is |` is of what the heading above it names (a model or a dataset);
+one below no such heading is of training. All that follows `<!-- commands -->` is the reference of commands. `make docs`
+writes them anew, and tests/test_docs.py fails where that would change something.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from typer.models import ArgumentInfo, OptionInfo
+
+from recspec import cli
+from recspec.datasets import DATASETS
+from recspec.models import MODELS
+from recspec.train import TrainSettings
+
+ROOT = Path(__file__).parents[1]
+
+SETTINGS: Mapping[str, type[BaseModel]] = {
+    "training": TrainSettings,
+    **{name: dataset.Settings for name, dataset in DATASETS.items()},
+    **{name: model.Settings for name, model in MODELS.items()},
+}
+
+HEAD = "| setting | default | what it is |\n|---|---|---|\n"
+
+_HEADING = re.compile(r"^(?=#+ )", re.MULTILINE)
+_SETTINGS_PLACE = re.compile(rf"^{re.escape(HEAD)}(?:\|.*\n)*", re.MULTILINE)
+_COMMANDS_PLACE = re.compile(r"(<!-- commands[^>]*-->\n).*", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Every document of the project."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def in_step(text: str) -> str:
+    """A document's text as it ought to be."""
+    text = "".join(_with_settings(part) for part in _HEADING.split(text))
+    return _COMMANDS_PLACE.sub(lambda place: place[1] + "".join(map(_describe, commands())), text)
+
+
+def _with_settings(part: str) -> str:
+    """A heading and what stands under it."""
+    title = part.splitlines()[0].lstrip("# ") if part.startswith("#") else ""
+    settings = SETTINGS.get(title, SETTINGS["training"])
+    return _SETTINGS_PLACE.sub(lambda _: settings_table(settings), part)
+
+
+def settings_table(settings: type[BaseModel]) -> str:
+    """Name, default and meaning of each setting, as Markdown."""
+    rows = "".join(
+        f"| `{name}` | {_cell(_default(field.default))} | {_cell(field.description or '')} |\n"
+        for name, field in settings.model_fields.items()
+    )
+    return HEAD + rows
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument or an option of a command."""
+
+    shown: str
+    is_option: bool
+    help: str
+    default: object
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line."""
+
+    name: str
+    about: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def options(self) -> list[str]:
+        """`--set`, `-k`: the options' own names."""
+        return [each.shown.split()[0] for each in self.parameters if each.is_option]
+
+
+def commands() -> Iterator[Command]:
+    """Every command of the command line, in the order of its help."""
+    yield from _commands_of("recspec", cli.app)
+
+
+def _commands_of(name: str, app: typer.Typer) -> Iterator[Command]:
+    for info in app.registered_commands:
+        function = info.callback
+        assert function is not None
+        own = info.name or function.__name__.strip("_").replace("_", "-")
+        yield Command(f"{name} {own}", inspect.getdoc(function) or "", tuple(_parameters(function)))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            yield from _commands_of(f"{name} {group.name}", group.typer_instance)
+
+
+def _parameters(function: Callable[..., object]) -> Iterator[Parameter]:
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, info = hints[name], None
+        if get_origin(kind) is Annotated:
+            kind, info = get_args(kind)[:2]
+        default = None if parameter.default is inspect.Parameter.empty else parameter.default
+        about = (info.help or "") if isinstance(info, (ArgumentInfo, OptionInfo)) else ""
+        if isinstance(info, ArgumentInfo):
+            yield Parameter(info.metavar or name.upper(), False, about, default)
+            continue
+        # inside Annotated, typer keeps an option's first name where its default would be
+        declared = (info.default, *(info.param_decls or ())) if isinstance(info, OptionInfo) else ()
+        names = [each for each in declared if isinstance(each, str) and each.startswith("-")]
+        option = names[-1] if names else f"--{name.replace('_', '-')}"
+        metavar = info.metavar if isinstance(info, OptionInfo) else None
+        value = "" if kind is bool else f" {metavar or _values(kind)}"
+        yield Parameter(option + value, True, about, default)
+
+
+def _values(kind: object) -> str:
+    """What may stand after an option: a word for its type, or the choices."""
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    words = {int: "N", float: "X", Path: "PATH"}
+    inner = [words[part] for part in (kind, *get_args(kind)) if part in words]
+    return inner[0] if inner else "TEXT"
+
+
+def _describe(command: Command) -> str:
+    arguments = [each.shown for each in command.parameters if not each.is_option]
+    usage = " ".join([command.name, *arguments, *(["[OPTIONS]"] if command.options else [])])
+    rows = "".join(f"| `{_cell(each.shown)}` | {_cell(_meaning(each))} |\n" for each in command.parameters)
+    table = f"\n| | |\n|---|---|\n{rows}" if rows else ""
+    return f"\n## {command.name}\n\n```\n{usage}\n```\n\n{command.about}\n{table}"
+
+
+def _meaning(parameter: Parameter) -> str:
+    if parameter.default in (None, False):
+        return parameter.help
+    return f"{parameter.help} (default {_default(parameter.default)})".strip()
+
+
+def _default(value: object) -> str:
+    if value is PydanticUndefined:
+        return "must be given"
+    return f"`{json.dumps(value if not isinstance(value, Path) else str(value))}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Rewrite the documents, and say which changed."""
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        after = in_step(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            sys.stdout.write(f"{path.relative_to(ROOT)}: written anew\n")
+
+
+if __name__ == "__main__":
+    main()

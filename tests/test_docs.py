@@ -1,0 +1,270 @@
+"""The documents say what there is: every key, channel, message, command and setting; and what they show runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from scripts.write_tables import SETTINGS, commands, documents, in_step
+
+from recspec import card, config
+from recspec.datasets import DATASETS
+from recspec.errors import DataError, SpecError
+from recspec.feature_spec import (
+    CHANNELS,
+    CHUNK_TYPES,
+    DTYPES,
+    LIST_LENGTH_SPELLINGS,
+    ROLES,
+    SPLITS,
+    Chunk,
+    Feature,
+    FeatureSpec,
+    json_schema,
+)
+from recspec.models import MODELS
+from tests.test_feature_spec import BROKEN, EXAMPLE, refused
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = documents()
+
+
+@cache
+def text_of(name: str) -> str:
+    """A document; one that is not written yet is skipped."""
+    path = ROOT / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not there yet")
+    return path.read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading, up to the next one of its depth."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^\1 |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"no heading {title!r}"
+    return found[2]
+
+
+def table_rows(text: str) -> Iterator[list[str]]:
+    """Cells of every table row, without the backquotes of code; heads and rules are left out."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        is_head = number + 1 < len(lines) and re.fullmatch(r"\|[-| ]+\|", lines[number + 1])
+        if line.startswith("|") and not is_head and not re.fullmatch(r"\|[-| ]+\|", line):
+            cells = re.split(r"(?<!\\)\|", line.removeprefix("|").removesuffix("|"))
+            yield [cell.strip().strip("`").strip().replace("\\|", "|") for cell in cells]
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """Fenced blocks of some languages."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for language, block in fenced if language in languages]
+
+
+# --- docs/feature_spec.md --------------------------------------------------------------------------------------------
+
+FEATURE_SPEC = "docs/feature_spec.md"
+
+
+def test_its_example_is_the_worked_example_and_loads() -> None:
+    shown = blocks(text_of(FEATURE_SPEC), "yaml")[0]
+    assert FeatureSpec.from_dict(yaml.safe_load(shown)) == FeatureSpec.from_dict(yaml.safe_load(EXAMPLE))
+
+
+def test_every_yaml_block_of_it_is_yaml_of_the_format() -> None:
+    for block in blocks(text_of(FEATURE_SPEC), "yaml")[1:]:
+        for name, feature in yaml.safe_load(block)["feature_spec"].items():
+            Feature.model_validate(feature or {}), name
+
+
+def test_every_section_and_key_is_documented() -> None:
+    text = text_of(FEATURE_SPEC)
+    sections = {row[0] for row in table_rows(section(text, "Sections"))}
+    assert sections == set(json_schema()["properties"])  # type: ignore[call-overload]
+    keys = {row[0] for row in table_rows(section(text, "feature_spec"))}
+    assert set(Feature.model_fields) <= keys
+    assert {row[0] for row in table_rows(section(text, "source_spec"))} >= set(Chunk.model_fields)
+    for spelling in (*LIST_LENGTH_SPELLINGS, *DTYPES, *SPLITS):
+        assert f"`{spelling}`" in text, spelling
+
+
+def test_every_chunk_type_is_documented_to_the_letter() -> None:
+    layouts = section(text_of(FEATURE_SPEC), "Chunk types")
+    for kind in CHUNK_TYPES:
+        assert f"\n**{kind}.** " in layouts, kind
+
+
+def test_every_channel_is_documented_with_its_role_and_rule() -> None:
+    documented = {row[0]: row[1:] for row in table_rows(section(text_of(FEATURE_SPEC), "channel_spec"))}
+    assert list(documented) == [*ROLES, *(name for name in CHANNELS if name not in ROLES)]
+    for name, rule in CHANNELS.items():
+        if name in ROLES:
+            continue
+        role, needs = documented[name]
+        words = [{True: "ids", False: "numbers", None: ""}[rule.categorical]]
+        words += [{True: "lists", False: "scalars" if rule.categorical else "a scalar", None: ""}[rule.is_list]]
+        assert (role, needs) == (rule.role, ", ".join(filter(None, words)) or "anything"), name
+
+
+def test_every_metadata_key_that_is_read_is_documented() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    read = {key for source in sources for key in re.findall(r"spec\.metadata(?:\.get\(|\[)\"(\w+)\"", source)}
+    documented = {
+        key for row in table_rows(section(text_of(FEATURE_SPEC), "metadata")) for key in re.findall(r"\w+", row[0])
+    }
+    assert {"test_samples_per_series", "catalogues"} <= read
+    assert read | {"user_id", "item_id"} <= documented
+
+
+def test_every_check_of_the_file_is_documented_with_its_message() -> None:
+    documented = [row[1] for row in table_rows(section(text_of(FEATURE_SPEC), "What is checked"))]
+    for case, (_, _, message) in BROKEN.items():
+        without_line = re.sub(r"^line \d+: ", "", message)
+        assert re.sub(r"; known: .*", "; known: ...", without_line) in documented, case
+
+
+def test_documented_messages_are_those_that_are_given(tmp_path: Path) -> None:
+    documented = [row[1] for row in table_rows(section(text_of(FEATURE_SPEC), "What is checked"))]
+    assert refused(tmp_path, "a: [1, 2\nb: 3\n")[0].split(": ", 1)[1] in documented
+    assert refused(tmp_path, "a: &loop\n  b: *loop\n")[0].split(": ", 1)[1] in documented
+    spec = FeatureSpec.from_dict({"feature_spec": {"user": {"cardinality": "auto"}, "label": {}},
+                                  "channel_spec": {"context": ["user"], "label": ["label"]}})  # fmt: skip
+    with pytest.raises(SpecError) as caught:
+        spec.num_ids("user")
+    assert str(caught.value) in documented
+    with pytest.raises(SpecError) as caught:
+        spec.require(["user"], "NeuMF")
+    assert caught.value.problems[0] in documented
+
+
+FILES: dict[str, tuple[Mapping[str, str], str]] = {
+    "missing file": ({}, "b.csv"),
+    "unequal chunks": ({"a.csv": "1\n2\n", "b.csv": "1\n0\n1\n"}, ""),
+    "empty split": ({"a.csv": "", "b.csv": ""}, ""),
+    "id beyond its cardinality": ({"a.csv": "1\n4\n"}, ""),
+    "negative id": ({"a.csv": "-1\n2\n"}, ""),
+    "not an integer": ({"a.csv": "1.5\n2\n"}, ""),
+    "empty cell": ({"a.csv": "1\n \n"}, ""),
+    "number that is none": ({"b.csv": "nan\n1\n"}, ""),
+    "header line": ({"a.csv": "item\n1\n"}, ""),
+    "wrong number of cells": ({"a.csv": "1,2\n3\n"}, ""),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_every_check_of_the_files_is_documented_with_its_message(case: str, tmp_path: Path) -> None:
+    documented = {row[0]: row[1] for row in table_rows(section(text_of(FEATURE_SPEC), "What is checked"))}
+    broken, missing = FILES[case]
+    for name, content in {"a.csv": "1\n2\n", "b.csv": "0\n1\n", **broken}.items():
+        if name != missing:
+            (tmp_path / name).write_text(content)
+    (tmp_path / "feature_spec.yaml").write_text(
+        "feature_spec: {item: {cardinality: 4}, label: {}}\n"
+        "source_spec: {train: [{type: csv, features: [item], files: [a.csv]}, "
+        "{type: csv, features: [label], files: [b.csv]}]}\n"
+        "channel_spec: {item: [item], label: [label]}\n"
+    )
+    with pytest.raises(DataError) as caught:
+        card.check(FeatureSpec.load(tmp_path))
+    if case == "empty split":
+        assert "split 'train' holds no row" in caught.value.problems[0]
+        assert "holds no row" in documented[case]
+    else:
+        assert documented[case] in caught.value.problems
+
+
+# --- commands, datasets, models, settings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_what_the_code_knows_stands_in_the_document_as_it_is(path: Path) -> None:
+    """Tables of settings and the reference of commands; `make docs` writes them."""
+    text = path.read_text(encoding="utf-8")
+    assert in_step(text) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_documented_with_its_default(name: str) -> None:
+    document = "datasets" if name in DATASETS else "models" if name in MODELS else "training"
+    text = text_of(f"docs/{document}.md")
+    rows = table_rows(text if name == "training" else section(text, name))
+    documented = {setting: row[1] for row in rows for setting in re.findall(r"\w+", row[0])}
+    for setting, field in SETTINGS[name].model_fields.items():
+        assert setting in documented
+        assert documented[setting].strip('"') == json.dumps(field.default).strip('"'), setting
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_documented_with_its_needs(name: str) -> None:
+    described = section(text_of("docs/models.md"), name)
+    for role in MODELS[name].needs:
+        assert re.search(rf"`{role}`|\b{role}\b", described), role
+
+
+COMMANDS = {command.name: command for command in commands()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_says_what_it_is(name: str) -> None:
+    command = COMMANDS[name]
+    assert section(text_of("docs/commands.md"), name)
+    assert command.about
+    for parameter in command.parameters:
+        assert parameter.help, f"{name} {parameter.shown}"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_says_what_it_is(name: str) -> None:
+    for setting, field in SETTINGS[name].model_fields.items():
+        assert field.description, f"{name}: {setting}"
+
+
+def test_commands_that_documents_show_exist() -> None:
+    for path in DOCUMENTS:
+        for block in blocks(path.read_text(encoding="utf-8"), "", "sh", "bash", "console"):
+            for shown in re.findall(r"^(?:\$ )?(recspec [a-z-]+(?: [a-z]+)?)", block, re.M):
+                names = {shown, " ".join(shown.split()[:2])}
+                assert names & set(COMMANDS), f"{path.name} shows `{shown}`"
+
+
+def test_options_that_documents_show_exist() -> None:
+    known = {option for command in COMMANDS.values() for option in command.options} | {"--help"}
+    for path in DOCUMENTS:
+        for block in blocks(path.read_text(encoding="utf-8"), "", "sh", "bash", "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.removeprefix("$ ").startswith("recspec "):
+                    shown = set(re.findall(r"(?<=[\s\[])--?[a-z][a-z-]*", line.split("#")[0]))
+                    assert shown <= known, f"{path.name} shows {sorted(shown - known)}: {line}"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            target, _, anchor = link.partition("#")
+            if "://" in target:
+                continue
+            linked = (path.parent / target) if target else path
+            assert linked.exists(), f"{path.name} links to {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+                assert anchor in {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in headings}
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_one_of_a_model_and_says_what_it_reached(path: Path) -> None:
+    from recspec.train import TrainSettings
+
+    recipe = config.load_recipe(path)
+    assert recipe.model in MODELS
+    config.build(MODELS[str(recipe.model)].Settings, path.name, recipe.settings)
+    config.build(TrainSettings, path.name, recipe.train)
+    assert recipe.about, "the number it reached, where and when"
