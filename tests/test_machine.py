@@ -1,5 +1,6 @@
 """What is said of the machine."""
 
+import os
 import subprocess
 import sys
 
@@ -43,3 +44,20 @@ def test_the_allocator_is_left_alone_where_the_user_set_it(environment: dict[str
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     libc, kept = done.stdout.split()
     assert kept == str(changed and libc == "glibc")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, {"GOMP_SPINCOUNT": "1000"}), ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+     ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"})],
+)  # fmt: skip
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    machine.wait_politely()
+    assert {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ} == expected

@@ -25,6 +25,7 @@ from rich.table import Table
 from recspec import __version__, config
 from recspec.errors import RecspecError, SettingsError, unknown
 from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
+from recspec.machine import wait_politely
 
 if TYPE_CHECKING:
     from recspec.evaluate import Report
@@ -57,6 +58,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    wait_politely()
     try:
         app()
     except RecspecError as error:
