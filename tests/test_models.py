@@ -13,11 +13,12 @@ from recspec import bundle, metrics
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Card
 from recspec.errors import SpecError
-from recspec.evaluate import evaluate_model, read_items, score_rows
+from recspec.evaluate import evaluate_model, score_rows
 from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader
 from recspec.models import MODELS
 from recspec.models.base import Model
+from recspec.sampling import item_features
 from recspec.storage import open_split
 from recspec.train import TrainSettings, train
 from tests import made_up
@@ -83,7 +84,8 @@ class TestEveryModel:
         model = build(name, data)
         batch = a_batch(data, rows=5)
         item_names = [feature for feature in model.features() if feature in data.role("item")]
-        items = read_items(data, item_names, ("train",))
+        items = item_features(data, ("train",), [feature for feature in item_names if feature != data.item_id])
+        items[data.item_id] = torch.arange(data.num_ids(data.item_id))
         request = {feature: tensor for feature, tensor in batch.items() if feature not in item_names}
         with torch.inference_mode():
             scores = model.score_items(request, items)
