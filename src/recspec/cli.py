@@ -238,8 +238,10 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Raw rows with a column `probability` added."""
+    from recspec.machine import keep_freed_memory
     from recspec.predict import Predictor, predict_file
 
+    keep_freed_memory()
     predictor = Predictor.open(run, device=device)
     counts = predict_file(predictor, rows, out_file)
     for note in counts.notes():
@@ -261,8 +263,10 @@ def recommend(
     device: Device = "auto",
 ) -> None:
     """The k best items for raw user ids, without those they have seen."""
+    from recspec.machine import keep_freed_memory
     from recspec.predict import Predictor, read_users, recommend_to_parquet
 
+    keep_freed_memory()
     predictor = Predictor.open(run, device=device)
     chosen = [*(user or []), *(read_users(users) if users else [])]
     if not chosen and not all_users:
@@ -369,7 +373,7 @@ def bench_train(
 def demo(
     raw: Annotated[Path | None, typer.Option(help="real MovieLens files instead of made-up ones")] = None,
     out_folder: Annotated[Path, typer.Option("--out", help="folder for everything the demo writes")] = Path("demo"),
-    epochs: Annotated[int, typer.Option(min=1, help="passes over the training rows")] = 12,
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training rows")] = 8,
 ) -> None:
     """The whole story: prepare, train, evaluate beside baselines, recommend."""
     from recspec import bundle
@@ -415,10 +419,14 @@ def demo(
 
 
 DEMO_SETTINGS = (
-    "settings.factors=32",
-    "settings.layers=[64,32]",
+    "settings.factors=64",
+    "settings.layers=[64,64,32]",
     "settings.dropout=0.0",
-    "train.batch_size=16384",
+    "settings.item_bias=true",
+    "settings.l2=0.012",
+    "settings.l2_hidden=0.08",
+    "train.batch_size=8192",
+    "train.negatives=8",
     "train.learning_rate=0.004",
     "train.schedule=linear",
 )
