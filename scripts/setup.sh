@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-fits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+fits() { [ "$("$1" -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null)" = True ]; }
 version() { "$1" -c 'import sys; print(sys.version_info[:2])'; }
 
 if [ -n "${PYTHON:-}" ]; then
