@@ -18,10 +18,11 @@ import torch
 from recspec import bundle
 from recspec.checkpoint import read_tensors
 from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError
+from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader, Part
 from recspec.models import MODELS
-from recspec.train import TrainSettings, pick_precision, train
+from recspec.train import Average, TrainSettings, pick_precision, train
 from tests import made_up
 
 SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2}
@@ -180,6 +181,31 @@ def test_held_out_rows_and_the_others_are_all_rows(without_valid: FeatureSpec) -
     for share in (0.0, 0.3, 0.999):
         assert sorted(seen(Part(share, True)) + seen(Part(share, False))) == seen(None)
     assert seen(Part(0.3, True, seed=1)) != seen(Part(0.3, True, seed=2))
+
+
+def test_the_average_of_the_weights_follows_its_formula() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, 0.0)
+    average = Average(layer, 0.15)
+    for step, weight in enumerate((1.0, 2.0)):  # decays 1/10, then 0.15 since 2/11 is more
+        torch.nn.init.constant_(layer.weight, weight)
+        average.update(step)
+    assert average.tensors["weight"].item() == pytest.approx(0.15 * 0.9 + 0.85 * 2.0)
+    with average.in_place():
+        assert layer.weight.item() == pytest.approx(1.835)
+    assert layer.weight.item() == 2.0
+
+
+def test_a_run_with_an_average_resumes_and_saves_it(data: FeatureSpec, tmp_path: Path) -> None:
+    straight = run(data, tmp_path / "straight", epochs=3, average=0.9, keep_best=False)
+    resumed = run(data, tmp_path / "resumed", epochs=2, average=0.9, keep_best=False)
+    run(data, resumed, epochs=3, average=0.9, keep_best=False, resume=True)
+    assert_equal_weights(straight, resumed)
+    plain = run(data, tmp_path / "plain", epochs=3, keep_best=False)
+    assert any(not torch.equal(weights(plain)[name], weights(straight)[name]) for name in weights(plain))
+    best = run(data, tmp_path / "best", epochs=3, average=0.9)
+    found = evaluate_model(bundle.load(best).model, data, "valid", protocols=("sampled",)).metrics
+    assert found["sampled"] == pytest.approx(bundle.load(best).card.metrics["sampled"], abs=1e-6)
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

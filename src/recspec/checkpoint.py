@@ -27,11 +27,12 @@ PATTERN = "step-*.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, optimizer tensors and counters of one moment of a run."""
+    """Weights, optimizer tensors and counters of one moment of a run, and the weights' average where one is kept."""
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     state: Mapping[str, object]
+    average: Mapping[str, Tensor] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False)
 
 
@@ -46,6 +47,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
     tensors = {
         **{f"weights/{name}": tensor for name, tensor in checkpoint.weights.items()},
         **{f"optimizer/{name}": tensor for name, tensor in checkpoint.optimizer.items()},
+        **{f"average/{name}": tensor for name, tensor in checkpoint.average.items()},
     }
     write_tensors(path, tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
     for old in _files(folder)[keep:]:
@@ -81,7 +83,8 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: checkpoint format {header.get('format')!r}; this recspec reads {FORMAT}")
     state = header["state"]
     assert isinstance(state, dict)
-    return Checkpoint(_part(tensors, "weights/"), _part(tensors, "optimizer/"), state, path)
+    parts = (_part(tensors, "weights/"), _part(tensors, "optimizer/"))
+    return Checkpoint(*parts, state, _part(tensors, "average/"), path)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, object]) -> None:

@@ -63,6 +63,12 @@ class TrainSettings(config.Settings):
     step_factor: float = Field(0.1, gt=0, le=1, description="what the step schedule multiplies by")
     warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from zero; fractions are allowed")
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none when not given")
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="decay of a running mean of the weights, which is then evaluated and saved; 0: none",
+    )
     negatives: int | None = Field(
         None, ge=0, description="negatives drawn for each positive; 4 where rows are interactions, else 0"
     )
@@ -124,6 +130,46 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The model's loss of a batch, a scalar."""
         return self.model.loss(batch)
+
+
+class Average:
+    """A running mean of a model's weights: a <- d a + (1 - d) w after each step.
+
+    The decay d climbs as (1 + t) / (10 + t) with the step t up to its setting, so that the first weights, which know
+    nothing, do not linger.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = dict(model.named_parameters())
+        self.tensors = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after step number `step`, the first being 0."""
+        new = 1 - min(self.decay, (1 + step) / (10 + step))
+        for name, mean in self.tensors.items():
+            mean.lerp_(self.weights[name], new)
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from a checkpoint's mean."""
+        for name, mean in self.tensors.items():
+            mean.copy_(saved[name])
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model's weights are the mean until the end of the block."""
+        own = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self._give(self.tensors)
+        try:
+            yield
+        finally:
+            self._give(own)
+
+    @torch.no_grad()
+    def _give(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, weight in self.weights.items():
+            weight.copy_(tensors[name])
 
 
 def train(
@@ -209,6 +255,7 @@ class TrainingRun:
             weight_decay=settings.weight_decay,
         )
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
+        self.average = Average(self.model, settings.average) if settings.average else None
         self.objective = self._make_objective()
         self.progress = _Progress()
         self.metric = settings.metric or _default_metric(spec)
@@ -292,6 +339,8 @@ class TrainingRun:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(state.step)
         return total / self.ranks.world_size
 
     def _no_sync(self, last: bool) -> AbstractContextManager[None]:
@@ -369,9 +418,10 @@ class TrainingRun:
         evaluation_seconds = 0.0
         if due and self.valid:
             started = time.monotonic()
-            metrics = self._evaluate()
+            with self._averaged():
+                metrics = self._evaluate()
+                self._remember(metrics)
             evaluation_seconds = time.monotonic() - started
-            self._remember(metrics)
         self.log.write(
             "epoch",
             epoch=state.epoch,
@@ -436,6 +486,10 @@ class TrainingRun:
 
     def _finish(self) -> Result:
         """Write the bundle and the last log line."""
+        with self._averaged():
+            return self._finish_with_weights()
+
+    def _finish_with_weights(self) -> Result:
         state = self.progress
         self.model.eval()
         weights: Mapping[str, Tensor] = self.model.state_dict()
@@ -496,6 +550,10 @@ class TrainingRun:
         known = positives(self.spec, splits)
         return Seen(torch.from_numpy(known.offsets), torch.from_numpy(known.items), torch.from_numpy(known.counts))
 
+    def _averaged(self) -> AbstractContextManager[None]:
+        """The model with the weights that are evaluated and saved."""
+        return self.average.in_place() if self.average is not None else nullcontext()
+
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
@@ -516,7 +574,12 @@ class TrainingRun:
         }
         checkpoint.save(
             self.folder / "checkpoints",
-            Checkpoint(self.model.state_dict(), checkpoint.optimizer_tensors(self.optimizer), state),
+            Checkpoint(
+                self.model.state_dict(),
+                checkpoint.optimizer_tensors(self.optimizer),
+                state,
+                self.average.tensors if self.average is not None else {},
+            ),
             step=self.progress.step,
             keep=self.settings.keep_checkpoints,
         )
@@ -530,6 +593,8 @@ class TrainingRun:
         self.model.load_state_dict(dict(saved.weights))
         checkpoint.restore_optimizer(self.optimizer, saved.optimizer)
         self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
+        if self.average is not None:
+            self.average.restore(saved.average)
         for name, value in cast(dict[str, object], saved.state["progress"]).items():
             setattr(self.progress, name, value)
 
