@@ -269,6 +269,8 @@ def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: Featur
     run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=0")
     assert "name users with --user ID" in run("recommend", tmp_path / "run")[2]
     assert "--all needs --out" in run("recommend", tmp_path / "run", "--all")[2]
+    said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.csv")[2]
+    assert "expected a name that ends in .parquet" in said
 
 
 def test_what_there_is_is_listed(run: Cli) -> None:

@@ -153,10 +153,10 @@ def test_every_name_that_can_not_be_assigned_is_told() -> None:
         assign({"seed": 1, "epoch": 2, "train.factors": 3, "trian.epochs": 4, "zzz": 5}, SECTIONS)
     assert caught.value.problems == (
         "'seed' is a setting of settings and of train; say settings.seed",
-        "unknown setting 'epoch' (did you mean 'epochs'?); `recspec models` lists the settings",
-        "unknown setting 'train.factors' (did you mean 'settings.factors'?); `recspec models` lists the settings",
-        "unknown setting 'trian.epochs' (did you mean 'train.epochs'?); `recspec models` lists the settings",
-        "unknown setting 'zzz'; `recspec models` lists the settings",
+        "unknown setting 'epoch' (did you mean 'epochs'?); see `recspec models`, `recspec datasets`",
+        "unknown setting 'train.factors' (did you mean 'settings.factors'?); see `recspec models`, `recspec datasets`",
+        "unknown setting 'trian.epochs' (did you mean 'train.epochs'?); see `recspec models`, `recspec datasets`",
+        "unknown setting 'zzz'; see `recspec models`, `recspec datasets`",
     )
 
 

@@ -130,9 +130,9 @@ def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
     predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "SCORES", 100)  # three users a block
-    count = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", k=3)
+    count, unknown = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", k=3)
     table = pq.read_table(tmp_path / "all.parquet")
-    assert count == 40
+    assert (count, unknown) == (40, 0)
     assert table.column_names == ["user", "known", "rank", "item", "title", "score"]
     assert table.num_rows == 120
     for user in ("u0", "u17", "u39"):
@@ -148,7 +148,7 @@ def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_pat
     (tmp_path / "users.txt").write_text("u1\n\nnobody\n")
     users = read_users(tmp_path / "users.txt")
     assert users == ["u1", "nobody"]
-    recommend_to_parquet(predictor, users, tmp_path / "some.parquet", k=2)
+    assert recommend_to_parquet(predictor, users, tmp_path / "some.parquet", k=2) == (2, 1)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
     assert [(row["user"], row["known"]) for row in rows] == [
         ("u1", True), ("u1", True), ("nobody", False), ("nobody", False),
@@ -246,6 +246,12 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(predictor: Pred
         predict_file(predictor, tmp_path / "broken.parquet", None)
     with pytest.raises(DataError, match="can't be read as a list of users"):
         read_users(tmp_path / "none.txt")
+
+
+def test_rows_that_were_scored_already_are_refused(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id,probability\nu1,100,0.5\n")
+    with pytest.raises(DataError, match="has a column 'probability' already; rename or remove it"):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
 
 
 def test_a_failed_file_leaves_the_old_one(predictor: Predictor, tmp_path: Path) -> None:

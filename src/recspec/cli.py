@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from recspec import __version__, config
-from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.errors import Interrupted, RecspecError, SettingsError, unknown
 from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
 from recspec.machine import wait_politely
 
@@ -61,6 +61,9 @@ def main() -> None:
     wait_politely()
     try:
         app()
+    except Interrupted as stopped:
+        err.print(str(stopped), markup=False, highlight=False)
+        sys.exit(130)
     except RecspecError as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -271,16 +274,20 @@ def recommend(
     chosen = [*(user or []), *(read_users(users) if users else [])]
     if not chosen and not all_users:
         raise SettingsError("recommend: name users with --user ID, --users FILE, or take --all with --out FILE")
+    if out_file is not None and out_file.suffix != ".parquet":
+        raise SettingsError(f"recommend: --out {out_file}: expected a name that ends in .parquet")
     if all_users and out_file is None:
         raise SettingsError("recommend: --all needs --out FILE.parquet")
     if out_file is not None:
         started = time.perf_counter()
         with _stages() as progress:
-            count = recommend_to_parquet(
+            count, unknown_users = recommend_to_parquet(
                 predictor, None if all_users else chosen, out_file, k=k, include_seen=include_seen, progress=progress
             )
         seconds = time.perf_counter() - started
         err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s", highlight=False)
+        if unknown_users:
+            err.print(f"note: {unknown_users:,} of them are unknown and got the most popular items", highlight=False)
         return
     answers = predictor.recommend(chosen, k=k, include_seen=include_seen)
     if json_output:
@@ -544,8 +551,8 @@ class _TrainingDisplay:
             self.bars.update(self.task, completed=_number(event, "step"), description=text)
         elif kind == "epoch":
             err.print(_epoch_line(event), highlight=False, markup=False)
-        elif kind in ("note", "interrupted"):
-            err.print(f"{kind}: {event.get('message', '')}", highlight=False, markup=False)
+        elif kind == "note":
+            err.print(f"note: {event['message']}", highlight=False, markup=False)
 
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
@@ -558,6 +565,9 @@ class _TrainingDisplay:
             highlight=False,
             markup=False,
         )
+        if _number(event, "resumed_at_step"):
+            epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
+            err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
         self.task = self.bars.add_task("training", total=_number(event, "steps"))
 
 
@@ -607,7 +617,8 @@ def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> 
     for name, justify in (("", "right"), ("item", "right"), ("title", "left"), ("score", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for rank, item in enumerate(answer.items, start=1):
-        table.add_row(str(rank), str(item.item), item.title or "", f"{item.score:.4f}")
+        score = f"{item.score:.4f}" if answer.known else f"{item.score:.0f}"
+        table.add_row(str(rank), str(item.item), item.title or "", score)
     out.print(table)
     for note in answer.notes:
         out.print(f"note: {note}", highlight=False, markup=False)
@@ -635,7 +646,7 @@ def _print_section(title: str, value: object) -> None:
         ]
         table = _titled_table(title)
         for column in ("", *columns):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
         for name, row in value.items():
             table.add_row(str(name), *(_cell(row.get(column)) for column in columns))
         out.print(table)

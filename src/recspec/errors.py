@@ -7,6 +7,7 @@
     ├── BundleError          a trained model's folder that is missing, damaged or of another kind
     ├── CheckpointError      a checkpoint that can't be found, read or continued from
     ├── TrainingError        a run that can't go on (the loss became NaN, a rank died)
+    ├── Interrupted          a run that was asked to stop, and did so without losing anything
     └── MissingExtraError    an optional library that is not installed
 
 A message says where, what was there, what was expected and what to do. The command line prints it and exits with
@@ -68,6 +69,10 @@ class CheckpointError(RecspecError):
 
 class TrainingError(RecspecError):
     """A run that can't go on."""
+
+
+class Interrupted(RecspecError):
+    """A run that was asked to stop, and did so without losing anything."""
 
 
 class MissingExtraError(RecspecError):

@@ -317,6 +317,8 @@ def predict_file(predictor: Predictor, rows: Path, out: Path | None) -> Predicti
     total = Predictions()
     with _row_writer(out) as write:
         for table in _read_rows(rows):
+            if "probability" in table.column_names:
+                raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
             probability, found = predictor.predict(table)
             total.rows += found.rows
             for name, count in found.unknown.items():
@@ -345,8 +347,10 @@ def recommend_to_parquet(
     k: int = 10,
     include_seen: bool = False,
     progress: Progress = lambda *_: None,
-) -> int:
-    """Write the k best items of the users (None: of all) to Parquet, in blocks of bounded memory; gives their number.
+) -> tuple[int, int]:
+    """Write the k best items of the users (None: of all) to Parquet, in blocks of bounded memory.
+
+    Gives the number of users, and how many of them are unknown.
 
     Columns: user, known, rank (from 1), item, title, score; one row an item.
     """
@@ -361,7 +365,7 @@ def recommend_to_parquet(
             part = slice(start, start + predictor.block)
             write(_recommendation_table(predictor, raw[part], ids[part], k, include_seen))
             progress("recommend", min(start + predictor.block, len(ids)), len(ids))
-    return len(ids)
+    return len(ids), int((ids < predictor.users.first_id).sum())
 
 
 def _recommendation_schema(predictor: Predictor, users: pa.Array) -> pa.Schema:

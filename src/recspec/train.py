@@ -26,7 +26,7 @@ from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
 from recspec.distributed import Ranks
-from recspec.errors import CheckpointError, SettingsError, SpecError, TrainingError, listed, unknown
+from recspec.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError, listed, unknown
 from recspec.evaluate import LOWER_IS_BETTER, evaluate_model, positives
 from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader, Part, Share
@@ -191,6 +191,7 @@ def train(
         SettingsError: if a setting does not fit the dataset.
         CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
         TrainingError: if the loss is no longer a number.
+        Interrupted: if `stop_requested` says so; a checkpoint is written first.
     """
     training = TrainingRun(model_name, spec, run, settings, model_settings, ranks or Ranks(), on_event, stop_requested)
     try:
@@ -279,17 +280,16 @@ class TrainingRun:
             self.saved_at = time.monotonic()
             while state.epoch < settings.epochs and not state.stopped:
                 epoch_started, epoch_samples = time.monotonic(), state.samples
-                loss_sum = torch.zeros((), device=self.ranks.device)
+                loss_sum, steps = torch.zeros((), device=self.ranks.device), 0
                 for loss in self.epoch():
-                    loss_sum += loss
+                    loss_sum, steps = loss_sum + loss, steps + 1
                     self.last_loss = loss
                     state.seconds = time.monotonic() - started
                     self._after_step(loss)
-                steps = max(1, state.batch)
                 state.epoch, state.batch = state.epoch + 1, 0
                 seconds = time.monotonic() - epoch_started
                 self._finish_epoch(
-                    train_loss=self._finite(loss_sum / steps),
+                    train_loss=self._finite(loss_sum / max(1, steps)),
                     samples_per_second=(state.samples - epoch_samples) / max(seconds, 1e-9),
                     seconds=seconds,
                 )
@@ -389,7 +389,7 @@ class TrainingRun:
             self._save()
         if interrupted:
             self.log.write("interrupted", step=state.step)
-            raise TrainingError(
+            raise Interrupted(
                 f"stopped at step {state.step} as asked; nothing is lost: the same command with --resume continues"
             )
 
@@ -590,6 +590,7 @@ class TrainingRun:
         for note in notes:
             self.log.note(note)
         self._check_same_run(saved)
+        self._check_not_done(saved)
         self.model.load_state_dict(dict(saved.weights))
         checkpoint.restore_optimizer(self.optimizer, saved.optimizer)
         self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
@@ -597,6 +598,15 @@ class TrainingRun:
             self.average.restore(saved.average)
         for name, value in cast(dict[str, object], saved.state["progress"]).items():
             setattr(self.progress, name, value)
+
+    def _check_not_done(self, saved: Checkpoint) -> None:
+        """Refuse fewer epochs than the run has behind it; they can't be taken back."""
+        done = int(cast(dict[str, int], saved.state["progress"])["epoch"])
+        if done > self.settings.epochs:
+            raise CheckpointError(
+                f"{saved.path}: the run has {done} epochs behind it, and train.epochs is {self.settings.epochs}; "
+                f"ask for {done} or more, or start another run without --resume"
+            )
 
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
