@@ -299,6 +299,8 @@ def _measured(python: str, measure: dict[str, Any]) -> dict[str, Any]:
         **os.environ,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        # For both sides, as recspec's command line has it: threads that wait don't spin beside other work.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
         "PYTHONWARNINGS": "ignore",
     }
