@@ -151,9 +151,7 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
             known = [f"{owner}.{field}" for owner, model in sections.items() for field in model.model_fields]
             bare_names = [field for model in sections.values() for field in model.model_fields]
             hint = nearest(name, known) or nearest(name, bare_names)
-            problems.append(
-                f"unknown setting '{name}'{hint}; `recspec models` and `recspec datasets` list the settings"
-            )
+            problems.append(f"unknown setting '{name}'{hint}; see `recspec models`, `recspec datasets`")
     if problems:
         raise SettingsError.of("--set", problems)
     return sorted_values
