@@ -41,6 +41,8 @@ def bench_training(
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else interactions_like_ml_1m(Path(folder) / "data")
+        if spec is None and settings.negatives is None:
+            settings = settings.model_copy(update={"negatives": 4})
         run = TrainingRun(model, data, Path(folder) / "run", settings, model_settings, ranks)
         if not run.loader.num_rows:
             raise SettingsError(f"{data.folder}: no training row to measure with")
