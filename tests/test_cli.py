@@ -13,28 +13,11 @@ import pytest
 from recspec import cli
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
+from tests.test_feature_spec import EXAMPLE
 
 Cli = Callable[..., tuple[int, str, str]]
 
-WORKED_EXAMPLE = """
-feature_spec:
-  user_gender: {dtype: torch.int8, cardinality: 3}
-  user_age:    {dtype: torch.int8}          # no cardinality: numeric
-  user_id:     {dtype: torch.int32, cardinality: 2655}
-  item_id:     {dtype: torch.int32, cardinality: 856}
-  label:       {dtype: torch.float32}
-source_spec:
-  train:
-    - {type: csv, features: [user_gender, user_age], files: [train_data_0_0.csv, train_data_0_1.csv]}
-    - {type: csv, features: [user_id, item_id, label], files: [train_data_1.csv]}
-  test:
-    - {type: csv, features: [user_id, item_id, label, user_gender, user_age], files: [test_data.csv]}
-channel_spec:
-  numeric_inputs: [user_age]
-  categorical_user_inputs: [user_gender, user_id]
-  categorical_item_inputs: [item_id]
-  label_ch: [label]
-"""
+WORKED_EXAMPLE = "\n" + EXAMPLE
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ def test_one_process_tells_itself_what_it_knows() -> None:
     assert torch.equal(ranks.gather(rows), rows)
     assert torch.equal(ranks.sum(rows), rows)
     assert (ranks.any(True), ranks.any(False)) == (True, False)
-    assert ranks.from_first(0.1) == 0.1
     ranks.barrier()
     with join("cpu") as alone:
         assert alone == Ranks(device=torch.device("cpu"))
@@ -58,7 +57,6 @@ with join("cpu") as ranks:
         "nothing": list(ranks.gather(torch.zeros(0, 4)).shape),
         "sum": ranks.sum(torch.tensor([rank, 1])).tolist(),
         "any": [ranks.any(rank == 1), ranks.any(False)],
-        "from_first": ranks.from_first(0.1 + rank),
     }
     kept = torch.tensor([float(rank)])
     ranks.sum(kept)
@@ -111,7 +109,6 @@ def test_three_processes_tell_each_other_the_same() -> None:
             "nothing": [0, 4],
             "sum": [3, 3],
             "any": [True, False],
-            "from_first": 0.1,
             "untouched": True,
         }
 

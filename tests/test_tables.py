@@ -21,7 +21,7 @@ from recspec.tables import (
     counts_by,
     fetch,
     keep_earliest,
-    parse_bytes,
+    limit_bytes,
     problems_of,
     sniff,
 )
@@ -221,13 +221,13 @@ def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
     [("2GB", 2_000_000_000), ("512 mb", 512_000_000), ("1.5GiB", 1_610_612_736), ("4096", 4096), ("64K", 64_000)],
 )
 def test_amounts_of_memory_are_understood(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
+    assert limit_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "0GB", "1.2.3GB", "-2GB"])
 def test_what_is_no_amount_of_memory_is_said(text: str) -> None:
     with pytest.raises(SettingsError, match="is not an amount of memory; expected such as '2GB'"):
-        parse_bytes(text)
+        limit_bytes(text)
 
 
 def test_an_unknown_engine_is_said(tmp_path: Path) -> None:

@@ -65,10 +65,6 @@ class Ranks:
         dist.all_gather(parts, padded)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(tensor.device)
 
-    def from_first(self, value: float) -> float:
-        """The first rank's number, on every rank."""
-        return float(self.sum(torch.tensor(value if self.is_first else 0.0, dtype=torch.float64)).item())
-
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:

@@ -77,12 +77,10 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: if it is none of these.
     """
-    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-    units |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    if match is None or match[2].lower() not in units:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
+    if match is None:
         raise ValueError(f"'{text}' is not a size; write it as 2GB or 512MiB")
-    return int(float(match[1]) * units[match[2].lower()])
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " "))
 
 
 def _read(path: str) -> str:

@@ -19,6 +19,7 @@ import pickle
 import re
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -1218,7 +1219,7 @@ class _Output(Protocol):
         """Remove the temporary file."""
 
 
-class _FileOutput:
+class _FileOutput(ABC):
     """An open file under a temporary name, to which blocks are appended."""
 
     def __init__(self, path: Path, plans: Sequence[_Plan]) -> None:
@@ -1239,8 +1240,9 @@ class _FileOutput:
         self._file.close()
         self.temporary.unlink(missing_ok=True)
 
+    @abstractmethod
     def _append(self, columns: Columns) -> None:
-        raise NotImplementedError
+        """Write a block in the file's own format."""
 
 
 class _ParquetOutput(_FileOutput):

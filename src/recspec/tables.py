@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import os
-import re
 import shutil
 import sys
 import warnings
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 
 from recspec.errors import DataError, RecspecError, SettingsError, listed, nearest, require_extra, unknown
+from recspec.machine import parse_bytes
 
 ENGINES = ("duckdb", "spark")
 ColumnType = Literal["int64", "float64", "string"]
@@ -96,7 +96,7 @@ def connect(
         memory_limit: Such as `2GB`, for the whole process; 80 % of the machine's memory when not given.
         threads: All cores when not given.
     """
-    limit = memory_limit and parse_bytes(memory_limit)
+    limit = memory_limit and limit_bytes(memory_limit)
     if engine == "duckdb":
         return _DuckDB(folder, limit or None, threads)
     if engine == "spark":
@@ -150,16 +150,19 @@ def counts_by(table: Table, key: str) -> Table:
     return present.group_by(key).aggregate(rows=present.count()).order_by(key)
 
 
-def parse_bytes(text: str) -> int:
-    """`2GB`, `512 MB`, `1.5GiB` or a plain number as a number of bytes."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+def limit_bytes(text: str) -> int:
+    """A memory limit in bytes.
+
+    Raises:
+        SettingsError: if it is no size, or zero.
+    """
     try:
-        value = float(found[1]) if found else 0.0
+        size = parse_bytes(text)
     except ValueError:
-        value = 0.0
-    if not found or value <= 0:
+        size = 0
+    if size <= 0:
         raise SettingsError(f"--memory-limit: '{text}' is not an amount of memory; expected such as '2GB' or '512MB'")
-    return int(value * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
+    return size
 
 
 # --- DuckDB ----------------------------------------------------------------------------------------------------------
