@@ -1,16 +1,674 @@
-"""Optimizers by name, and learning-rate schedules as plain functions of the step."""
+"""Optimizers that update a whole parameter or only the rows a step has seen, and learning-rate schedules.
+
+A gradient is dense, or sparse: a COO tensor of one sparse dimension whose ids may repeat, as an embedding table gets it
+from the ids of a batch. With a sparse one only the rows seen are read and written, so that a step costs what the batch
+costs, not what the table costs. Whether that gives what the dense gradient would give:
+
+- SGD, Adagrad, row-wise Adagrad: yes; a row without gradient does not move under the dense formula either.
+- RMSprop: yes; the decay that a row's mean square missed is made up when the row is next seen.
+- FTRL: yes while the learning rate is constant and the weights start at zero. Else the dense formula rewrites the rows
+  not seen, by the new rate or from their empty history, and the sparse one leaves them, as TensorFlow's does.
+- Adam: no. Moments of rows not seen wait instead of decaying, and such rows stand still instead of moving on by their
+  old moments; the bias correction counts all steps. Known as lazy Adam.
+- Momentum, AdamW and weight decay move every row at every step; with a sparse gradient they are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeAlias
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeAlias
 
-from torch import nn, optim
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn, optim
 
-from recspec.errors import SettingsError, unknown
+from recspec import config
+from recspec.errors import CheckpointError, SettingsError, listed, nearest, unknown
 
 Schedule: TypeAlias = Literal["constant", "linear", "polynomial", "step"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "polynomial", "step")
+
+Group: TypeAlias = dict[str, Any]
+"""torch's word for some parameters and the settings they share."""
+
+
+class OptimizerSettings(config.Settings):
+    """How some parameters are updated: the optimizer, what it takes, and its learning rate over the run."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "ftrl", "rowwise_adagrad"] = Field(
+        "adam", description="which optimizer"
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="the peak; the schedule multiplies it")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="Adam's and AdamW's decay rates"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD and RMSprop")
+    eps: float | None = Field(
+        None,
+        gt=0,
+        description="added to the optimizer's denominator; when not given 1e-8 for Adam and AdamW, 1e-7 for RMSprop, "
+        "1e-10 for Adagrad, row-wise too; FTRL and SGD have none",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="decoupled in AdamW, added to the gradient elsewhere")
+    rho: float = Field(0.9, ge=0, lt=1, description="decay of RMSprop's mean square")
+    initial_accumulator: float | None = Field(
+        None,
+        ge=0,
+        description="where the sums of squares of Adagrad and FTRL start; when not given 0 for Adagrad, 0.1 for FTRL",
+    )
+    l1: float = Field(0.0, ge=0, description="FTRL's pull to exactly zero: l1 |w| is added to the loss")
+    l2: float = Field(0.0, ge=0, description="FTRL's pull towards zero: l2 w^2 is added to the loss")
+    schedule: Schedule = Field(
+        "constant", description="learning rate after warm-up: constant, to zero linearly, to zero by a power, by steps"
+    )
+    decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
+    decay_start: float = Field(0.0, ge=0, lt=1, description="share of the run after which the decay starts")
+    step_epochs: tuple[float, ...] = Field(
+        (), description="epochs at which the step schedule multiplies by step_factors"
+    )
+    step_factors: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.1,), description="what the step schedule multiplies by: one for each of step_epochs, or one for all"
+    )
+    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from zero; fractions are allowed")
+
+    @model_validator(mode="after")
+    def _optimizer_agrees(self) -> OptimizerSettings:
+        if self.schedule == "step" and not self.step_epochs:
+            raise ValueError("schedule 'step' needs step_epochs, as [5, 8]")
+        if self.schedule == "step" and len(self.step_factors) not in (1, len(self.step_epochs)):
+            raise ValueError(
+                f"step_factors holds {len(self.step_factors)} numbers for the {len(self.step_epochs)} of step_epochs; "
+                "give one for each, or one for all"
+            )
+        if self.optimizer == "ftrl" and self.initial_accumulator == 0:
+            raise ValueError("initial_accumulator is 0, and FTRL divides by its root; give a number above 0, as 0.1")
+        return self
+
+
+class Optimizers:
+    """Several optimizers over disjoint parts of a model, stepped as one.
+
+    A part is the dotted beginning of parameter names: `deep` has `deep.mlp.0.weight`, and so has `deep.mlp`. Of several
+    the longest has it. Parameters of no part follow `settings`, under the empty name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: OptimizerSettings,
+        parts: Mapping[str, OptimizerSettings] | None = None,
+    ) -> None:
+        """Sort the parameters into parts and make an optimizer for each part that has any.
+
+        Raises:
+            SettingsError: naming every part that no parameter belongs to.
+        """
+        named = list(named_parameters)
+        self.settings: dict[str, OptimizerSettings] = {"": settings, **(parts or {})}
+        members = _sorted_into(self.settings, named)
+        self.parts: Mapping[str, optim.Optimizer] = {
+            part: _make(self.settings[part], held) for part, held in members.items() if held
+        }
+        self._places: Mapping[str, tuple[optim.Optimizer, nn.Parameter]] = {
+            f"{part}/{name}": (self.parts[part], parameter)
+            for part, held in members.items()
+            for name, parameter in held
+        }
+
+    @property
+    def learning_rates(self) -> Mapping[str, float]:
+        """Each part's rate as it stands."""
+        return {part: float(optimizer.param_groups[0]["lr"]) for part, optimizer in self.parts.items()}
+
+    def set_learning_rates(self, step: int, *, steps_per_epoch: int, epochs: int) -> None:
+        """The rates of step number `step` (0 is the first), each part's by its own schedule."""
+        for part, optimizer in self.parts.items():
+            settings = self.settings[part]
+            factor = learning_rate_factor(
+                settings.schedule,
+                step,
+                total_steps=max(1, epochs * steps_per_epoch),
+                warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
+                decay_start=settings.decay_start,
+                power=settings.decay_power,
+                step_at=[round(epoch * steps_per_epoch) for epoch in settings.step_epochs],
+                step_factor=settings.step_factors,
+            )
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * factor
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Update every parameter that has a gradient.
+
+        With a scaler, a part whose gradients overflowed stands still; the others step.
+
+        Raises:
+            SettingsError: if a sparse gradient meets an optimizer that moves every row.
+        """
+        for optimizer in self.parts.values():
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer in self.parts.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def unscale(self, scaler: torch.amp.GradScaler) -> None:
+        """Divide the gradients by the scaler's factor, before they are clipped."""
+        for optimizer in self.parts.values():
+            scaler.unscale_(optimizer)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint needs, as `PART/parameter name/state name` -> tensor."""
+        return {
+            f"{place}/{name}": value
+            for place, (optimizer, parameter) in self._places.items()
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from what `tensors` gave; settings and learning rates stay as they are.
+
+        Raises:
+            CheckpointError: naming every tensor of a part or parameter that is not here.
+        """
+        strangers = [key for key in tensors if key.rpartition("/")[0] not in self._places]
+        if strangers:
+            raise CheckpointError.of(
+                "optimizer tensors in the checkpoint",
+                [f"'{key}' is of no part and parameter of this run" for key in strangers],
+            )
+        for optimizer in self.parts.values():
+            optimizer.state.clear()
+        for key, value in tensors.items():
+            place, _, name = key.rpartition("/")
+            optimizer, parameter = self._places[place]
+            # torch's fused optimizers count steps beside the weights, all else counts them on the CPU.
+            beside = name != "step" or optimizer.param_groups[0].get("fused")
+            device = parameter.device if beside else torch.device("cpu")
+            optimizer.state[parameter][name] = value.detach().to(device, copy=True)
+
+
+def _sorted_into(
+    parts: Iterable[str], named: Sequence[tuple[str, nn.Parameter]]
+) -> dict[str, list[tuple[str, nn.Parameter]]]:
+    """Each part's parameters, by the longest part that a parameter's name begins with."""
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {part: [] for part in parts}
+    begun: set[str] = set()
+    for name, parameter in named:
+        begins = ["", *_beginnings(name)]
+        begun.update(begins)
+        members[max((part for part in members if part in begins), key=len)].append((name, parameter))
+    known = sorted(begun - {""})
+    problems = []
+    for part, held in members.items():
+        if part and part not in begun:
+            short = [beginning for beginning in known if beginning.count(".") < 2]
+            problems.append(
+                f"no parameter's name begins with '{part}'{nearest(part, known)}; some do with {listed(short)}"
+            )
+        elif part and not held:
+            problems.append(f"all parameters of '{part}' belong to longer parts; remove it")
+    if problems:
+        raise SettingsError.of("train.parts", problems)
+    return members
+
+
+def _beginnings(name: str) -> list[str]:
+    """`a.b.c` -> `a`, `a.b`, `a.b.c`."""
+    pieces = name.split(".")
+    return [".".join(pieces[: count + 1]) for count in range(len(pieces))]
+
+
+def _make(settings: OptimizerSettings, named: Sequence[tuple[str, nn.Parameter]]) -> optim.Optimizer:
+    """The optimizer that the settings describe."""
+    makers: Mapping[str, Callable[[OptimizerSettings, list[Any]], optim.Optimizer]] = {
+        "adam": Adam,
+        "adamw": Adam,
+        "sgd": Sgd,
+        "adagrad": Adagrad,
+        "rmsprop": RmsProp,
+        "ftrl": Ftrl,
+        "rowwise_adagrad": RowwiseAdagrad,
+    }
+    return makers[settings.optimizer](settings, list(named))
+
+
+# --- the optimizers --------------------------------------------------------------------------------------------------
+
+
+class _Rows(optim.Optimizer):
+    """A step in two halves: rows of sparse gradients one way, whole parameters another.
+
+    The whole parameters are the base class's business where torch has a fast one: fused, one pass over weights and
+    state instead of one an operation, is 2 to 4 times faster on a CPU.
+    """
+
+    moves_every_row: str | None = None
+    """The setting by which this optimizer would move rows that have no gradient, if any."""
+
+    # Subclasses of fused optimizers say `_step_supports_amp_scaling = False`: else a GradScaler leaves the gradients to
+    # the fused kernel to unscale, and the rows would be forgotten.
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        sparse = [
+            (group, parameter, parameter.grad)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter.grad.is_sparse
+        ]
+        if sparse:
+            self._check_rows()
+        try:
+            for _, parameter, _ in sparse:
+                parameter.grad = None
+            self._step_whole()
+            for group, parameter, gradient in sparse:
+                ids, values = sum_rows(gradient)
+                self.update_rows(group, parameter, ids, values.to(parameter.dtype))
+        finally:
+            for _, parameter, gradient in sparse:
+                parameter.grad = gradient
+
+    def _step_whole(self) -> None:
+        super().step()
+
+    @abstractmethod
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """Update the rows `ids` (m,), all different, by their gradients (m, dim)."""
+
+    def _check_rows(self) -> None:
+        if self.moves_every_row is None:
+            return
+        names = [
+            name
+            for group in self.param_groups
+            for name, parameter in zip(group["param_names"], group["params"], strict=True)
+            if parameter.grad is not None and parameter.grad.is_sparse
+        ]
+        raise SettingsError(
+            f"{self.moves_every_row} moves every row of a table at every step, but {listed(names)} "
+            f"{'has' if len(names) == 1 else 'have'} sparse gradients, of the rows seen alone; "
+            "turn sparse gradients off, or give that part another optimizer (train.parts)"
+        )
+
+
+class Sgd(_Rows, optim.SGD):
+    """w <- w - lr g, with momentum m: u <- m u + g, w <- w - lr u."""
+
+    def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
+        optim.SGD.__init__(
+            self,
+            named,
+            settings.learning_rate,
+            settings.momentum,
+            weight_decay=settings.weight_decay,
+            fused=_can_fuse(named, "cpu", "cuda"),
+        )
+        self._step_supports_amp_scaling = False
+        self.moves_every_row = _moving(settings, "momentum", "weight_decay")
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """w <- w - lr g of the rows."""
+        weight.index_add_(0, ids, gradient, alpha=-group["lr"])
+
+
+class Adagrad(_Rows, optim.Adagrad):
+    """n <- n + g^2, w <- w - lr g / (sqrt(n) + eps); n starts at `initial_accumulator`. Duchi et al. 2011."""
+
+    def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
+        optim.Adagrad.__init__(
+            self,
+            named,
+            settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            initial_accumulator_value=settings.initial_accumulator or 0.0,
+            eps=settings.eps or 1e-10,
+            fused=_can_fuse(named, "cpu"),
+        )
+        self._step_supports_amp_scaling = False
+        self.moves_every_row = _moving(settings, "weight_decay")
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """The same formula on the rows."""
+        state = self.state[weight]
+        state["step"] += 1
+        with _rows_of(ids, state["sum"], weight) as (total, rows):
+            total.addcmul_(gradient, gradient)
+            rows.addcdiv_(gradient, total.sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+class Adam(_Rows, optim.Adam):
+    """Kingma & Ba 2015, rates corrected for the moments' start at zero.
+
+    AdamW (Loshchilov & Hutter 2019) decays the weights apart from the gradient.
+    """
+
+    def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
+        decoupled = settings.optimizer == "adamw"
+        optim.Adam.__init__(
+            self,
+            named,
+            settings.learning_rate,
+            settings.betas,
+            settings.eps or 1e-8,
+            settings.weight_decay,
+            fused=_can_fuse(named, "cpu", "cuda"),
+            decoupled_weight_decay=decoupled,
+        )
+        self._step_supports_amp_scaling = False
+        self.moves_every_row = "optimizer 'adamw'" if decoupled else _moving(settings, "weight_decay")
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """Lazily: moments of the rows seen, bias correction by all steps."""
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), device=weight.device if group["fused"] else "cpu")
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        # As tensors: a GPU's count is not waited for.
+        first, second = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        with _rows_of(ids, state["exp_avg"], state["exp_avg_sq"], weight) as (mean, square, rows):
+            mean.lerp_(gradient, 1 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            rows.addcdiv_(mean, (square / second).sqrt_().add_(group["eps"]).mul_(first), value=-group["lr"])
+
+
+class _Own(_Rows):
+    """An optimizer that torch lacks: one formula, on blocks of whole parameters and on rows alike."""
+
+    def _step_whole(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    gradient = parameter.grad
+                    if group["weight_decay"]:
+                        gradient = gradient.add(parameter, alpha=group["weight_decay"])
+                    self.update_whole(group, parameter, gradient)
+
+    @abstractmethod
+    def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+        """Update all of `weight`."""
+
+
+class RmsProp(_Own):
+    """v <- rho v + (1 - rho) g^2, w <- w - lr g / (sqrt(v) + eps); v starts at 0. Tieleman & Hinton 2012, Keras's form.
+
+    With momentum m: u <- m u + g / (sqrt(v) + eps), w <- w - lr u.
+    """
+
+    def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
+        defaults = {
+            "lr": settings.learning_rate,
+            "rho": settings.rho,
+            "eps": settings.eps or 1e-7,
+            "momentum": settings.momentum,
+            "weight_decay": settings.weight_decay,
+        }
+        super().__init__(named, defaults)
+        self.moves_every_row = _moving(settings, "momentum", "weight_decay")
+
+    def _count(self, group: Group, weight: Tensor) -> int:
+        """Counts a step of this parameter; its number, the first being 1."""
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.int64)
+            state["square"] = torch.zeros_like(weight)
+            if group["momentum"]:
+                state["velocity"] = torch.zeros_like(weight)
+        state["step"] += 1
+        return int(state["step"])
+
+    def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+        """The formula on blocks; rows that sparse gradients left behind catch up first."""
+        step, state = self._count(group, weight), self.state[weight]
+        if "row_step" in state:
+            state["square"].mul_(_missed(group["rho"], step, state.pop("row_step")))
+        velocity = [state["velocity"]] if group["momentum"] else []
+        for rows, square, slope, *speed in _blocks(weight, state["square"], gradient, *velocity):
+            square.mul_(group["rho"]).addcmul_(slope, slope, value=1 - group["rho"])
+            root = square.sqrt().add_(group["eps"])
+            if speed:
+                rows.sub_(speed[0].mul_(group["momentum"]).addcdiv_(slope, root), alpha=group["lr"])
+            else:
+                rows.addcdiv_(slope, root, value=-group["lr"])
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """The formula on the rows; the decay of the steps that a row was not seen in is made up."""
+        step, state = self._count(group, weight), self.state[weight]
+        if "row_step" not in state:
+            state["row_step"] = torch.full((len(weight),), step - 1, dtype=torch.int32, device=weight.device)
+        with _rows_of(ids, state["square"], weight) as (square, rows):
+            square.mul_(_missed(group["rho"], step - 1, state["row_step"][ids]).mul_(group["rho"]))
+            square.addcmul_(gradient, gradient, value=1 - group["rho"])
+            rows.addcdiv_(gradient, square.sqrt().add_(group["eps"]), value=-group["lr"])
+        state["row_step"][ids] = step
+
+
+def _missed(rho: float, step: int, row_step: Tensor) -> Tensor:
+    """rho to the number of steps since `row_step` (m,), as (m, 1)."""
+    return torch.pow(rho, (step - row_step).float()).unsqueeze(1)
+
+
+class Ftrl(_Own):
+    """Follow the regularised leader, per coordinate; McMahan et al. 2013 with beta 0, TensorFlow's form.
+
+    s <- (sqrt(n + g^2) - sqrt(n)) / lr, z <- z + g - s w, n <- n + g^2,
+    w <- 0 where |z| <= l1, else -(z - sign(z) l1) / (sqrt(n) / lr + 2 l2).
+
+    n starts at `initial_accumulator`, z at 0: what a weight was before its first step is all but forgotten, so weights
+    should start at 0. A step at learning rate 0 changes nothing.
+    """
+
+    def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
+        defaults = {
+            "lr": settings.learning_rate,
+            "l1": settings.l1,
+            "l2": settings.l2,
+            "start": 0.1 if settings.initial_accumulator is None else settings.initial_accumulator,
+            "weight_decay": settings.weight_decay,
+        }
+        super().__init__(named, defaults)
+        self.moves_every_row = _moving(settings, "weight_decay")
+
+    def _state(self, group: Group, weight: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.state[weight]
+        if not state:
+            state["accumulator"] = torch.full_like(weight, group["start"])
+            state["linear"] = torch.zeros_like(weight)
+        return state["accumulator"], state["linear"]
+
+    def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+        """The formula on blocks."""
+        for block in _blocks(weight, *self._state(group, weight), gradient):
+            self._update(group, block)
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """The formula on the rows."""
+        with _rows_of(ids, weight, *self._state(group, weight)) as rows:
+            self._update(group, (*rows, gradient))
+
+    @staticmethod
+    def _update(group: Group, block: tuple[Tensor, ...]) -> None:
+        weight, accumulator, linear, gradient = block
+        rate, l1, l2 = group["lr"], group["l1"], group["l2"]
+        if rate == 0:
+            return
+        fresh = torch.addcmul(accumulator, gradient, gradient)
+        root = fresh.sqrt()
+        shrunk = accumulator.sqrt_().sub_(root)  # -lr s, in the accumulator's place
+        linear.add_(gradient).addcmul_(shrunk, weight, value=1 / rate)
+        accumulator.copy_(fresh)
+        if l2:
+            root.add_(2 * l2 * rate)
+        pulled = nn.functional.softshrink(linear, l1) if l1 else linear
+        torch.div(pulled, root, out=weight).mul_(-rate)
+
+
+class RowwiseAdagrad(_Own):
+    """Adagrad with one accumulator a row: n <- n + mean of g^2 over the row, w <- w - lr g / (sqrt(n) + eps).
+
+    A table's state is as long as the table instead of as large. A vector's every element is a row.
+    """
+
+    def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
+        defaults = {
+            "lr": settings.learning_rate,
+            "start": settings.initial_accumulator or 0.0,
+            "eps": settings.eps or 1e-10,
+            "weight_decay": settings.weight_decay,
+        }
+        super().__init__(named, defaults)
+        self.moves_every_row = _moving(settings, "weight_decay")
+
+    def _sums(self, group: Group, weight: Tensor) -> Tensor:
+        """The rows' accumulators (rows, 1)."""
+        state = self.state[weight]
+        if not state:
+            rows = len(weight) if weight.dim() else 1
+            state["sum"] = torch.full((rows, 1), group["start"], dtype=weight.dtype, device=weight.device)
+        return state["sum"]  # type: ignore[no-any-return]
+
+    def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+        """The formula on all rows."""
+        total = self._sums(group, weight)
+        self._update(group, weight.view(len(total), -1), total, gradient.reshape(len(total), -1))
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """The formula on the rows seen."""
+        with _rows_of(ids, weight, self._sums(group, weight)) as (rows, total):
+            self._update(group, rows, total, gradient)
+
+    @staticmethod
+    def _update(group: Group, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
+        total.add_(gradient.square().mean(1, keepdim=True))
+        weight.addcmul_(gradient, total.sqrt().add_(group["eps"]).reciprocal_(), value=-group["lr"])
+
+
+def _moving(settings: OptimizerSettings, *names: str) -> str | None:
+    """Which of the settings makes the optimizer move rows without a gradient."""
+    return next((f"{name} {getattr(settings, name):g}" for name in names if getattr(settings, name)), None)
+
+
+def _can_fuse(named: Sequence[tuple[str, nn.Parameter]], *devices: str) -> bool:
+    return all(parameter.device.type in devices for _, parameter in named)
+
+
+# --- rows and blocks -------------------------------------------------------------------------------------------------
+
+BLOCK = 1 << 16
+"""Numbers of a parameter that are updated together on a CPU: few enough that a block of weights, state and gradient
+stays in the cache from one operation to the next."""
+
+
+def sum_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A sparse gradient's ids, each once and ascending (m,), and the sums of their rows (m, dim)."""
+    assert gradient.sparse_dim() == 1
+    ids, values = gradient._indices()[0], gradient._values()
+    if gradient.is_coalesced() or len(ids) < 2:
+        return ids, values
+    ids, order = ids.sort(stable=True)
+    distinct, counts = torch.unique_consecutive(ids, return_counts=True)
+    # An embedding bag is a gather and a sum by segments in one pass, on all cores.
+    return distinct, nn.functional.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
+
+
+@contextmanager
+def _rows_of(ids: Tensor, *tables: Tensor) -> Iterator[list[Tensor]]:
+    """Copies of the rows `ids` of each table, written back at the end of the block."""
+    rows = [table.index_select(0, ids) for table in tables]
+    yield rows
+    for table, changed in zip(tables, rows, strict=True):
+        table.index_copy_(0, ids, changed)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors, alike in shape, as flat views of `BLOCK` numbers on a CPU; as they are elsewhere."""
+    first = tensors[0]
+    if first.device.type != "cpu" or first.numel() <= BLOCK or not all(tensor.is_contiguous() for tensor in tensors):
+        yield tensors
+        return
+    flat = [tensor.view(-1) for tensor in tensors]
+    for start, stop in pairwise([*range(0, first.numel(), BLOCK), first.numel()]):
+        yield tuple(tensor[start:stop] for tensor in flat)
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+def learning_rate_factor(
+    schedule: str,
+    step: int,
+    *,
+    total_steps: int,
+    warmup_steps: int = 0,
+    decay_start: float = 0.0,
+    power: float = 2.0,
+    step_at: Sequence[int] = (),
+    step_factor: float | Sequence[float] = 0.1,
+) -> float:
+    """What step number `step` (0 is the first) multiplies the learning rate by.
+
+    Warm-up and decay multiply each other, so a schedule may decay while it still warms up.
+
+    Args:
+        schedule: one of `SCHEDULES`.
+        step: steps already done.
+        total_steps: steps of the whole run.
+        warmup_steps: steps over which the rate climbs linearly; the first one already learns.
+        decay_start: share of the run after which linear and polynomial decay start; never before the warm-up ends.
+        power: exponent of polynomial decay.
+        step_at: steps at which the step schedule multiplies by `step_factor`.
+        step_factor: see `step_at`; one for all, or one for each.
+
+    Raises:
+        SettingsError: if there is no such schedule.
+    """
+    start = max(warmup_steps, round(decay_start * total_steps))
+    if schedule == "constant":
+        factor = 1.0
+    elif schedule == "linear":
+        factor = polynomial_decay(step, start=start, stop=total_steps, power=1.0)
+    elif schedule == "polynomial":
+        factor = polynomial_decay(step, start=start, stop=total_steps, power=power)
+    elif schedule == "step":
+        factor = step_decay(step, at=step_at, factor=step_factor)
+    else:
+        raise SettingsError(unknown("schedule", schedule, SCHEDULES))
+    return warm_up(step, steps=warmup_steps) * factor
+
+
+def warm_up(step: int, *, steps: int) -> float:
+    """Linear climb: 1/steps at the first step, 1 from step `steps - 1` on; 1 throughout without a warm-up."""
+    return min(1.0, (step + 1) / steps) if steps > 0 else 1.0
+
+
+def polynomial_decay(step: int, *, start: int, stop: int, power: float) -> float:
+    """1 up to step `start`, then ((stop - step) / (stop - start)) ** power, and 0 from `stop` on."""
+    if step <= start:
+        return 1.0
+    return float((max(0, stop - step) / (stop - start)) ** power) if stop > start else 0.0
+
+
+def step_decay(step: int, *, at: Sequence[int], factor: float | Sequence[float]) -> float:
+    """The product of the factors of those entries of `at` that the run has reached; one factor serves all."""
+    factors = [factor] if isinstance(factor, (int, float)) else list(factor)
+    if len(factors) == 1:
+        factors = factors * len(at)
+    return math.prod(each for reached, each in zip(at, factors, strict=True) if step >= reached)
 
 
 def make_optimizer(
@@ -49,62 +707,3 @@ def make_optimizer(
     if name not in makers:
         raise SettingsError(unknown("optimizer", name, makers))
     return makers[name]()
-
-
-def learning_rate_factor(
-    schedule: str,
-    step: int,
-    *,
-    total_steps: int,
-    warmup_steps: int = 0,
-    decay_start: float = 0.0,
-    power: float = 2.0,
-    step_at: Sequence[int] = (),
-    step_factor: float = 0.1,
-) -> float:
-    """What step number `step` (0 is the first) multiplies the learning rate by.
-
-    Warm-up and decay multiply each other, so a schedule may decay while it still warms up.
-
-    Args:
-        schedule: one of `SCHEDULES`.
-        step: steps already done.
-        total_steps: steps of the whole run.
-        warmup_steps: steps over which the rate climbs linearly; the first one already learns.
-        decay_start: share of the run after which linear and polynomial decay start; never before the warm-up ends.
-        power: exponent of polynomial decay.
-        step_at: steps at which the step schedule multiplies by `step_factor`.
-        step_factor: see `step_at`.
-
-    Raises:
-        SettingsError: if there is no such schedule.
-    """
-    start = max(warmup_steps, round(decay_start * total_steps))
-    if schedule == "constant":
-        factor = 1.0
-    elif schedule == "linear":
-        factor = polynomial_decay(step, start=start, stop=total_steps, power=1.0)
-    elif schedule == "polynomial":
-        factor = polynomial_decay(step, start=start, stop=total_steps, power=power)
-    elif schedule == "step":
-        factor = step_decay(step, at=step_at, factor=step_factor)
-    else:
-        raise SettingsError(unknown("schedule", schedule, SCHEDULES))
-    return warm_up(step, steps=warmup_steps) * factor
-
-
-def warm_up(step: int, *, steps: int) -> float:
-    """Linear climb: 1/steps at the first step, 1 from step `steps - 1` on; 1 throughout without a warm-up."""
-    return min(1.0, (step + 1) / steps) if steps > 0 else 1.0
-
-
-def polynomial_decay(step: int, *, start: int, stop: int, power: float) -> float:
-    """1 up to step `start`, then ((stop - step) / (stop - start)) ** power, and 0 from `stop` on."""
-    if step <= start:
-        return 1.0
-    return float((max(0, stop - step) / (stop - start)) ** power) if stop > start else 0.0
-
-
-def step_decay(step: int, *, at: Sequence[int], factor: float) -> float:
-    """`factor` to the number of entries of `at` that the run has reached."""
-    return float(factor ** sum(step >= reached for reached in at))
