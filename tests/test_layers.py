@@ -1,13 +1,16 @@
-"""Dropout whose masks are drawn a bit at a time: its statistics, its gradient, and when it steps aside."""
+"""Dropout whose masks are drawn a bit at a time, and embedding tables laid side by side."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recspec.layers import SMALL, Mlp, bernoulli_words, relu_dropout_
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import SMALL, Embeddings, Mlp, bernoulli_words, relu_dropout_
 
 ROWS, WIDTH = 1024, 128
 assert ROWS * WIDTH > SMALL
@@ -139,3 +142,104 @@ def test_mlp_starts_glorot_uniform() -> None:
     bound = (6 / 800) ** 0.5
     assert weight.abs().max().item() <= bound
     assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def tables(**settings: object) -> Embeddings:
+    """Widths 2 and 3; `seen` shares the table of `page`."""
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "page": {"cardinality": 4}, "hour": {"cardinality": 3}, "shop": {"cardinality": 5},
+                "seen": {"cardinality": 4, "length": 3, "padding": 0, "vocabulary": "page"}, "label": {},
+            },
+            "channel_spec": {"context": ["page", "hour", "shop", "seen"], "label": ["label"]},
+        }
+    )  # fmt: skip
+    return Embeddings(spec, {"page": 2, "hour": 2, "shop": 3, "seen": 2}, **settings)  # type: ignore[arg-type]
+
+
+BATCH = {
+    "page": torch.tensor([1, 3], dtype=torch.int32),
+    "hour": torch.tensor([0, 2], dtype=torch.int32),
+    "shop": torch.tensor([4, 0]),
+    "seen": torch.tensor([[2, 3, 0], [0, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize(("combiner", "pooled"), [("sum", [10.0, 12.0]), ("mean", [5.0, 6.0])])
+def test_vectors_stand_side_by_side_and_lists_are_pooled_without_padding(
+    combiner: Literal["sum", "mean"], pooled: list[float]
+) -> None:
+    embeddings = tables(combiner=combiner)
+    with torch.no_grad():  # page: rows 0-3, hour: rows 4-6
+        embeddings.stores["2"].copy_(torch.arange(14.0).view(7, 2))
+        embeddings.stores["3"].copy_(torch.arange(15.0).view(5, 3))
+    assert embeddings.order() == ("page", "hour", "seen", "shop")
+    assert embeddings.width == 9
+    expected = [[2, 3, 8, 9, *pooled, 12, 13, 14], [6, 7, 12, 13, 0, 0, 0, 1, 2]]
+    torch.testing.assert_close(embeddings(BATCH), torch.tensor(expected, dtype=torch.float32))
+
+
+def test_some_features_alone_are_columns_of_all() -> None:
+    embeddings = tables()
+    whole = embeddings(BATCH)
+    names = ("shop", "hour")
+    assert embeddings.order(names) == ("hour", "shop")
+    torch.testing.assert_close(embeddings(BATCH, names), whole[:, [2, 3, 6, 7, 8]])
+
+
+def test_a_row_alone_and_no_row_at_all_are_looked_up() -> None:
+    embeddings = tables()
+    one = {name: tensor[:1] for name, tensor in BATCH.items()}
+    torch.testing.assert_close(embeddings(one), embeddings(BATCH)[:1])
+    assert embeddings({name: tensor[:0] for name, tensor in BATCH.items()}).shape == (0, 9)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_a_sparse_gradient_is_the_dense_one(combiner: Literal["sum", "mean"]) -> None:
+    gradients = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        embeddings = tables(combiner=combiner)
+        embeddings.sparse = set(embeddings.stores) if sparse else set()
+        (embeddings(BATCH) ** 2).sum().backward()
+        found = embeddings.stores["2"].grad
+        assert found is not None
+        assert found.is_sparse == sparse
+        gradients.append(found.to_dense())
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_padding_gets_no_gradient() -> None:
+    embeddings = tables()
+    embeddings(BATCH, ["seen"]).sum().backward()
+    gradient = embeddings.stores["2"].grad
+    assert gradient is not None
+    assert gradient[:, 0].tolist() == [0, 0, 1, 1, 0, 0, 0]
+
+
+def test_pooling_as_exporters_see_it_is_pooling_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for combiner in ("sum", "mean"):
+        embeddings = tables(combiner=combiner)
+        running = embeddings(BATCH)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.compiler, "is_compiling", lambda: True)
+            torch.testing.assert_close(embeddings(BATCH), running)
+
+
+def test_rows_start_glorot_normal_or_with_the_deviation_given() -> None:
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"a": {"cardinality": 20_000}, "b": {"cardinality": 100}, "label": {}},
+            "channel_spec": {"context": ["a", "b"], "label": ["label"]},
+        }
+    )
+    torch.manual_seed(0)
+    store = Embeddings(spec, {"a": 8, "b": 8}).stores["8"]
+    assert store[:20_000].std().item() == pytest.approx((2 / 20_008) ** 0.5, rel=0.02)
+    assert store[20_000:].std().item() == pytest.approx((2 / 108) ** 0.5, rel=0.1)
+    assert Embeddings(spec, {"a": 8}, std=0.3).stores["8"].std().item() == pytest.approx(0.3, rel=0.02)
+    assert not Embeddings(spec, {"a": 8}, std=0.0).stores["8"].any()

@@ -1,18 +1,21 @@
 """Blocks that two or more models use.
 
-Shapes: B rows; D a layer's width.
+Shapes: B rows; D a layer's width; L a list feature's length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from recspec.batch import Batch
+from recspec.feature_spec import FeatureSpec
 
 DIGITS = 16
 """Binary digits that a keep probability is rounded to when masks are drawn bit by bit: it is off by at most 2^-17."""
@@ -127,3 +130,98 @@ def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
         fresh = torch.empty_like(words).random_(-(2**63), None)
         words = words.bitwise_or_(fresh) if digit == "1" else words.bitwise_and_(fresh)
     return words.view(dtype)[:num_words]
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+Combiner = Literal["sum", "mean"]
+
+
+class Embeddings(nn.Module):
+    """Embedding tables of several features, looked up together and laid side by side: (B, sum of widths).
+
+    All tables of one width lie one after the other in one tensor, a store, so that a batch takes one gather a width
+    and not one a feature. Features that share a vocabulary share a table. A list's vectors are pooled, padding (id 0)
+    left out: it neither adds to the sum nor counts in the mean, and an empty list gives zeros.
+
+    A row starts Glorot-normal for its table, N(0, 2 / (rows + width)) cut off at two standard deviations, or with the
+    standard deviation given.
+    """
+
+    def __init__(
+        self, spec: FeatureSpec, widths: Mapping[str, int], *, combiner: Combiner = "sum", std: float | None = None
+    ) -> None:
+        super().__init__()
+        self.combiner = combiner
+        self.widths = dict(widths)
+        self.lists = frozenset(name for name in widths if spec.features[name].is_list)
+        self.first_row: dict[str, int] = {}
+        tables: dict[int, dict[str, range]] = {}
+        for name, width in widths.items():
+            store = tables.setdefault(width, {})
+            start = max((table.stop for table in store.values()), default=0)
+            table = store.setdefault(spec.vocabulary(name), range(start, start + spec.num_ids(name)))
+            self.first_row[name] = table.start
+        self.stores = nn.ParameterDict(
+            {
+                str(width): _filled_tables([len(table) for table in store.values()], width, std)
+                for width, store in tables.items()
+            }
+        )
+        self.sparse: set[str] = set()
+        """Stores whose gradient holds the rows of the batch alone; `recspec.train` decides."""
+
+    @property
+    def width(self) -> int:
+        """Numbers a row: the sum of all features' widths."""
+        return sum(self.widths.values())
+
+    def order(self, names: Collection[str] | None = None) -> tuple[str, ...]:
+        """The features in the order in which their vectors stand in what `forward` gives for `names`."""
+        chosen = self.widths if names is None else names
+        return tuple(
+            name
+            for store in self.stores
+            for part in (self._scalars(int(store), chosen), self._lists(int(store), chosen))
+            for name in part
+        )
+
+    def forward(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
+        """The vectors of all features, or of those named, side by side: (B, sum of their widths)."""
+        chosen = self.widths if names is None else names
+        parts: list[Tensor] = []
+        for key, store in self.stores.items():
+            width = int(key)
+            if scalars := self._scalars(width, chosen):
+                ids = torch.stack([batch[name].long() + self.first_row[name] for name in scalars], dim=1)
+                parts.append(F.embedding(ids, store, sparse=key in self.sparse).flatten(1))
+            parts += [self._pooled(batch[name], store, name, key) for name in self._lists(width, chosen)]
+        return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
+        """A list's vectors (B, L) -> (B, width), summed or averaged without padding."""
+        first = self.first_row[name]
+        if torch.compiler.is_compiling():  # exporters know no padding in a bag
+            present = (ids != 0).unsqueeze(-1).to(store.dtype)
+            total = (F.embedding(ids.long() + first, store) * present).sum(1)
+            return total if self.combiner == "sum" else total / present.sum(1).clamp(min=1)
+        bags = ids.long() + first
+        return F.embedding_bag(bags, store, mode=self.combiner, padding_idx=first, sparse=key in self.sparse)
+
+    def _scalars(self, width: int, names: Collection[str]) -> list[str]:
+        return [name for name, own in self.widths.items() if own == width and name in names and name not in self.lists]
+
+    def _lists(self, width: int, names: Collection[str]) -> list[str]:
+        return [name for name, own in self.widths.items() if own == width and name in names and name in self.lists]
+
+
+def _filled_tables(num_rows: Sequence[int], width: int, std: float | None) -> nn.Parameter:
+    """Tables of one width, one after the other, with their starting values; zeros with a deviation of 0."""
+    store = torch.zeros(sum(num_rows), width)
+    for table, rows in zip(torch.split(store, list(num_rows)), num_rows, strict=True):
+        spread = (2 / (rows + width)) ** 0.5 if std is None else std
+        if spread:
+            # A normal distribution cut off at two standard deviations has .87963 of its own.
+            own = spread / 0.87962566103423978
+            nn.init.trunc_normal_(table, std=own, a=-2 * own, b=2 * own)
+    return nn.Parameter(store)

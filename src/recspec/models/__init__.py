@@ -2,7 +2,9 @@
 
 from recspec.models.base import Model
 from recspec.models.neumf import NeuMF
+from recspec.models.wide_deep import WideDeep
 
 MODELS: dict[str, type[Model]] = {
     NeuMF.name: NeuMF,
+    WideDeep.name: WideDeep,
 }

@@ -62,7 +62,7 @@ class Model(nn.Module, ABC):
         for start in range(0, requests, step):
             block = {name: tensor[start : start + step] for name, tensor in request.items()}
             pairs = {**repeat_rows(block, candidates), **tile_rows(items, num_rows(block))}
-            rows.append(self(pairs).view(-1, candidates))
+            rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows) if rows else torch.zeros(0, candidates)
 
     def num_parameters(self) -> int:

@@ -1,0 +1,332 @@
+"""Wide & Deep: a linear model over ids, numbers and crosses beside an MLP over embeddings, their logits added.
+
+Cheng et al.: Wide & Deep Learning for Recommender Systems, DLRS 2016, equation 3:
+
+    P(label = 1) = sigmoid(w_wide . [x; phi(x)] + w_deep . a + b)
+
+with x the one-hot ids and the numbers, phi(x) crosses of ids, a the MLP's last layer.
+
+Shapes: B rows; X the width of the MLP's input; D of its first hidden layer; R requests; N items to score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch, num_rows
+from recspec.errors import SettingsError, unknown
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings, Mlp
+from recspec.models.base import Model
+
+RULE_FACTOR, RULE_POWER = 6, 0.25
+"""Width 6 x cardinality ^ (1/4): Wang et al., Deep & Cross Network for Ad Click Predictions, 2017, section 4.1."""
+
+INDICATOR_MOST_IDS = 10_000
+"""Cardinality up to which a feature may stand in the MLP's input one-hot."""
+
+HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
+"""Odd 64-bit constants (xxHash's second and fourth prime) that spread a cross over its buckets."""
+
+SCORE_FLOATS = 1 << 22
+"""Floats of the MLP's first hidden layer that `score_items` forms at once: 16 MB."""
+
+
+class WideDeepSettings(config.Settings):
+    """Sizes of Wide & Deep; the defaults are those published for Outbrain, but for the embeddings' widths."""
+
+    hidden: tuple[int, ...] = Field((1024,) * 5, min_length=1, description="widths of the MLP's hidden layers")
+    dropout: float = Field(0.1, ge=0, lt=1, description="share of units dropped after every hidden ReLU; 0 is none")
+    embedding_dim: int | Literal["rule"] = Field(
+        16, description="width of every embedding; `rule` takes 6 times the fourth root of the cardinality"
+    )
+    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, whatever embedding_dim says")
+    embedding_std: float | None = Field(
+        None, ge=0, description="deviation of an embedding's first values; null takes sqrt(2 / (rows + width))"
+    )
+    indicators: tuple[str, ...] = Field((), description="features that enter the MLP one-hot, without an embedding")
+    combiner: Literal["sum", "mean"] = Field("sum", description="how the deep part pools a list's embeddings")
+    use_wide: bool = Field(True, description="the linear part; without it the model is deep only")
+    use_deep: bool = Field(True, description="the MLP; without it the model is a logistic regression")
+    wide_features: tuple[str, ...] | None = Field(None, description="features of the linear part; null takes all")
+    deep_features: tuple[str, ...] | None = Field(None, description="features of the MLP; null takes all")
+    crosses: tuple[tuple[str, ...], ...] = Field(
+        (), description="combinations of scalar ids that the linear part has a weight for, as [[item_id, hour]]"
+    )
+    cross_buckets: int = Field(
+        100_000, ge=1, description="weights of each cross; combinations beyond them are hashed together"
+    )
+
+    @field_validator("embedding_dim")
+    @classmethod
+    def _has_width(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("a width is at least 1; for a feature without an embedding see `indicators`")
+        return value
+
+    @field_validator("hidden", "embedding_dims")
+    @classmethod
+    def _positive(cls, value: tuple[int, ...] | dict[str, int]) -> tuple[int, ...] | dict[str, int]:
+        if any(width < 1 for width in (value.values() if isinstance(value, dict) else value)):
+            raise ValueError("every width is at least 1")
+        return value
+
+    @model_validator(mode="after")
+    def _some_part(self) -> WideDeepSettings:
+        if not (self.use_wide or self.use_deep):
+            raise ValueError("use_wide and use_deep are both false; a model needs one of them")
+        if self.crosses and not self.use_wide:
+            raise ValueError("crosses belong to the linear part, and use_wide is false")
+        if any(len(set(cross)) < 2 for cross in self.crosses):
+            raise ValueError("a cross joins two features or more, each once")
+        return self
+
+
+class WideDeep(Model):
+    """Wide & Deep: a linear model and an MLP over any features, trained together; either alone by its settings.
+
+    Lists are summed in the linear part and pooled in the MLP; numbers enter both as they are. The linear part starts
+    at 0, embeddings and hidden layers Glorot, hidden biases at 0.
+    """
+
+    name: ClassVar[str] = "wide_deep"
+    needs: ClassVar[tuple[str, ...]] = ("label",)
+    Settings: ClassVar[type[config.Settings]] = WideDeepSettings
+    settings: WideDeepSettings
+
+    def __init__(self, spec: FeatureSpec, settings: WideDeepSettings) -> None:
+        super().__init__(spec, settings)
+        _check(spec, settings)
+        if settings.use_wide:
+            self.wide = Wide(spec, _chosen(spec, settings.wide_features), settings.crosses, settings.cross_buckets)
+        if settings.use_deep:
+            self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings)
+
+    def features(self) -> tuple[str, ...]:
+        """The features of both parts."""
+        wide = self.wide.features if self.settings.use_wide else ()
+        deep = self.deep.features if self.settings.use_deep else ()
+        return tuple(dict.fromkeys((*wide, *deep)))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,)."""
+        if not self.settings.use_deep:
+            return cast(Tensor, self.wide(batch))
+        deep = cast(Tensor, self.deep(batch))
+        return deep + self.wide(batch) if self.settings.use_wide else deep
+
+    def score_items(self, request: Batch, items: Batch) -> Tensor:
+        """Logits (R, N) of every item for every request.
+
+        A feature's share of the linear part and of the MLP's first layer is computed once for its request or its item;
+        crosses join both sides, and with them the pairs are formed.
+        """
+        crosses = self.wide.crosses if self.settings.use_wide else ()
+        if any(set(cross) & set(request) and set(cross) & set(items) for cross in crosses):
+            return super().score_items(request, items)
+        requests, candidates = num_rows(request), num_rows(items)
+        scores = torch.zeros(requests, candidates, device=next(self.parameters()).device)
+        if self.settings.use_wide:
+            scores = scores + self.wide.part(request)[:, None] + self.wide.part(items) + self.wide.bias
+        if not self.settings.use_deep or not (requests and candidates):
+            return scores
+        ours, theirs = self.deep.first_layer(request), self.deep.first_layer(items)
+        step = max(1, SCORE_FLOATS // theirs.numel())
+        rows = [self.deep.after_first(part.unsqueeze(1) + theirs) for part in torch.split(ours, step)]
+        return scores + torch.cat(rows)
+
+
+class Wide(nn.Module):
+    """The linear part: a weight for every id, number and combination of ids, all 0 at first."""
+
+    def __init__(
+        self, spec: FeatureSpec, features: Sequence[str], crosses: Sequence[Sequence[str]], cross_buckets: int
+    ) -> None:
+        super().__init__()
+        self.ids, self.numbers = _ids_and_numbers(spec, features)
+        self.crosses = tuple(tuple(cross) for cross in crosses)
+        self.sizes = {name: spec.num_ids(name) for cross in crosses for name in cross}
+        self.cross_buckets = cross_buckets
+        self.bias = nn.Parameter(torch.zeros(1))
+        if self.ids:
+            self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0)
+        if self.numbers:
+            self.slopes = nn.Parameter(torch.zeros(len(self.numbers)))
+        if self.crosses:
+            self.cross_weights = nn.Parameter(torch.zeros(len(self.crosses) * cross_buckets, 1))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the part reads."""
+        return tuple(dict.fromkeys((*self.ids, *self.numbers, *(name for cross in self.crosses for name in cross))))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The linear part's logits (B,)."""
+        return self.part(batch) + self.bias
+
+    def part(self, batch: Batch) -> Tensor:
+        """What the features that a batch holds add to the logit, (B,), without the bias."""
+        total = torch.zeros(num_rows(batch), device=self.bias.device)
+        if ids := [name for name in self.ids if name in batch]:
+            total = total + self.tables(batch, ids).sum(1)
+        if numbers := [name for name in self.numbers if name in batch]:
+            slopes = [self.slopes[self.numbers.index(name)] for name in numbers]
+            own = torch.stack(slopes) if len(numbers) < len(self.numbers) else self.slopes
+            total = total + torch.stack([batch[name] for name in numbers], dim=1) @ own
+        crosses = [(place, cross) for place, cross in enumerate(self.crosses) if set(cross) <= set(batch)]
+        if crosses:
+            buckets = [self.bucket(batch, cross) + place * self.cross_buckets for place, cross in crosses]
+            total = total + F.embedding(torch.stack(buckets, dim=1), self.cross_weights).sum((1, 2))
+        return total
+
+    def bucket(self, batch: Batch, cross: Sequence[str]) -> Tensor:
+        """The bucket (B,) of each row's combination: its own while the combinations fit, else a hash of it."""
+        combinations = 1
+        for name in cross:
+            combinations *= self.sizes[name]
+        mixed = torch.zeros_like(batch[cross[0]], dtype=torch.int64)
+        for name in cross:
+            ids = batch[name].long()
+            mixed = mixed * self.sizes[name] + ids if combinations <= self.cross_buckets else _mixed(mixed, ids)
+        return mixed.remainder(self.cross_buckets)
+
+
+class Deep(nn.Module):
+    """The MLP over embeddings, one-hot ids and numbers."""
+
+    def __init__(self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings) -> None:
+        super().__init__()
+        ids, self.numbers = _ids_and_numbers(spec, features)
+        self.indicators = {name: spec.num_ids(name) for name in ids if name in settings.indicators}
+        widths = {name: _width(spec, name, settings) for name in ids if name not in self.indicators}
+        if widths:
+            self.embeddings = Embeddings(spec, widths, combiner=settings.combiner, std=settings.embedding_std)
+        self.width = sum(widths.values()) + sum(self.indicators.values()) + len(self.numbers)
+        self.features = (*widths, *self.indicators, *self.numbers)
+        self.mlp = Mlp((self.width, *settings.hidden), dropout=settings.dropout)
+        for layer in self.mlp.layers:
+            nn.init.zeros_(cast(nn.Linear, layer).bias)
+        self.out = nn.Linear(settings.hidden[-1], 1)
+        nn.init.xavier_uniform_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The MLP's logits (B,)."""
+        return cast(Tensor, self.out(self.mlp(self.inputs(batch))).squeeze(1))
+
+    def inputs(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
+        """The MLP's input (B, X), or the part of it that comes from the features named."""
+        names = self.features if names is None else names
+        parts: list[Tensor] = []
+        if any(name in names for name in self._embedded):
+            parts.append(self.embeddings(batch, None if names is self.features else names))
+        parts += [_one_hot(batch[name], size) for name, size in self.indicators.items() if name in names]
+        if numbers := [batch[name] for name in self.numbers if name in names]:
+            parts.append(torch.stack(numbers, dim=1))
+        return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def first_layer(self, batch: Batch) -> Tensor:
+        """What the features that a batch holds bring to the first layer, (B, D); the bias goes with the first one."""
+        names = [name for name in self.features if name in batch]
+        bias = self.mlp.first.bias if self.features[0] in names else None
+        if not names:
+            return torch.zeros(num_rows(batch), self.mlp.first.out_features, device=self.out.weight.device)
+        return F.linear(self.inputs(batch, names), self.mlp.first.weight[:, self._columns(names)], bias)
+
+    def after_first(self, x: Tensor) -> Tensor:
+        """Logits (...) from what the first linear layer gives, (..., D); overwrites it."""
+        return cast(Tensor, self.out(self.mlp.after_first(x)).squeeze(-1))
+
+    @property
+    def _embedded(self) -> Mapping[str, int]:
+        return self.embeddings.widths if hasattr(self, "embeddings") else {}
+
+    def _columns(self, names: Collection[str]) -> Tensor:
+        """Which columns of the MLP's input come from the features named."""
+        order = self.embeddings.order() if self._embedded else ()
+        widths = {name: self._embedded[name] for name in order} | self.indicators | dict.fromkeys(self.numbers, 1)
+        chosen = torch.tensor([name in names for name in widths])
+        return chosen.repeat_interleave(torch.tensor(list(widths.values()))).nonzero().view(-1)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _chosen(spec: FeatureSpec, names: Sequence[str] | None) -> tuple[str, ...]:
+    return spec.inputs() if names is None else tuple(names)
+
+
+def _ids_and_numbers(spec: FeatureSpec, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    ids = tuple(name for name in names if spec.features[name].is_categorical)
+    return ids, tuple(name for name in names if name not in ids)
+
+
+def _width(spec: FeatureSpec, name: str, settings: WideDeepSettings) -> int:
+    if name in settings.embedding_dims:
+        return settings.embedding_dims[name]
+    if settings.embedding_dim == "rule":
+        return round(RULE_FACTOR * math.pow(spec.num_ids(name), RULE_POWER))
+    return settings.embedding_dim
+
+
+def _one_hot(ids: Tensor, size: int) -> Tensor:
+    """(B,) ids -> (B, size); of lists (B, L), how often each id stands in them, padding left out."""
+    if ids.dim() == 1:
+        return F.one_hot(ids.long(), size).float()
+    counts = torch.zeros(len(ids), size, device=ids.device)
+    counts.scatter_add_(1, ids.long(), (ids != 0).float())
+    return counts
+
+
+def _mixed(hashed: Tensor, ids: Tensor) -> Tensor:
+    """A 64-bit hash that takes in one more id; products wrap around."""
+    first, second = HASH_FACTORS
+    hashed = (hashed ^ (ids * first)) * second
+    return hashed ^ (hashed >> 29)
+
+
+def _check(spec: FeatureSpec, settings: WideDeepSettings) -> None:
+    """Refuse settings that name what the specification does not have.
+
+    Raises:
+        SettingsError: with every problem.
+    """
+    inputs, ids = spec.inputs(), spec.inputs(categorical=True)
+    scalar_ids = spec.inputs(categorical=True, is_list=False)
+    problems = [
+        f"{setting}: {unknown(what, name, known)}"
+        for setting, names, known, what in (
+            ("wide_features", settings.wide_features or (), inputs, "feature"),
+            ("deep_features", settings.deep_features or (), inputs, "feature"),
+            ("embedding_dims", settings.embedding_dims, ids, "categorical feature"),
+            ("indicators", settings.indicators, ids, "categorical feature"),
+            ("crosses", [n for cross in settings.crosses for n in cross], scalar_ids, "scalar categorical feature"),
+        )
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+    problems += [
+        f"indicators: feature '{name}' has {spec.num_ids(name):,} ids, and one-hot takes at most "
+        f"{INDICATOR_MOST_IDS:,}; give it an embedding"
+        for name in settings.indicators
+        if name in ids and spec.num_ids(name) > INDICATOR_MOST_IDS
+    ]
+    problems += [
+        f"feature '{name}' is a list of numbers, which wide_deep does not take; leave it out of wide_features and "
+        f"deep_features"
+        for name in dict.fromkeys((*_chosen(spec, settings.wide_features), *_chosen(spec, settings.deep_features)))
+        if name in inputs and spec.features[name].is_list and name not in ids
+    ]
+    for setting, used in (("wide_features", settings.use_wide), ("deep_features", settings.use_deep)):
+        if used and not _chosen(spec, getattr(settings, setting)):
+            problems.append(f"{setting}: there is no feature to read in the roles user, item and context")
+    if problems:
+        raise SettingsError.of("wide_deep", problems)
