@@ -11,13 +11,38 @@ from torch import nn
 
 from recspec import config, machine
 from recspec.distributed import Ranks
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
 from recspec.synthesize import synthesize
 from recspec.train import TrainingRun, TrainSettings, arithmetic
 
 ML_1M = {"users": 6040, "items": 3706, "rows": 994_169}
 """Sizes of the NCF paper's ml-1m training split."""
+
+OUTBRAIN_ROWS = 1_000_000
+"""Made-up rows in Outbrain's shape: its 60 million cost nothing more a step, since a million exceed every cache."""
+
+OUTBRAIN_ITEM = {
+    "ad_id": 250_000,
+    "document_id_promo": 100_000,
+    "campaign_id": 5_000,
+    "advertiser_id": 2_500,
+    "source_id_promo": 4_000,
+    "publisher_id_promo": 1_000,
+}
+OUTBRAIN_CONTEXT = {
+    "document_id": 300_000,
+    "platform": 4,
+    "source_id": 4_000,
+    "publisher_id": 1_000,
+    "geo_location": 2_500,
+    "geo_location_country": 300,
+    "geo_location_state": 2_000,
+}
+OUTBRAIN_LISTS = {"topic_id_list": 350, "entity_id_list": 10_000, "category_id_list": 100}
+OUTBRAIN_NUMBERS = 13
+"""Cardinalities and numbers published for Wide & Deep on Outbrain; a list holds up to three ids."""
 
 MATRIX_SIZE = 2048
 MATRIX_SECONDS = 1.0
@@ -35,13 +60,14 @@ def bench_training(
 ) -> dict[str, object]:
     """Samples/s of `steps` training steps after `warmup`, everything but evaluation and checkpoints included.
 
-    Without a specification the data is made up in the shape of the NCF paper's ml-1m. `share_of_matrix_rate` is the
-    arithmetic of the model's linear layers (6 floating-point operations a weight and sample: one product forward, two
-    backward) over what plain matrix products of the same precision reach in the same run.
+    Without a specification the data is made up: in the shape of the NCF paper's ml-1m for a model that needs users and
+    items, of Outbrain's clicks for any other. `share_of_matrix_rate` is the arithmetic of the model's linear layers (6
+    floating-point operations a weight and sample: one product forward, two backward) over what plain matrix products of
+    the same precision reach in the same run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        data = spec if spec is not None else interactions_like_ml_1m(Path(folder) / "data")
-        if spec is None and settings.negatives is None:
+        data = spec if spec is not None else _made_up(model, Path(folder) / "data")
+        if spec is None and settings.negatives is None and data.role("user"):
             settings = settings.model_copy(update={"negatives": 4})
         run = TrainingRun(model, data, Path(folder) / "run", settings, model_settings, ranks)
         if not run.loader.num_rows:
@@ -106,6 +132,43 @@ def interactions_like_ml_1m(folder: Path) -> FeatureSpec:
         }
     )
     return synthesize(shape, folder, ML_1M["rows"])
+
+
+def clicks_like_outbrain(folder: Path) -> FeatureSpec:
+    """Made-up clicks with the features that Wide & Deep was published with on Outbrain, ids uniform.
+
+    Uniform ids repeat least within a batch, so an update of the rows in use has more of them than with real clicks.
+    """
+    numbers = [f"number_{place}" for place in range(OUTBRAIN_NUMBERS)]
+    features: dict[str, dict[str, object]] = {
+        **{name: {"dtype": "int32", "cardinality": ids} for name, ids in {**OUTBRAIN_ITEM, **OUTBRAIN_CONTEXT}.items()},
+        **{
+            name: {"dtype": "int32", "cardinality": ids, "length": 3, "padding": 0}
+            for name, ids in OUTBRAIN_LISTS.items()
+        },
+        **{name: {"dtype": "float32"} for name in numbers},
+        "label": {"dtype": "int8"},
+    }
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
+            "channel_spec": {
+                "item": [*OUTBRAIN_ITEM],
+                "context": [*OUTBRAIN_CONTEXT, *OUTBRAIN_LISTS, *numbers],
+                "label": ["label"],
+            },
+        }
+    )
+    return synthesize(shape, folder, OUTBRAIN_ROWS)
+
+
+def _made_up(model: str, folder: Path) -> FeatureSpec:
+    """Data of a shape that the model reads."""
+    if model not in MODELS:
+        raise SettingsError(unknown("model", model, MODELS))
+    pairs = {"user", "item"} <= set(MODELS[model].needs)
+    return interactions_like_ml_1m(folder) if pairs else clicks_like_outbrain(folder)
 
 
 def _timed_steps(run: TrainingRun, steps: int, warmup: int) -> tuple[float, int]:
