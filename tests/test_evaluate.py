@@ -3,7 +3,7 @@
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -179,14 +179,189 @@ def test_a_group_need_not_be_a_user(tmp_path: Path) -> None:
     assert result.left_out == {"full": "the dataset has no user and item"}
 
 
-def test_a_cut_off_longer_than_the_lists_is_an_error_when_asked_and_a_note_otherwise(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0), (0, 2, 0)]}, items=60)
+@pytest.mark.parametrize("metadata", [{}, {"test_samples_per_series": 3}])
+def test_a_cut_off_longer_than_every_list_is_an_error_where_it_was_asked_for_or_the_lists_are_made_to_one_length(
+    tmp_path: Path, metadata: dict[str, object]
+) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0), (0, 2, 0)]}, items=60, metadata=metadata)
     ranker = TableRanker(np.random.default_rng(0).random((4, 60)))
-    with pytest.raises(SettingsError, match=r"k = 10: longer than every list of candidates \(the longest has 3"):
-        evaluate_ranker(ranker, spec, "test", protocols=["sampled"])
-    result = evaluate_ranker(ranker, spec, "test")
-    assert result.left_out == {"sampled": "no group has 10 rows to rank"}
-    assert set(result.metrics) == {"rows", "full"}
+    asked = EvaluateSettings() if metadata else EvaluateSettings(ks=(2, 10))
+    message = r"k = 10: longer than every list of candidates \(the longest has 3.*choose k from 1 to 3, as --k 3"
+    with pytest.raises(SettingsError, match=message):
+        evaluate_ranker(ranker, spec, "test", settings=asked)
+
+
+# --- groups of any size, as the ads of a page ---
+
+
+def displays(
+    folder: Path, rows: Sequence[tuple[int, int, float, int]], *, metadata: Mapping[str, object] | None = None
+) -> FeatureSpec:
+    """Rows (group, label, score, leak) whose score is a context feature; `leak` is kept and plays no role."""
+    folder.mkdir(exist_ok=True)
+    (folder / "test.csv").write_text("".join(f"{g},{y},{x!r},{leak}\n" for g, y, x, leak in rows))
+    names = ["display", "label", "score", "leak"]
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {"display": {"dtype": "int64"}, "label": {}, "score": {"dtype": "float64"}, "leak": {}},
+            "source_spec": {"test": [{"type": "csv", "features": names, "files": ["test.csv"]}]},
+            "channel_spec": {"context": ["score"], "group": ["display"], "label": ["label"]},
+            "metadata": dict(metadata or {}),
+        },
+        folder,
+    )
+
+
+class Score(Model):
+    """The logit is the row's own score."""
+
+    needs: ClassVar[tuple[str, ...]] = ("label",)
+    Settings = config.Settings
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        super().__init__(spec, config.Settings())
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Batch) -> Tensor:
+        return batch["score"].float() * self.weight
+
+
+def test_map_at_12_of_groups_of_any_size_by_hand(tmp_path: Path) -> None:
+    rows = [(7, int(place == 3), -float(place), 0) for place in range(1, 5)]  # 1 / 3
+    rows += [(8, int(place in (1, 12, 13)), -float(place), 0) for place in range(1, 41)]  # (1 / 1 + 2 / 12) / 3
+    rows += [(9, int(place == 13), -float(place), 0) for place in range(1, 15)]  # after the cut-off: 0
+    rows += [(10, 1, 0.5, 0), (10, 0, 0.5, 0)]  # a tie: (1 / 1 + 1 / 2) / 2
+    rows += [(11, 0, 0.5, 0), (11, 0, 0.4, 0), (12, 1, 0.1, 0)]  # no positive: left out; alone: 1
+    spec = displays(tmp_path, rows, metadata={"cut_offs": [12]})
+    result = evaluate_model(Score(spec), spec, "test")
+    expected = [1 / 3, (1 + 1 / 6) / 3, 0.0, 0.75, 1.0]
+    np.testing.assert_allclose(result.values["sampled"]["mean_average_precision@12"], expected)
+    assert result.metrics["sampled"]["mean_average_precision@12"] == pytest.approx(np.mean(expected))
+    assert not [name for name in result.metrics["sampled"] if "@" in name and not name.endswith("@12")]
+    assert evaluation.describe("sampled", result.protocols["sampled"]) == (
+        "sampled (5 groups, 1 to 40 candidates each: the dataset's own; 1 groups without a positive left out)"
+    )
+
+
+def test_a_cut_off_above_every_ragged_group_is_no_error_and_ranks_them_whole(tmp_path: Path) -> None:
+    spec = displays(tmp_path, [(1, 0, 0.9, 0), (1, 1, 0.5, 0), (2, 1, 0.7, 0), (2, 0, 0.1, 0)])
+    sampled = evaluate_model(Score(spec), spec, "test").metrics["sampled"]
+    assert sampled["mean_average_precision@10"] == 0.75
+    assert sampled["hit_rate@10"] == 1.0
+
+
+def test_groups_of_single_rows_are_not_ranked(tmp_path: Path) -> None:
+    spec = displays(tmp_path, [(1, 0, 0.9, 0), (2, 1, 0.5, 0)])
+    found = evaluate_model(Score(spec), spec, "test")
+    assert found.left_out["sampled"] == "every group is a single row, so there is nothing to rank"
+
+
+def random_displays(seed: int = 0) -> list[tuple[int, int, float, int]]:
+    """Groups of 1 to 45 rows with tied scores, several positives or none; some rows are leaked."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for group in rng.choice(10**12, 60, replace=False):
+        size = int(rng.integers(1, 46))
+        labels, leak = rng.random(size) < 0.15, rng.random(size) < 0.1
+        scores = rng.integers(-8, 9, size) / 4
+        rows += [(int(group), int(y), float(x), int(of)) for y, x, of in zip(labels, scores, leak, strict=True)]
+    return rows
+
+
+def expected_map(rows: Sequence[tuple[int, int, float]], k: int, draws: int = 4000) -> float:
+    """MAP@k by plain loops, ties in random order, averaged over draws."""
+    rng = np.random.default_rng(1)
+    of_groups = []
+    for group in {g for g, *_ in rows}:
+        labels = np.array([y for g, y, _ in rows if g == group])
+        scores = np.array([x for g, _, x in rows if g == group])
+        if not labels.any():
+            continue
+        order = np.lexsort((rng.random((draws, len(labels))), np.tile(-scores, (draws, 1))), axis=1)
+        ranked = labels[order][:, :k]
+        precision = ranked.cumsum(axis=1) / np.arange(1, ranked.shape[1] + 1)
+        of_groups.append((precision * ranked).sum(axis=1).mean() / min(k, labels.sum()))
+    return float(np.mean(of_groups))
+
+
+def test_map_of_random_groups_is_what_plain_loops_expect(tmp_path: Path) -> None:
+    rows = random_displays()
+    spec = displays(tmp_path, rows, metadata={"leak": "leak"})
+    sampled = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=(12, 5))).metrics["sampled"]
+    leaked = [(g, y, 1 / (1 + math.exp(-x)) + of) for g, y, x, of in rows]
+    for k in (12, 5):
+        assert sampled[f"mean_average_precision@{k}"] == pytest.approx(
+            expected_map([(g, y, x) for g, y, x, _ in rows], k), abs=0.003
+        )
+        assert sampled[f"mean_average_precision_with_leak@{k}"] == pytest.approx(expected_map(leaked, k), abs=0.003)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("order", ["as it is", "permuted", "reversed"])
+def test_ranking_metrics_are_exact_whatever_the_rows_order_the_blocks_and_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, world_size: int
+) -> None:
+    rows = random_displays()
+    spec = displays(tmp_path / "whole", rows, metadata={"leak": "leak"})
+    whole = evaluate_model(Score(spec), spec, "test")
+    places = {"as it is": np.arange(len(rows)), "reversed": np.arange(len(rows))[::-1]}
+    permuted = np.random.default_rng(3).permutation(len(rows))
+    other = displays(tmp_path / "o", [rows[at] for at in places.get(order, permuted)], metadata={"leak": "leak"})
+    monkeypatch.setattr(evaluation, "ROWS_PER_BLOCK", 37)  # groups are cut by blocks, and by ranks
+    monkeypatch.setattr(evaluation, "ROWS_PER_FORWARD", 10)
+    for found in on_ranks(world_size, lambda ranks: evaluate_model(Score(other), other, "test", ranks=ranks)):
+        assert found.metrics["sampled"] == whole.metrics["sampled"]
+        assert found.protocols["sampled"] == whole.protocols["sampled"]
+        assert found.protocols["sampled"]["groups_without_positive"]
+
+
+def test_map_with_leak_by_hand(tmp_path: Path) -> None:
+    rows = [(1, 0, 9.0, 0), (1, 1, -9.0, 1), (1, 0, 1.0, 0)]  # probability alone: third; with leak: first
+    rows += [(2, 1, 0.0, 0), (2, 0, -40.0, 1), (2, 0, -50.0, 1), (2, 1, 3.0, 0)]  # the leaked ones are above: 3rd, 4th
+    spec = displays(tmp_path, rows, metadata={"cut_offs": [12], "leak": "leak"})
+    found = evaluate_model(Score(spec), spec, "test")
+    assert found.metrics["sampled"]["mean_average_precision@12"] == pytest.approx((1 / 3 + 1) / 2)
+    with_leak = (1 + (1 / 3 + 2 / 4) / 2) / 2
+    assert found.metrics["sampled"]["mean_average_precision_with_leak@12"] == pytest.approx(with_leak)
+    assert found.standard_errors["sampled"]["mean_average_precision_with_leak@12"] > 0
+
+
+def test_a_leak_that_is_no_flag_is_an_error(tmp_path: Path) -> None:
+    spec = displays(tmp_path, [(1, 0, 9.0, 0), (1, 1, -9.0, 3)], metadata={"leak": "leak"})
+    message = r"split 'test', feature 'leak': row 2 is 3\.0; metadata\.leak is 0 or 1"
+    with pytest.raises(DataError, match=message):
+        evaluate_model(Score(spec), spec, "test")
+
+
+def test_rows_with_one_item_are_candidates_of_their_own_where_more_than_the_item_differs(tmp_path: Path) -> None:
+    rows = "5,1,1,0.1\n5,1,0,0.3\n5,0,0,0.2\n5,0,0,0.4\n"  # item 1 at two hours; item 0 is unknown
+    (tmp_path / "test.csv").write_text(rows)
+    for context, candidates in ((True, 4), (False, 3)):
+        spec = FeatureSpec.from_dict(
+            {
+                "feature_spec": {
+                    "display": {"dtype": "int64"},
+                    "ad": {"dtype": "int32", "cardinality": 3},
+                    "score": {},
+                    "label": {},
+                },
+                "source_spec": {
+                    "test": [
+                        {"type": "csv", "features": ["display", "ad", "label", "score"], "files": ["test.csv"]},
+                    ]
+                },
+                "channel_spec": {
+                    "item": ["ad"] if context else ["ad", "score"],
+                    **({"context": ["score"]} if context else {}),
+                    "group": ["display"],
+                    "label": ["label"],
+                },
+                "metadata": {"vocabularies": "vocabularies"},
+            },
+            tmp_path,
+        )
+        found = evaluate_model(Score(spec), spec, "test", protocols=["sampled"])
+        assert found.protocols["sampled"]["most_candidates"] == candidates
 
 
 # --- full ---
@@ -283,6 +458,7 @@ def test_a_model_and_a_ranker_with_its_scores_reach_the_same(tmp_path: Path) -> 
     assert model.training, "evaluation leaves the model as it was"
     assert set(ours.metrics) == {"rows", "sampled", "full"}
     log_loss = ours.metrics["rows"].pop("log_loss")
+    del ours.metrics["rows"]["accuracy"]  # a ranker's scores are no logits, so it has neither
     assert ours.metrics == theirs.metrics
     labels, logits = np.array([y for *_, y in rows]), np.array([table[u, i] for u, i, _ in rows])
     assert log_loss == pytest.approx(
@@ -600,22 +776,30 @@ def test_every_number_of_ranks_gives_the_numbers_of_one(
     table = rng.normal(size=(21, 50))
     settings = EvaluateSettings(num_negatives=12)
     alone = evaluate_model(TableModel(spec, table), spec, "test", settings=settings)
-    meeting, board = threading.Barrier(world_size, timeout=60), {}
+    results = on_ranks(
+        world_size, lambda ranks: evaluate_model(TableModel(spec, table), spec, "test", ranks=ranks, settings=settings)
+    )
+    assert len(alone.metrics) == (2 if drawn else 3)
+    for result in results:
+        assert result.metrics == alone.metrics
+        assert result.protocols == alone.protocols
+
+
+def on_ranks(world_size: int, work: Callable[[Ranks], evaluation.Evaluation]) -> list[evaluation.Evaluation]:
+    """What each of some ranks gets, one thread a rank."""
+    meeting: threading.Barrier = threading.Barrier(world_size, timeout=60)
+    board: dict[int, Tensor] = {}
     results: dict[int, evaluation.Evaluation] = {}
 
-    def work(rank: int) -> None:
-        ranks = ThreadRanks(rank, world_size, torch.device("cpu"), meeting, board)
-        results[rank] = evaluate_model(TableModel(spec, table), spec, "test", ranks=ranks, settings=settings)
+    def run(rank: int) -> None:
+        results[rank] = work(ThreadRanks(rank, world_size, torch.device("cpu"), meeting, board))
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(alone.metrics) == (2 if drawn else 3)
-    for rank in range(world_size):
-        assert results[rank].metrics == alone.metrics
-        assert results[rank].protocols == alone.protocols
+    return [results[rank] for rank in range(world_size)]
 
 
 # --- baselines and the report ---

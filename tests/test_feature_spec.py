@@ -965,6 +965,24 @@ BROKEN: dict[str, tuple[str, str, str]] = {
             "and is no list"
         ),
     ),
+    "cut-offs of another kind": (
+        "channel_spec:\n",
+        "metadata: {cut_offs: 12}\nchannel_spec:\n",
+        "line 10: metadata.cut_offs: is 12; expected a list of whole numbers from 1, such as [12]",
+    ),
+    "leak that is no feature": (
+        "channel_spec:\n",
+        "metadata: {leak: prize}\nchannel_spec:\n",
+        (
+            "line 10: metadata.leak: unknown feature 'prize' (did you mean 'price'?); known: 'user', 'item', 'price', "
+            "'label'"
+        ),
+    ),
+    "leak that is an input": (
+        "channel_spec:\n",
+        "metadata: {leak: price}\nchannel_spec:\n",
+        "line 10: metadata.leak: is 'price', which plays a role; a model must not read what gives the label away",
+    ),
     "companion that is no path": (
         "channel_spec:\n",
         "metadata: {encoders: [encoders.json]}\nchannel_spec:\n",

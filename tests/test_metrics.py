@@ -425,3 +425,9 @@ def test_millions_of_rows_in_unequal_groups_take_seconds() -> None:
     values = [metric(ranking, 10) for metric in AT_K]
     assert time.perf_counter() - start < 3.0
     assert all(0 < value < 1 for value in values)
+
+
+def test_accuracy_by_hand_and_a_logit_of_zero_counts_one_half() -> None:
+    assert metrics.accuracy([2.0, -1.0, 0.5, -3.0], [1, 0, 0, 1]) == 0.5
+    assert metrics.accuracy([0.0, 0.0, 1.0], [1, 0, 1]) == pytest.approx(2 / 3)
+    assert math.isnan(metrics.accuracy([], []))

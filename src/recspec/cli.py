@@ -206,6 +206,10 @@ def evaluate(
     data: Data,
     split: Annotated[str, typer.Option(help="which split to score")] = "test",
     protocol: Annotated[list[str] | None, typer.Option(help="rows, sampled or full; all that fit by default")] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("--k", "-k", min=1, help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default"),
+    ] = None,
     baselines: Annotated[bool, typer.Option(help="fit the classic baselines and print them beside")] = False,
     json_output: Json = False,
     device: Device = "auto",
@@ -214,16 +218,25 @@ def evaluate(
     """Metrics of a trained model, each under a named protocol."""
     from recspec import bundle
     from recspec.distributed import join
+    from recspec.evaluate import EvaluateSettings
     from recspec.evaluate import evaluate as run_evaluation
     from recspec.machine import keep_freed_memory
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
     with join(device) as ranks:
         trained = bundle.load(run, device=ranks.device)
         with _stages(show=ranks.is_first) as progress:
             report = run_evaluation(
-                trained, spec, split, protocols=protocol, baselines=baselines, ranks=ranks, progress=progress
+                trained,
+                spec,
+                split,
+                protocols=protocol,
+                baselines=baselines,
+                settings=chosen,
+                ranks=ranks,
+                progress=progress,
             )
         if not ranks.is_first:
             return

@@ -1,8 +1,8 @@
 """Scores of a split and their metrics, each under a named protocol.
 
-    rows      every row of the split is scored: AUC, log loss, GAUC
-    sampled   each group's candidates are ranked against each other: those the split lists, or n drawn ones where it
-              lists positives only
+    rows      every row of the split is scored: AUC, log loss, accuracy, GAUC
+    sampled   each group's candidates are ranked against each other: those the split lists, groups of any size, or n
+              drawn ones where it lists positives only
     full      each user's positives are ranked among all items that the user has not acted on before
 
 A number means something only under its protocol: HR@10 among 100 candidates and among all items differ sevenfold for
@@ -60,6 +60,9 @@ EARLIER: Mapping[str, tuple[str, ...]] = {
 """Split -> the splits whose positives a user is taken to have acted on before it."""
 
 LOWER_IS_BETTER = ("log_loss",)
+
+DEFAULT_KS = (10,)
+"""Cut-offs where neither the user nor the dataset names any."""
 
 ROWS_PER_BLOCK = 65_536
 """Rows read at once."""
@@ -294,7 +297,10 @@ def describe(protocol: str, facts: Mapping[str, object]) -> str:
     candidates = facts.get("candidates", "")
     fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
     many = f"{most}" if fewest == most else f"{fewest} to {most}"
-    return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {candidates})"
+    without = f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+    if not facts.get("groups_without_positive"):
+        without = ""
+    return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {candidates}{without})"
 
 
 # --- what is asked ---------------------------------------------------------------------------------------------------
@@ -308,6 +314,7 @@ class Rows:
     groups: Ids | None
     users: Ids | None
     items: Ids | None
+    leak: NDArray[np.bool_] | None = None  # (rows,) what gives a row's label away, where the dataset names such a flag
 
     @property
     def has_both_classes(self) -> bool:
@@ -318,8 +325,8 @@ class Rows:
 class EvaluateSettings(config.Settings):
     """What is measured, and how candidates are drawn where a split lists none."""
 
-    ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(10,), min_length=1, description="cut-offs, as in HR@10"
+    ks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        default=None, min_length=1, description="cut-offs, as in HR@10; the dataset's metadata.cut_offs, or 10, without"
     )
     num_negatives: int = Field(default=99, ge=1, description="negatives drawn for a user, where the split lists none")
     seed: int = Field(default=0, ge=0, description="of the drawn negatives")
@@ -333,6 +340,7 @@ class Question:
     ) -> None:
         self.spec, self.split, self.settings = spec, split, settings
         self.asked = protocols or None
+        self.ks = settings.ks or _cut_offs(spec)
         spec.columns(split)  # an unknown split is an error before an unknown protocol is
         problems = [unknown("protocol", name, PROTOCOLS) for name in protocols or () if name not in PROTOCOLS]
         if problems:
@@ -343,7 +351,7 @@ class Question:
     def under(self, protocols: Sequence[str]) -> Question:
         """The same question under other protocols, without reading again."""
         other = Question(self.spec, self.split, protocols, self.settings)
-        for name in ("rows", "candidates", "seen", "truth"):
+        for name in ("rows", "candidates", "candidate_ids", "seen", "truth"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
@@ -366,10 +374,8 @@ class Question:
                 why["sampled"] = "the dataset names no group; ask for it with the protocol's name"
         if "sampled" not in why and not self.lists_candidates and not (self.has_users and self.has_items):
             why["sampled"] = "the split lists no negatives, and has no user and item to draw them for"
-        if "sampled" not in why and self.lists_candidates:
-            longest = int(np.bincount(_dense(self.rows.groups)).max(initial=0))
-            if longest < max(self.settings.ks):
-                why["sampled"] = f"no group has {max(self.settings.ks)} rows to rank"
+        if "sampled" not in why and self.lists_candidates and not self._any_group_of_two:
+            why["sampled"] = "every group is a single row, so there is nothing to rank"
         return tuple(name for name in PROTOCOLS if name not in why), why
 
     @property
@@ -386,6 +392,36 @@ class Question:
     def lists_candidates(self) -> bool:
         """Whether the split's own rows are the candidates of protocol `sampled`."""
         return self.rows.groups is not None and self.rows.has_both_classes
+
+    @property
+    def refuses_long_cut_offs(self) -> bool:
+        """Whether a cut-off above every list is an error: it was asked for, or the lists are made to one length.
+
+        Groups as they happened, as the 2 to 12 ads of an Outbrain display, are ranked whole below the cut-off.
+        """
+        return self.settings.ks is not None or self.spec.has_series or not self.lists_candidates
+
+    @cached_property
+    def candidate_ids(self) -> Ids | None:
+        """Ids that tell the candidates of a group apart, where a repeated one counts once; None where each row counts.
+
+        Rows that differ by more than the item (by the hour, say) are different candidates. So are unknown items, which
+        share id 0.
+        """
+        items = self.candidates.items
+        differ = self.spec.role("context") + self.spec.role("history")
+        if items is None or (self.lists_candidates and differ and not self.spec.has_series):
+            return None
+        unknown_items = np.flatnonzero(items < self.first_item)
+        if len(unknown_items):
+            items = items.astype(np.int64)
+            items[unknown_items] = -1 - np.arange(len(unknown_items))
+        return items
+
+    @property
+    def _any_group_of_two(self) -> bool:
+        groups = self.rows.groups
+        return groups is not None and len(np.unique(groups)) < len(groups)
 
     @property
     def first_item(self) -> int:
@@ -448,14 +484,16 @@ def _read_rows(spec: FeatureSpec, split: str) -> Rows:
     user, item = _id_feature(spec, "user"), _id_feature(spec, "item")
     group = spec.group if spec.group is not None else user
     held = spec.columns(split)
-    names = tuple(dict.fromkeys(name for name in (spec.label, group, user, item) if name is not None and name in held))
+    leak = _leak(spec)
+    wanted = (spec.label, group, user, item, leak)
+    names = tuple(dict.fromkeys(name for name in wanted if name is not None and name in held))
     reader = open_split(spec, split, names)
     columns: dict[str, NDArray[np.generic]] = {}
     for start, block in _blocks(reader):
         for name in names:
             values = _array(block[name])
-            if name == spec.label:
-                values = _as_labels(values, start, spec, split)
+            if name in (spec.label, leak):
+                values = _as_flags(values, start, spec, split, name)
             whole = columns.setdefault(name, np.empty(reader.num_rows, dtype=values.dtype))
             whole[start : start + len(values)] = values
 
@@ -463,18 +501,32 @@ def _read_rows(spec: FeatureSpec, split: str) -> Rows:
         return columns.get(name) if name is not None else None  # type: ignore[return-value]
 
     labels: NDArray[np.bool_] = columns.get(spec.label, np.zeros(0, dtype=bool)).astype(bool)
-    return Rows(labels, column(group), column(user), column(item))
+    flags: NDArray[np.bool_] | None = columns[leak].astype(bool) if leak in columns else None
+    return Rows(labels, column(group), column(user), column(item), flags)
 
 
-def _as_labels(values: NDArray[np.generic], start: int, spec: FeatureSpec, split: str) -> NDArray[np.bool_]:
+def _as_flags(values: NDArray[np.generic], start: int, spec: FeatureSpec, split: str, name: str) -> NDArray[np.bool_]:
     wrong = (values != 0) & (values != 1)
     if wrong.any():
         row = int(np.argmax(wrong))
+        what = "a label" if name == spec.label else "metadata.leak"
         raise DataError(
-            f"{spec.folder}, split '{split}', feature '{spec.label}': row {start + row + 1} is {values[row]}; "
-            "a label is 0 or 1"
+            f"{spec.folder}, split '{split}', feature '{name}': row {start + row + 1} is {values[row]}; "
+            f"{what} is 0 or 1"
         )
     return values.astype(bool)
+
+
+def _cut_offs(spec: FeatureSpec) -> tuple[int, ...]:
+    """The dataset's own cut-offs, where its metadata names them."""
+    named = spec.metadata.get("cut_offs")
+    return tuple(int(k) for k in named) if isinstance(named, (list, tuple)) else DEFAULT_KS
+
+
+def _leak(spec: FeatureSpec) -> str | None:
+    """The feature that says which rows' labels are known from elsewhere, where the dataset's metadata names one."""
+    name = spec.metadata.get("leak")
+    return name if isinstance(name, str) else None
 
 
 def draw_candidates(
@@ -741,11 +793,12 @@ def _evaluate(answers: _Answers, question: Question, ranks: Ranks, progress: Pro
             result.metrics["rows"], result.protocols["rows"] = _rows(answers, question, progress)
             continue
         if protocol == "sampled":
-            ranking, facts = _sampled(answers, question, progress)
+            ranking, facts, leaked = _sampled(answers, question, progress)
         else:
-            ranking, facts = _full(answers, question, ranks, progress)
-        metrics.check_cut_offs(ranking, question.settings.ks)
-        values = _ranked(ranking, question.settings.ks)
+            (ranking, facts), leaked = _full(answers, question, ranks, progress), None
+        if protocol == "full" or question.refuses_long_cut_offs:
+            metrics.check_cut_offs(ranking, question.ks)
+        values = _ranked(ranking, question.ks, leaked)
         result.values[protocol] = values
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
         result.protocols[protocol] = {**facts, **_facts(ranking)}
@@ -757,19 +810,35 @@ def _rows(answers: _Answers, question: Question, progress: Progress) -> tuple[di
     reached = {"auc": metrics.auc(scores, rows.labels)}
     if answers.gives_logits:
         reached["log_loss"] = metrics.log_loss(scores, rows.labels)
+        reached["accuracy"] = metrics.accuracy(scores, rows.labels)
     if rows.groups is not None:
         reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
     return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
 
 
-def _sampled(answers: _Answers, question: Question, progress: Progress) -> tuple[Ranking, dict[str, object]]:
-    rows = question.candidates
+def _sampled(
+    answers: _Answers, question: Question, progress: Progress
+) -> tuple[Ranking, dict[str, object], Ranking | None]:
+    """The ranking, what it ranked, and the ranking with the leak, where the dataset names one."""
+    rows, ids = question.candidates, question.candidate_ids
     assert rows.groups is not None
     scores = answers.of_candidates(progress)
-    ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=rows.items)
+    ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=ids)
+    leaked = None
+    if rows.leak is not None:
+        leaked = metrics.rank_groups(_with_leak(scores, rows.leak), rows.labels, rows.groups, candidates=ids)
     drawn = f"{question.settings.num_negatives} uniform negatives a user, seed {question.settings.seed}"
-    return ranking, {"candidates": "the dataset's own" if question.lists_candidates else drawn}
+    return ranking, {"candidates": "the dataset's own" if question.lists_candidates else drawn}, leaked
+
+
+def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
+    """(rows,) scores that order rows as probability + leak does, without its rounding: leaked first, then by score.
+
+    A probability is in [0, 1], so 1 puts a row above all others; and 1 + probability would merge small ones.
+    """
+    distinct, places = np.unique(scores, return_inverse=True)
+    return np.asarray(places + leak * len(distinct), dtype=np.float64)
 
 
 def _full(answers: _Answers, question: Question, ranks: Ranks, progress: Progress) -> tuple[Ranking, dict[str, object]]:
@@ -833,8 +902,10 @@ def _num_true(mask: Tensor) -> Tensor:
     return mask.view(torch.uint8).sum(dim=1, dtype=torch.int32)
 
 
-def _ranked(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
+def _ranked(ranking: Ranking, ks: Sequence[int], leaked: Ranking | None = None) -> dict[str, Values]:
     values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()}
+    if leaked is not None:
+        values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
     return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
 
 
@@ -896,10 +967,6 @@ def _array(column: Column) -> NDArray[np.generic]:
 
 def _silent(stage: str, done: float, total: float | None) -> None:
     """Progress that nobody watches."""
-
-
-def _dense(groups: Ids | None) -> NDArray[np.int64]:
-    return np.unique(groups, return_inverse=True)[1] if groups is not None else np.zeros(0, dtype=np.int64)
 
 
 def _gather(scores: Scores, ranks: Ranks) -> Scores:

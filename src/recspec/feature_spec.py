@@ -794,6 +794,14 @@ def _check_metadata(spec: FeatureSpec) -> Iterator[Problem]:
             problem = _id_problem(spec, role, name)
             if problem:
                 yield ("metadata", f"{role}_id"), problem
+    cut_offs = spec.metadata.get("cut_offs")
+    if cut_offs is not None and not _is_cut_offs(cut_offs):
+        yield ("metadata", "cut_offs"), f"is {_shown(cut_offs)}; expected a list of whole numbers from 1, such as [12]"
+    leak = spec.metadata.get("leak")
+    if leak is not None and leak not in spec.features:
+        yield ("metadata", "leak"), unknown("feature", str(leak), spec.features)
+    elif leak is not None and any(leak in members for members in spec.channels.values()):
+        yield ("metadata", "leak"), f"is '{leak}', which plays a role; a model must not read what gives the label away"
     for key in ("encoders", "vocabularies"):
         name = spec.metadata.get(key)
         if name is not None and not isinstance(name, str):
@@ -811,6 +819,14 @@ def _id_problem(spec: FeatureSpec, role: Literal["user", "item"], name: object) 
     if not feature.is_categorical or feature.is_list or name not in _members(spec, role).values():
         return f"is '{name}'; expected a feature in the role '{role}' that has a cardinality and is no list"
     return None
+
+
+def _is_cut_offs(value: object) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in value)
+    )
 
 
 def _is_catalogues(value: object) -> bool:

@@ -76,6 +76,16 @@ def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
     return total / len(logits) if len(logits) else float("nan")
 
 
+def accuracy(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Share of rows whose class is guessed right: positive above probability 1/2. NaN for no row.
+
+    A logit of exactly 0 says neither class and counts one half.
+    """
+    logits, positive = _checked(logits, labels)
+    right = np.count_nonzero((logits > 0) & positive) + np.count_nonzero((logits < 0) & ~positive)
+    return (right + np.count_nonzero(logits == 0) / 2) / len(logits) if len(logits) else float("nan")
+
+
 def log_loss_of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> float:
     """Mean binary cross-entropy of probabilities, in nats a row; infinite where a probability of 0 or 1 is wrong.
 
@@ -348,7 +358,7 @@ def check_cut_offs(ranking: Ranking, ks: Sequence[int]) -> None:
     if ranking.num_groups and too_long:
         raise SettingsError(
             f"k = {', '.join(map(str, too_long))}: longer than every list of candidates (the longest has {longest}, "
-            f"duplicates counted once); choose k from 1 to {longest}"
+            f"duplicates counted once); choose k from 1 to {longest}, as --k {longest}"
         )
 
 
