@@ -82,22 +82,3 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         checkpoint.write_tensors(blocked / "step-1.safetensors", {"w": torch.zeros(1)}, {})
     assert path.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
-
-
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop])
-def test_an_optimizer_continues_exactly(make: type[torch.optim.Optimizer]) -> None:
-    def steps(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter, count: int) -> None:
-        for _ in range(count):
-            optimizer.zero_grad()
-            (weight.square() * torch.arange(1.0, 5.0)).sum().backward()
-            optimizer.step()
-
-    straight = torch.nn.Parameter(torch.ones(4))
-    first = make([straight], lr=0.01)  # type: ignore[call-arg]
-    steps(first, straight, 3)
-    resumed = torch.nn.Parameter(straight.detach().clone())
-    second = make([resumed], lr=0.01)  # type: ignore[call-arg]
-    checkpoint.restore_optimizer(second, {k: v.clone() for k, v in checkpoint.optimizer_tensors(first).items()})
-    steps(first, straight, 3)
-    steps(second, resumed, 3)
-    assert torch.equal(straight, resumed)

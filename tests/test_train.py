@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import get_args
 
 import pytest
 import torch
@@ -125,9 +126,9 @@ def test_a_streamed_split_trains_on_every_row(data: FeatureSpec, tmp_path: Path)
     assert bundle.load(folder).card.trained["samples"] == events(folder, "start")[0]["samples_per_epoch"]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adagrad", "rmsprop"])
+@pytest.mark.parametrize("optimizer", get_args(TrainSettings.model_fields["optimizer"].annotation))
 def test_every_optimizer_lowers_the_loss(data: FeatureSpec, tmp_path: Path, optimizer: str) -> None:
-    rate = {"sgd": 5.0, "adagrad": 0.05}.get(optimizer, 0.01)
+    rate = {"sgd": 5.0, "adagrad": 0.05, "ftrl": 0.05, "rowwise_adagrad": 0.05}.get(optimizer, 0.01)
     folder = run(data, tmp_path / "run", optimizer=optimizer, learning_rate=rate, epochs=4, model={"dropout": 0.0})
     losses = [event["train_loss"] for event in events(folder, "epoch")]
     assert losses[-1] < losses[0]
@@ -238,6 +239,77 @@ def test_the_saved_weights_are_those_of_the_best_epoch(data: FeatureSpec, tmp_pa
 
 def test_no_epoch_at_all_leaves_the_first_weights(data: FeatureSpec, tmp_path: Path) -> None:
     assert bundle.load(run(data, tmp_path / "run", epochs=0)).card.trained["steps"] == 0
+
+
+# --- parts and sparse gradients --------------------------------------------------------------------------------------
+
+PARTS = {"wide": {"optimizer": "ftrl", "learning_rate": 0.1}, "deep.mlp": {"schedule": "linear"}}
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("train") / "clicks")
+
+
+def run_wide_deep(spec: FeatureSpec, folder: Path, *, resume: bool = False, **values: object) -> Path:
+    model_settings = MODELS["wide_deep"].Settings.model_validate({"hidden": (8,), "embedding_dim": 4})
+    chosen = settings(**{"batch_size": 500, "epochs": 2, **values})
+    train("wide_deep", spec, folder, settings=chosen, model_settings=model_settings, resume=resume)
+    return folder
+
+
+def test_parts_follow_their_own_optimizers_and_schedules(clicks: FeatureSpec, tmp_path: Path) -> None:
+    folder = run_wide_deep(clicks, tmp_path / "run", parts=PARTS)
+    rates = [event["learning_rates"] for event in events(folder, "step")]
+    assert rates[0] == {"": 0.01, "wide": 0.1, "deep.mlp": 0.01}
+    assert rates[-1]["wide"] == 0.1  # type: ignore[index]
+    assert 0 < rates[-1]["deep.mlp"] < 0.01  # type: ignore[index]
+    assert rates[-1][""] == 0.01  # type: ignore[index]
+
+
+def test_a_run_with_parts_resumes_to_the_same_weights(clicks: FeatureSpec, tmp_path: Path) -> None:
+    whole = run_wide_deep(clicks, tmp_path / "whole", parts={"wide": PARTS["wide"]}, epochs=3)
+    halted = run_wide_deep(clicks, tmp_path / "halted", parts={"wide": PARTS["wide"]}, epochs=1)
+    run_wide_deep(clicks, halted, parts={"wide": PARTS["wide"]}, epochs=3, resume=True)
+    assert_equal_weights(whole, halted)
+
+
+def test_a_part_that_is_not_there_and_settings_it_cannot_have_are_named(clicks: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no parameter's name begins with 'wid' \(did you mean 'wide'\?\)"):
+        run_wide_deep(clicks, tmp_path / "run", parts={"wid": {"learning_rate": 0.1}})
+    with pytest.raises(ValueError, match=r"parts\.wide: unknown setting 'rate'"):
+        settings(parts={"wide": {"rate": 0.1}})
+    with pytest.raises(ValueError, match=r"parts\.deep: setting 'learning_rate' is -1"):
+        settings(parts={"deep": {"learning_rate": -1}})
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rmsprop", "sgd", "rowwise_adagrad"])
+def test_sparse_gradients_train_to_the_weights_of_dense_ones(
+    clicks: FeatureSpec, tmp_path: Path, optimizer: str
+) -> None:
+    values = {"optimizer": optimizer, "accumulate": 2, "batch_size": 100}
+    dense = run_wide_deep(clicks, tmp_path / "dense", sparse_gradients="never", **values)
+    sparse = run_wide_deep(clicks, tmp_path / "sparse", sparse_gradients="always", **values)
+    assert events(dense, "start")[0]["sparse_gradients"] == []
+    stores = ["wide.tables.stores.1", "deep.embeddings.stores.4"]
+    assert events(sparse, "start")[0]["sparse_gradients"] == stores
+    for name, value in weights(dense).items():
+        torch.testing.assert_close(value, weights(sparse)[name], atol=1e-5, rtol=1e-4)
+
+
+def test_sparse_gradients_are_chosen_where_they_pay_and_change_nothing(clicks: FeatureSpec, tmp_path: Path) -> None:
+    few = run_wide_deep(clicks, tmp_path / "few", optimizer="adagrad", batch_size=1, epochs=0)
+    assert events(few, "start")[0]["sparse_gradients"] == ["deep.embeddings.stores.4"]
+    for name, values in {
+        "many": {"optimizer": "adagrad", "batch_size": 4000},
+        "lazy": {"optimizer": "adam", "batch_size": 1},
+        "clipped": {"optimizer": "adagrad", "batch_size": 1, "clip_norm": 1.0},
+        "decayed": {"optimizer": "sgd", "batch_size": 1, "weight_decay": 0.1},
+    }.items():
+        folder = run_wide_deep(clicks, tmp_path / name, epochs=0, **values)
+        assert events(folder, "start")[0]["sparse_gradients"] == [], name
+    with pytest.raises(SettingsError, match="clip_norm measures whole gradients"):
+        run_wide_deep(clicks, tmp_path / "both", clip_norm=1.0, sparse_gradients="always")
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------
@@ -389,3 +461,19 @@ def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, 
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert len(json.loads(answer.stdout)[0]["items"]) == 3
+
+
+def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: FeatureSpec, tmp_path: Path) -> None:
+    assignments = ["hidden=[8]", "embedding_dim=4", "train.batch_size=333", "train.epochs=2", "dropout=0",
+                   "train.optimizer=rmsprop", "train.sparse_gradients=always", "train.log_every=1",
+                   "train.parts={wide: {optimizer: ftrl, learning_rate: 0.1}}", "train.tensorboard=false"]  # fmt: skip
+    chosen = [part for assignment in assignments for part in ("--set", assignment)]
+    one, two = tmp_path / "one", tmp_path / "two"
+    train_command = ["-m", "recspec", "train", "wide_deep", str(clicks.folder)]
+    subprocess.run([sys.executable, *train_command, str(one), *chosen], check=True, capture_output=True)
+    done = torchrun(*train_command, str(two), *chosen)
+    assert done.returncode == 0, done.stderr
+    losses = [[event["loss"] for event in events(folder, "step")] for folder in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for name, value in weights(one).items():
+        torch.testing.assert_close(value, weights(two)[name], atol=1e-4, rtol=1e-3)

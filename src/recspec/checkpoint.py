@@ -138,25 +138,6 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as `parameter number/name` -> tensor."""
-    return {
-        f"{number}/{name}": value
-        for number, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put saved tensors back; the groups (learning rate and so on) stay as the settings made them."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition("/")
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def _files(folder: Path) -> list[Path]:
     """Checkpoints in a folder, newest first."""
     return sorted(folder.glob(PATTERN), reverse=True)

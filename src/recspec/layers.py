@@ -154,6 +154,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.combiner = combiner
         self.widths = dict(widths)
+        self.lengths = {name: spec.features[name].length or 1 for name in widths}
         self.lists = frozenset(name for name in widths if spec.features[name].is_list)
         self.first_row: dict[str, int] = {}
         tables: dict[int, dict[str, range]] = {}
@@ -175,6 +176,10 @@ class Embeddings(nn.Module):
     def width(self) -> int:
         """Numbers a row: the sum of all features' widths."""
         return sum(self.widths.values())
+
+    def ids_per_row(self, store: str) -> int:
+        """Most ids a row of a batch looks up in a store: one of each scalar, a list's length."""
+        return sum(self.lengths[name] for name, width in self.widths.items() if width == int(store))
 
     def order(self, names: Collection[str] | None = None) -> tuple[str, ...]:
         """The features in the order in which their vectors stand in what `forward` gives for `names`."""

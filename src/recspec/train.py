@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,39 +29,34 @@ from recspec.distributed import Ranks
 from recspec.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError, listed, unknown
 from recspec.evaluate import LOWER_IS_BETTER, evaluate_model, positives
 from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings
 from recspec.loader import Loader, Part, Share
 from recspec.machine import cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
 from recspec.models.base import Model
-from recspec.optim import learning_rate_factor, make_optimizer
+from recspec.optim import Optimizers, OptimizerSettings, sparse_pays, updates_rows_exactly
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, sampler_for
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
 
-class TrainSettings(config.Settings):
+class TrainSettings(OptimizerSettings):
     """How a model is trained. A recipe's section `train`, and `--set train.NAME=VALUE`."""
 
     epochs: int = Field(10, ge=0, description="passes over the training rows")
     batch_size: int = Field(65536, ge=1, description="rows a step over all ranks, drawn negatives included")
     accumulate: int = Field(1, ge=1, description="micro-batches a step is split into; their gradients are averaged")
-    optimizer: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop"] = Field("adam", description="which optimizer")
-    learning_rate: float = Field(1e-3, gt=0, description="the peak; the schedule multiplies it")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's and AdamW's decay rates")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD and RMSprop")
-    eps: float = Field(1e-8, gt=0, description="added to the optimizer's denominator")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled in AdamW, added to the gradient elsewhere")
-    schedule: Literal["constant", "linear", "polynomial", "step"] = Field(
-        "constant", description="learning rate after warm-up: constant, to zero linearly, to zero by a power, by steps"
+    parts: dict[str, dict[str, object]] = Field(
+        {},
+        description="settings of the optimizer, its learning rate and schedule for a part of the model, where they "
+        "differ: {wide: {optimizer: ftrl, learning_rate: 0.02}}; a part is the dotted beginning of parameter names",
     )
-    decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
-    decay_start: float = Field(0.0, ge=0, lt=1, description="share of the run after which the decay starts")
-    step_epochs: tuple[float, ...] = Field(
-        (), description="epochs at which the step schedule multiplies by step_factor"
+    sparse_gradients: Literal["auto", "never", "always"] = Field(
+        "auto",
+        description="update only the rows of embedding tables that a step has seen: auto where that is faster and "
+        "the optimizer then does exactly the same",
     )
-    step_factor: float = Field(0.1, gt=0, le=1, description="what the step schedule multiplies by")
-    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from zero; fractions are allowed")
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none when not given")
     average: float = Field(
         0.0,
@@ -98,14 +93,31 @@ class TrainSettings(config.Settings):
 
     @model_validator(mode="after")
     def _agree(self) -> TrainSettings:
-        if self.schedule == "step" and not self.step_epochs:
-            raise ValueError("schedule 'step' needs step_epochs, as [5, 8]")
+        _ = self.part_settings
         if "test" in self.train_splits:
             raise ValueError("train_splits names 'test', which only `recspec evaluate` opens")
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate {self.accumulate} is more than batch_size {self.batch_size}")
         parse_bytes(self.memory_budget)
         return self
+
+    @property
+    def part_settings(self) -> dict[str, OptimizerSettings]:
+        """Each part's optimizer: what stands under its name, and else what holds for all.
+
+        Raises:
+            ValueError: naming every unknown or impossible setting of a part.
+        """
+        shared = self.model_dump(include=set(OptimizerSettings.model_fields))
+        made, problems = {}, []
+        for part, own in self.parts.items():
+            try:
+                made[part] = OptimizerSettings.model_validate({**shared, **own})
+            except ValidationError as error:
+                problems += [f"parts.{part}: {what}" for what in config.settings_problems(error, OptimizerSettings)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return made
 
 
 @dataclass(frozen=True)
@@ -246,15 +258,8 @@ class TrainingRun:
         self.loader = self._make_loader(held_out=False)
         self.sampler = self._make_sampler()
         self.steps_per_epoch = self.loader.num_batches
-        self.optimizer = make_optimizer(
-            settings.optimizer,
-            self.model.parameters(),
-            learning_rate=settings.learning_rate,
-            betas=settings.betas,
-            momentum=settings.momentum,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
+        self.optimizers = Optimizers(self.model.named_parameters(), settings, settings.part_settings)
+        self.sparse = self._choose_sparse()
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.average = Average(self.model, settings.average) if settings.average else None
         self.objective = self._make_objective()
@@ -304,9 +309,9 @@ class TrainingRun:
         self.model.train()
         state = self.progress
         for share in self.loader.batches(epoch=state.epoch, start=state.batch):
-            factor = self._schedule_factor(state.step)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate * factor
+            self.optimizers.set_learning_rates(
+                state.step, steps_per_epoch=self.steps_per_epoch, epochs=self.settings.epochs
+            )
             loss = self._step(share)
             state.step += 1
             state.batch += 1
@@ -333,12 +338,13 @@ class TrainingRun:
                 loss = self.objective(part) * (weight * num_rows(part) / rows)
             self.scaler.scale(loss).backward()
             total += loss.detach()
+        self._share_sparse_gradients()
         if settings.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
+            self.optimizers.unscale(self.scaler)
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
-        self.scaler.step(self.optimizer)
+        self.optimizers.step(self.scaler)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizers.zero_grad()
         if self.average is not None:
             self.average.update(state.step)
         return total / self.ranks.world_size
@@ -354,18 +360,15 @@ class TrainingRun:
             return nullcontext()
         return cast(AbstractContextManager[None], torch.autocast(self.ranks.device.type, dtype=half))
 
-    def _schedule_factor(self, step: int) -> float:
-        settings = self.settings
-        return learning_rate_factor(
-            settings.schedule,
-            step,
-            total_steps=max(1, settings.epochs * self.steps_per_epoch),
-            warmup_steps=round(settings.warmup_epochs * self.steps_per_epoch),
-            decay_start=settings.decay_start,
-            power=settings.decay_power,
-            step_at=[round(epoch * self.steps_per_epoch) for epoch in settings.step_epochs],
-            step_factor=settings.step_factor,
-        )
+    def _share_sparse_gradients(self) -> None:
+        """The mean over ranks of the gradients that DDP leaves alone: everybody's rows, one rank's after another's."""
+        if self.ranks.world_size == 1:
+            return
+        for parameter in self.sparse.values():
+            assert parameter.grad is not None
+            ids = self.ranks.gather(parameter.grad._indices()[0])
+            values = self.ranks.gather(parameter.grad._values()) / self.ranks.world_size
+            parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False)
 
     def _after_step(self, loss: Tensor) -> None:
         """Log, checkpoint and stop where it is time; looks at the loss only then, so a GPU need not wait for us."""
@@ -378,7 +381,8 @@ class TrainingRun:
                 steps=settings.epochs * self.steps_per_epoch,
                 epoch=state.epoch + state.batch / self.steps_per_epoch,
                 loss=self._finite(loss),
-                learning_rate=self.optimizer.param_groups[0]["lr"],
+                learning_rate=next(iter(self.optimizers.learning_rates.values())),
+                learning_rates=self.optimizers.learning_rates,
                 samples_per_second=state.samples / max(state.seconds, 1e-9),
                 seconds=state.seconds,
             )
@@ -576,7 +580,7 @@ class TrainingRun:
             self.folder / "checkpoints",
             Checkpoint(
                 self.model.state_dict(),
-                checkpoint.optimizer_tensors(self.optimizer),
+                self.optimizers.tensors(),
                 state,
                 self.average.tensors if self.average is not None else {},
             ),
@@ -592,7 +596,7 @@ class TrainingRun:
         self._check_same_run(saved)
         self._check_not_done(saved)
         self.model.load_state_dict(dict(saved.weights))
-        checkpoint.restore_optimizer(self.optimizer, saved.optimizer)
+        self.optimizers.restore(saved.optimizer)
         self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
         if self.average is not None:
             self.average.restore(saved.average)
@@ -611,7 +615,8 @@ class TrainingRun:
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
         may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
-        if self.settings.schedule in ("constant", "step"):
+        parts = (self.settings, *self.settings.part_settings.values())
+        if all(part.schedule in ("constant", "step") for part in parts):
             may_change.add("epochs")
         now = {
             "model": self.model_name,
@@ -678,11 +683,35 @@ class TrainingRun:
             device=self.ranks.device,
         )
 
+    def _choose_sparse(self) -> dict[str, nn.Parameter]:
+        """Switch on sparse gradients of embedding tables where the settings and the rows of a batch speak for them."""
+        settings, chosen = self.settings, dict[str, nn.Parameter]()
+        if settings.sparse_gradients == "never":
+            return chosen
+        if settings.clip_norm is not None:
+            if settings.sparse_gradients == "always":
+                raise SettingsError("train.clip_norm measures whole gradients; leave train.sparse_gradients at auto")
+            return chosen
+        rows = math.ceil(settings.batch_size / self.ranks.world_size)
+        for prefix, module in self.model.named_modules():
+            for key, store in module.stores.items() if isinstance(module, Embeddings) else ():
+                name = f"{prefix}.stores.{key}"
+                pays = sparse_pays(store.shape[0], store.shape[1], rows * module.ids_per_row(key))
+                exact = updates_rows_exactly(self.optimizers.settings_of(name))
+                if settings.sparse_gradients == "always" or (pays and exact):
+                    module.sparse.add(key)
+                    chosen[name] = store
+        return chosen
+
     def _make_objective(self) -> nn.Module:
         objective: nn.Module = Objective(self.model)
         if self.settings.compile:
             objective = cast(nn.Module, torch.compile(objective))
         if self.ranks.world_size > 1:
+            ignored = [f"model.{name}" for name in self.sparse]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+                objective, ignored
+            )
             devices = [self.ranks.device] if self.ranks.device.type == "cuda" else None
             objective = DistributedDataParallel(objective, device_ids=devices)
         return objective
@@ -707,6 +736,7 @@ class TrainingRun:
             "threads": torch.get_num_threads(),
             "precision": self.precision,
             "precision_reason": self.why_precision,
+            "sparse_gradients": list(self.sparse),
             "splits": list(self.train_splits),
             "metric": self.metric if self.valid else None,
         }
