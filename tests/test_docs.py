@@ -13,6 +13,7 @@ import yaml
 from scripts.write_tables import SETTINGS, commands, documents, in_step
 
 from recspec import card, config
+from recspec.config import build, load_recipe
 from recspec.datasets import DATASETS
 from recspec.errors import DataError, SpecError
 from recspec.feature_spec import (
@@ -28,6 +29,7 @@ from recspec.feature_spec import (
     json_schema,
 )
 from recspec.models import MODELS
+from recspec.train import TrainSettings
 from tests.test_feature_spec import BROKEN, EXAMPLE, refused
 
 ROOT = Path(__file__).parents[1]
@@ -269,3 +271,13 @@ def test_every_recipe_is_one_of_a_model_and_says_what_it_reached(path: Path) -> 
     config.build(MODELS[str(recipe.model)].Settings, path.name, recipe.settings)
     config.build(TrainSettings, path.name, recipe.train)
     assert recipe.about, "the number it reached, where and when"
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_fits_its_model_and_says_what_it_reached(recipe: Path) -> None:
+    loaded = load_recipe(recipe)
+    assert loaded.model in MODELS
+    build(MODELS[loaded.model].Settings, str(recipe), loaded.settings)
+    build(TrainSettings, str(recipe), loaded.train)
+    assert isinstance(loaded.about, dict)
+    assert {"dataset", "reached"} <= set(loaded.about)
