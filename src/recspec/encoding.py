@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -18,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from recspec.errors import DataError, listed, nearest, unknown
+from recspec.hashing import Prints, cross, fingerprint64
 
 ENCODERS_FILE = "encoders.json"
 VOCABULARIES = "vocabularies"
@@ -173,12 +175,14 @@ class Scaler:
 
 
 class _Encoder(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+class _OneColumn(_Encoder):
     column: str | None = Field(None, description="the raw column's name, where it is not the feature's")
 
 
-class VocabularyEncoder(_Encoder):
+class VocabularyEncoder(_OneColumn):
     """A raw value becomes its id; with a `length`, a row holds several values."""
 
     kind: Literal["vocabulary"] = "vocabulary"
@@ -187,22 +191,153 @@ class VocabularyEncoder(_Encoder):
     length: int | None = Field(None, gt=0, description="the most values of a list that are kept, first ones first")
 
 
-class NumberEncoder(_Encoder):
+class HashEncoder(_OneColumn):
+    """A raw value becomes 1 + fingerprint64(text) % (cardinality - 1), a missing or empty one 0.
+
+    Whole numbers are hashed as their decimal digits: 42, 42.0 and "42" are one value. With a `length`, a row holds
+    several values.
+    """
+
+    kind: Literal["hash"] = "hash"
+    cardinality: int = Field(ge=2, le=2**31, description="number of ids, 0 for missing values included")
+    separator: str | None = Field(None, description="between the values of a list that is one text")
+    length: int | None = Field(None, gt=0, description="the most values of a list that are kept, first ones first")
+
+    def ids(self, values: RawValues) -> Ids:
+        """The id of each value, one a row."""
+        array = _arrow(values)
+        if len(array) > SMALL:  # each different value once
+            coded = array.dictionary_encode()
+            ids = np.append(self._hash(coded.dictionary), UNKNOWN)
+            return np.asarray(ids[pc.fill_null(coded.indices, len(ids) - 1).to_numpy(zero_copy_only=False)], np.int64)
+        return self._hash(array)
+
+    def _hash(self, array: pa.Array) -> Ids:
+        texts = _as_text(array)
+        ids = _within(fingerprint64(texts), self.cardinality)
+        return np.where(pc.fill_null(pc.not_equal(texts, ""), False).to_numpy(zero_copy_only=False), ids, UNKNOWN)
+
+
+class BucketEncoder(_OneColumn):
+    """A number becomes 1 + how many boundaries are at most as large, a missing one 0."""
+
+    kind: Literal["bucket"] = "bucket"
+    boundaries: tuple[float, ...] = Field(description="in rising order")
+
+    @model_validator(mode="after")
+    def _rises(self) -> BucketEncoder:
+        _check_rising(self.boundaries)
+        return self
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, 0 for missing values included."""
+        return len(self.boundaries) + 2
+
+    def ids(self, values: RawValues) -> Ids:
+        """The id of each number."""
+        return _buckets(values, self.boundaries) + 1
+
+
+class CrossEncoder(_Encoder):
+    """The values of several raw columns become one id, 1 + fingerprint % (cardinality - 1), as in TensorFlow.
+
+    A column's part is the fingerprint of its text, or with `boundaries` the number of those at most as large. A missing
+    value counts as the empty text, or as bucket -1, so a cross has no id 0.
+    """
+
+    kind: Literal["cross"] = "cross"
+    columns: tuple[str, ...] = Field(min_length=2, description="the raw columns, in the order they are chained")
+    cardinality: int = Field(ge=2, le=2**31, description="number of ids; 0 is never used")
+    boundaries: dict[str, tuple[float, ...]] = Field({}, description="of columns that are numbers cut into buckets")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CrossEncoder:
+        for name, boundaries in self.boundaries.items():
+            if name not in self.columns:
+                raise ValueError(f"boundaries: {unknown('column', name, self.columns)}")
+            _check_rising(boundaries)
+        return self
+
+    def ids(self, parts: Sequence[RawValues]) -> Ids:
+        """The id of each row, of the columns' values in their order.
+
+        Raises:
+            DataError: naming the column that holds no numbers where it has boundaries.
+        """
+        prints = []
+        for name, part in zip(self.columns, parts, strict=True):
+            try:
+                prints.append(self._print(name, _arrow(part)))
+            except DataError as error:
+                raise DataError.of(f"'{name}'", error.problems) from None
+        return _within(cross(prints), self.cardinality)
+
+    def _print(self, name: str, array: pa.Array) -> Prints:
+        if name in self.boundaries:
+            return _buckets(array, self.boundaries[name]).astype(np.uint64)
+        if len(array) > SMALL:
+            coded = array.dictionary_encode()
+            prints = fingerprint64(pa.concat_arrays([_as_text(coded.dictionary), pa.array([""])]))
+            found: Prints = prints[pc.fill_null(coded.indices, len(prints) - 1).to_numpy(zero_copy_only=False)]
+            return found
+        return fingerprint64(_as_text(array))
+
+
+class _Number(_OneColumn):
+    low: float | None = Field(None, description="a smaller value becomes `outside`")
+    high: float | None = Field(None, description="a larger value becomes `outside`")
+    outside: float = Field(0.0, description="in place of values below `low` or above `high`")
+    missing: float | None = Field(None, description="in place of a missing value")
+    log1p: bool = Field(False, description="take the logarithm: sign(value) * ln(1 + |value|)")
+
+    def transformed(self, values: RawValues) -> NDArray[np.float64]:
+        """Numbers after low and high, then missing, then the logarithm; NaN where one is missing for good."""
+        numbers = _as_numbers(_arrow(values))
+        beyond = np.zeros(len(numbers), bool)
+        if self.low is not None:
+            beyond |= numbers < self.low
+        if self.high is not None:
+            beyond |= numbers > self.high
+        numbers = np.where(beyond, self.outside, numbers)
+        if self.missing is not None:
+            numbers = np.nan_to_num(numbers, nan=self.missing)
+        return np.sign(numbers) * np.log1p(np.abs(numbers)) if self.log1p else numbers
+
+
+class NumberEncoder(_Number):
     """A number is taken as it is; a missing one is 0."""
 
     kind: Literal["number"] = "number"
 
 
-class ScaleEncoder(_Encoder):
-    """A number becomes (value - mean) / std; a missing one is the mean."""
+class ScaleEncoder(_Number):
+    """A number becomes (value - mean) / std, both of the transformed values; a missing one is the mean."""
 
     kind: Literal["scale"] = "scale"
     mean: float
     std: float = Field(gt=0)
 
 
-Encoder = VocabularyEncoder | NumberEncoder | ScaleEncoder
+Encoder = VocabularyEncoder | HashEncoder | BucketEncoder | CrossEncoder | NumberEncoder | ScaleEncoder
 _FILE = TypeAdapter(dict[str, Annotated[Encoder, Field(discriminator="kind")]])
+
+
+def _within(prints: Prints, cardinality: int) -> Ids:
+    """Ids from 1 on."""
+    return 1 + (prints % np.uint64(cardinality - 1)).astype(np.int64)
+
+
+def _buckets(values: RawValues, boundaries: Sequence[float]) -> Ids:
+    """How many boundaries are at most as large as each number; -1 where it is missing."""
+    numbers = _as_numbers(_arrow(values))
+    return np.where(np.isnan(numbers), -1, np.searchsorted(np.array(boundaries, np.float64), numbers, side="right"))
+
+
+def _check_rising(boundaries: Sequence[float]) -> None:
+    for earlier, later in pairwise(boundaries):
+        if later <= earlier:
+            raise ValueError(f"boundaries must rise; {later:g} follows {earlier:g}")
 
 
 @dataclass(frozen=True)
@@ -233,7 +368,7 @@ class Encoders:
 
     def save(self, folder: Path) -> None:
         """Write `encoders.json` and every vocabulary."""
-        data = {name: encoder.model_dump(exclude_none=True) for name, encoder in self.encoders.items()}
+        data = {name: _told(encoder) for name, encoder in self.encoders.items()}
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{ENCODERS_FILE}.tmp"
         temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -245,11 +380,12 @@ class Encoders:
         """The vocabulary that a categorical feature's raw values are looked up in.
 
         Raises:
-            DataError: if the feature is unknown or a number.
+            DataError: if the feature is unknown, a number, or hashed.
         """
         encoder = self._encoder(feature)
         if not isinstance(encoder, VocabularyEncoder):
-            raise DataError(f"feature '{feature}' is a number; it has no vocabulary")
+            what = "a number" if isinstance(encoder, _Number) else f"encoded by {encoder.kind}"
+            raise DataError(f"feature '{feature}' is {what}; it has no vocabulary")
         return self.vocabularies[encoder.vocabulary]
 
     def encode(self, table: pa.Table, features: Iterable[str] | None = None) -> dict[str, NDArray[np.generic] | Lists]:
@@ -264,48 +400,90 @@ class Encoders:
             DataError: naming every column that is missing, and every value that is not a number where one must be.
         """
         wanted = list(self.encoders if features is None else features)
-        sources = {name: self._source(name, table.column_names) for name in wanted}
+        found = table.column_names
         problems = [
-            f"no column '{name}'{nearest(name, table.column_names)}; found {listed(table.column_names)}"
-            for name, source in sources.items()
-            if source is None
+            f"no column '{column}'{needed}{nearest(column, found)}; found {listed(found)}"
+            for column, needed in self._missing(wanted, found).items()
         ]
         encoded: dict[str, NDArray[np.generic] | Lists] = {}
-        for name, source in sources.items():
-            if source is not None:
+        for name in wanted:
+            sources = self._sources(name, found)
+            if None not in sources:
                 try:
-                    encoded[name] = self.encode_column(name, table.column(source))
+                    encoded[name] = self._encode(name, [table.column(source) for source in sources])
                 except DataError as error:
-                    problems += [f"column '{source}': {problem}" for problem in error.problems]
+                    of = f"column '{sources[0]}'" if len(sources) == 1 else f"feature '{name}'"
+                    problems += [f"{of}: {problem}" for problem in error.problems]
         if problems:
             raise DataError.of("raw rows", problems)
         return encoded
 
     def encode_column(self, feature: str, values: RawValues) -> NDArray[np.generic] | Lists:
-        """One prepared column of raw values.
+        """One prepared column of the values of its one raw column.
 
         Raises:
             DataError: for a value that is not a number where one must be, naming its row.
         """
+        return self._encode(feature, [values])
+
+    def can_encode(self, feature: str, columns: Sequence[str]) -> bool:
+        """Whether the raw columns that a feature is made from are all there."""
+        return None not in self._sources(feature, columns)
+
+    def _encode(self, feature: str, parts: Sequence[RawValues]) -> NDArray[np.generic] | Lists:
         encoder = self._encoder(feature)
+        if isinstance(encoder, CrossEncoder):
+            return encoder.ids(parts)
+        (values,) = parts
         if isinstance(encoder, ScaleEncoder):
-            return Scaler(encoder.mean, encoder.std).encode(values)
+            return Scaler(encoder.mean, encoder.std).encode(encoder.transformed(values))
         if isinstance(encoder, NumberEncoder):
-            return np.nan_to_num(_as_numbers(_arrow(values)), nan=0.0).astype(np.float32)
-        vocabulary = self.vocabularies[encoder.vocabulary]
+            return np.nan_to_num(encoder.transformed(values), nan=0.0).astype(np.float32)
+        if isinstance(encoder, BucketEncoder):
+            return encoder.ids(values)
+        ids = encoder.ids if isinstance(encoder, HashEncoder) else self.vocabularies[encoder.vocabulary].encode
         if encoder.length is None:
-            return vocabulary.encode(values)
+            return ids(values)
         flat, offsets = split_lists(_arrow(values), encoder.separator)
-        return _without_unknown(vocabulary.encode(flat), offsets, encoder.length)
+        return _without_unknown(ids(flat), offsets, encoder.length)
 
     def _encoder(self, feature: str) -> Encoder:
         if feature not in self.encoders:
             raise DataError(unknown("feature", feature, self.encoders))
         return self.encoders[feature]
 
-    def _source(self, feature: str, columns: Sequence[str]) -> str | None:
-        raw = self._encoder(feature).column
-        return next((name for name in (feature, raw) if name in columns), None)
+    def _sources(self, feature: str, columns: Sequence[str]) -> list[str | None]:
+        """The columns that a feature is made from, as they are named here; None for each that is missing."""
+        encoder = self._encoder(feature)
+        if isinstance(encoder, CrossEncoder):
+            return [self._renamed(raw, columns) for raw in encoder.columns]
+        return [next((name for name in (feature, encoder.column) if name in columns), None)]
+
+    def _renamed(self, raw: str, columns: Sequence[str]) -> str | None:
+        """A raw column by its own name, or by that of the feature which is nothing but this column."""
+        if raw in columns:
+            return raw
+        same = (name for name, encoder in self.encoders.items() if not isinstance(encoder, CrossEncoder)
+                and encoder.column == raw and name in columns)  # fmt: skip
+        return next(same, None)
+
+    def _missing(self, features: Iterable[str], columns: Sequence[str]) -> dict[str, str]:
+        """Each column that is missing, once, and why it must be there where its name does not say so."""
+        missing: dict[str, str] = {}
+        for name in features:
+            encoder = self._encoder(name)
+            raw = encoder.columns if isinstance(encoder, CrossEncoder) else (name,)
+            for column, source in zip(raw, self._sources(name, columns), strict=True):
+                if source is None:
+                    missing.setdefault(column, "" if column == name else f" that '{name}' is made from")
+        return missing
+
+
+def _told(encoder: Encoder) -> dict[str, object]:
+    """An encoder as the file keeps it, without what goes without saying."""
+    defaults = {name: field.default for name, field in type(encoder).model_fields.items() if name != "kind"}
+    told = encoder.model_dump(mode="json").items()
+    return {name: value for name, value in told if name not in defaults or value != defaults[name]}
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------

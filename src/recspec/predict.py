@@ -165,8 +165,9 @@ class Predictor:
         return found
 
     def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
-        raw = self.encoders.encoders[feature].column if self.encoders and feature in self.encoders.encoders else None
-        return feature in columns or (raw is not None and raw in columns)
+        if self.encoders is not None and feature in self.encoders.encoders:
+            return self.encoders.can_encode(feature, columns)
+        return feature in columns
 
     # --- recommendations ----------------------------------------------------------------------------------------
 

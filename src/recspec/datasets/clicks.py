@@ -51,7 +51,8 @@ class Source:
     items: Catalogue | None = None
     raw_names: Mapping[str, str | None] = field(default_factory=dict)
     """Raw columns of the ids where they are named otherwise."""
-    grouped: bool = False
+    grouped: Literal[False, "values", "ids"] = False
+    """Whether rows are ranked in groups: by any values, or by whole numbers from 0 on, kept as they are."""
     kept: Sequence[str] = ()
     """Numbers kept as they are, in no role: no model reads them."""
     min_count: int = 1
@@ -91,7 +92,10 @@ def _fit(
         fitted.add_id(column.name, vocabulary, source.raw_names.get(column.name))
     for columns in source.columns.values():
         for column in columns:
-            fitted.add(column.name, *fit_in_table(backend, train, column, source.min_count))
+            if column.kind == "cross":
+                fitted.add_cross(column)
+            else:
+                fitted.add(column.name, *fit_in_table(backend, train, column, source.min_count))
     for name in source.kept:
         fitted.add(name, NumberEncoder(), None)
     given: dict[Literal["user", "item"], Catalogue | None] = {"user": source.users, "item": source.items}
@@ -109,9 +113,12 @@ def _write_splits(
     splits: Sequence[str],
     progress: Progress,
 ) -> dict[str, tuple[Chunk, ...]]:
-    groups = Vocabulary.of(fetch(backend, counts_by(rows, GROUP)).column(GROUP)) if source.grouped else None
-    if groups is not None:
+    groups = None
+    if source.grouped == "values":
+        groups = Vocabulary.of(fetch(backend, counts_by(rows, GROUP)).column(GROUP))
         fitted.features[GROUP] = Feature(dtype="int32", cardinality=groups.cardinality)
+    elif source.grouped == "ids":
+        fitted.features[GROUP] = Feature(dtype="int64", cardinality=_group_cardinality(backend, rows))
     fitted.features[LABEL] = Feature(dtype="float32")
     done = 0
     with ExitStack() as stack:
@@ -127,11 +134,36 @@ def _write_splits(
     return {name: writer.chunks for name, writer in writers.items()}
 
 
+def _group_cardinality(backend: Backend, rows: Table) -> int:
+    """One more than the largest group's number.
+
+    Raises:
+        DataError: if a row has none, or one below 0.
+    """
+    group = rows[GROUP]
+    assert group.type().is_integer(), group.type()
+    found = fetch(
+        backend, rows.aggregate(least=group.min(), most=group.max(), missing=group.isnull().sum())
+    ).to_pylist()
+    least, most, missing = (found[0][name] for name in ("least", "most", "missing"))
+    if missing or least < 0:
+        had = f"{missing:,} rows without one" if missing else f"the number {least}"
+        raise DataError(f"groups: found {had}; expected a whole number from 0 on in every row")
+    return int(most) + 1
+
+
 def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary | None) -> Columns:
     held = (*source.ids.values(), *(column for columns in source.columns.values() for column in columns))
-    columns: Columns = {column.name: fitted.encode(column.name, batch.column(column.source)) for column in held}
+    columns: Columns = {
+        column.name: fitted.encode_cross(column.name, batch)
+        if column.kind == "cross"
+        else fitted.encode(column.name, batch.column(column.source))
+        for column in held
+    }
     columns |= {name: fitted.encode(name, batch.column(name)) for name in source.kept}
-    if groups is not None:
+    if source.grouped == "ids":
+        columns[GROUP] = batch.column(GROUP).to_numpy().astype(np.int64)
+    elif groups is not None:
         columns[GROUP] = groups.encode(batch.column(GROUP)).astype(np.int32)
     columns[LABEL] = batch.column(LABEL).to_numpy().astype(np.float32)
     return columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,18 +14,31 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.encoding import Encoder, Encoders, ScaleEncoder, Scaler, Vocabulary, VocabularyEncoder, split_lists
+from recspec.encoding import (
+    BucketEncoder,
+    CrossEncoder,
+    Encoder,
+    Encoders,
+    HashEncoder,
+    Lists,
+    NumberEncoder,
+    ScaleEncoder,
+    Scaler,
+    Vocabulary,
+    VocabularyEncoder,
+    split_lists,
+)
 from recspec.errors import DataError, listed
 from recspec.feature_spec import Feature
 from recspec.storage import Columns, Ragged
 from recspec.tables import Backend, counts_by, fetch
 
-Kind = Literal["category", "number", "list"]
+Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A feature to prepare from a raw column."""
+    """A feature to prepare from a raw column, or a cross of several features."""
 
     name: str
     kind: Kind
@@ -33,6 +46,16 @@ class Column:
     """Name of the raw column where it is not the feature's."""
     separator: str | None = None
     """Between the values of a list that is one text."""
+    encoder: Encoder | None = None
+    """With one given, nothing is fitted."""
+    size: int = 0
+    """Of a hash or a cross its cardinality, of a bucket how many hold about equally many train rows."""
+    log1p: bool = False
+    """Scale a number's logarithm."""
+    crossed: Sequence[str] = ()
+    """Features that a cross is made of; those in buckets are crossed as such."""
+    is_list: bool = False
+    """Whether what is hashed holds several values a row."""
 
     @property
     def source(self) -> str:
@@ -54,18 +77,24 @@ class Catalogue:
 
 def fit(column: Column, raw: pa.Array) -> tuple[Encoder, Vocabulary | None]:
     """The encoder of a column that is wholly in memory."""
+    if column.encoder is not None:
+        return column.encoder, None
     name = column.raw if column.raw != column.name else None
     if column.kind == "number":
-        numbers = pc.cast(raw, pa.float64())
+        plain = ScaleEncoder(column=name, mean=0, std=1, log1p=column.log1p)
+        numbers = pa.array(plain.transformed(raw), from_pandas=True)
         scaler = Scaler.of(pc.mean(numbers).as_py(), pc.stddev(numbers).as_py())
-        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std), None
+        return plain.model_copy(update={"mean": scaler.mean, "std": scaler.std}), None
+    if column.kind == "bucket":
+        counted = pc.value_counts(pc.drop_null(raw))
+        values, counts = (counted.field(part).to_numpy(zero_copy_only=False) for part in ("values", "counts"))
+        return BucketEncoder(column=name, boundaries=boundaries(values, counts, column.size)), None
     if column.kind == "category":
         return VocabularyEncoder(column=name, vocabulary=column.name), Vocabulary.of(raw)
-    values, offsets = split_lists(raw, column.separator)
-    # A length of 1 would mean a scalar.
-    length = max(int(np.diff(offsets).max(initial=0)), 2)
-    encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=column.separator, length=length)
-    return encoder, Vocabulary.of(values)
+    if column.kind == "hash" and not column.is_list:
+        return HashEncoder(column=name, cardinality=column.size), None
+    flat, offsets = split_lists(raw, column.separator)
+    return _list_encoder(column, int(np.diff(offsets).max(initial=0)), lambda: Vocabulary.of(flat))
 
 
 def fit_in_table(
@@ -73,37 +102,86 @@ def fit_in_table(
 ) -> tuple[Encoder, Vocabulary | None]:
     """The encoder of a column of a table of any size, fitted by the engine.
 
+    Boundaries of buckets take the column's different values into memory, and vocabularies do.
+
     Args:
         min_count: Values in fewer rows become unknown.
     """
+    if column.encoder is not None:
+        return column.encoder, None
     name = column.raw if column.raw != column.name else None
     values = rows[column.source]
     if column.kind == "number":
-        found = fetch(backend, rows.aggregate(mean=values.mean(), std=values.std(how="pop")))
+        scaled = values.sign() * (values.abs() + 1).ln() if column.log1p else values
+        found = fetch(backend, rows.aggregate(mean=scaled.mean(), std=scaled.std(how="pop")))
         scaler = Scaler.of(found.column("mean")[0].as_py(), found.column("std")[0].as_py())
-        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std), None
+        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std, log1p=column.log1p), None
+    if column.kind == "bucket":
+        counted = fetch(backend, counts_by(rows.filter(values.notnull()), column.source))
+        held, counts = (counted.column(part).to_numpy() for part in (column.source, "rows"))
+        return BucketEncoder(column=name, boundaries=boundaries(held, counts, column.size)), None
     if column.kind == "category":
         counted = fetch(backend, counts_by(rows, column.source))
         kept = counted.filter(pc.greater_equal(counted.column("rows"), min_count)).column(column.source)
         return VocabularyEncoder(column=name, vocabulary=column.name), Vocabulary.of(kept)
+    if column.kind == "hash" and not column.is_list:
+        return HashEncoder(column=name, cardinality=column.size), None
     seen: dict[object, int] = {}
-    length = 2
+    longest = 0
     for batch in backend.batches(rows.select(column.source)):
         flat, offsets = split_lists(batch.column(0), column.separator)
-        length = max(length, int(np.diff(offsets).max(initial=0)))
-        for entry in pc.value_counts(flat).to_pylist():
+        longest = max(longest, int(np.diff(offsets).max(initial=0)))
+        for entry in pc.value_counts(flat).to_pylist() if column.kind == "list" else ():
             seen[entry["values"]] = seen.get(entry["values"], 0) + entry["counts"]
     kept_values = [value for value, count in seen.items() if count >= min_count]
+    found_values = pa.array(kept_values, pa.string() if not kept_values else None)
+    return _list_encoder(column, longest, lambda: Vocabulary.of(found_values))
+
+
+def _list_encoder(
+    column: Column, longest: int, vocabulary: Callable[[], Vocabulary]
+) -> tuple[Encoder, Vocabulary | None]:
+    name = column.raw if column.raw != column.name else None
+    length = max(longest, 2)  # a length of 1 would mean a scalar
+    if column.kind == "hash":
+        hashed = HashEncoder(column=name, cardinality=column.size, separator=column.separator, length=length)
+        return hashed, None
+    assert column.kind == "list", column
     encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=column.separator, length=length)
-    return encoder, Vocabulary.of(pa.array(kept_values, pa.string() if not kept_values else None))
+    return encoder, vocabulary()
+
+
+def boundaries(values: NDArray[np.number], counts: NDArray[np.int64], num_buckets: int) -> tuple[float, ...]:
+    """Where to cut numbers into about equally full buckets, lowest first.
+
+    A value in many rows (a zero, say) fills a bucket of its own and leaves the others to the rest, so there may be
+    fewer buckets than asked for, and none is empty.
+
+    Args:
+        values: Different numbers, in any order.
+        counts: In how many rows each stands.
+    """
+    order = np.argsort(values, kind="stable")
+    left, inside, buckets = int(counts.sum()), 0, num_buckets
+    cuts: list[float] = []
+    for value, count in zip(values[order].tolist(), counts[order].tolist(), strict=True):
+        if buckets > 1 and inside and inside + count / 2 > left / buckets:
+            cuts.append(float(value))
+            left, inside, buckets = left - inside, 0, buckets - 1
+        inside += count
+    return tuple(cuts)
 
 
 def _feature(encoder: Encoder, vocabulary: Vocabulary | None) -> Feature:
     """How a prepared column stands in the specification."""
-    if not isinstance(encoder, VocabularyEncoder) or vocabulary is None:
+    if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         return Feature(dtype="float32")
-    padding: Literal[0] | None = None if encoder.length is None else 0
-    return Feature(dtype="int32", cardinality=vocabulary.cardinality, length=encoder.length, padding=padding)
+    length = encoder.length if isinstance(encoder, (VocabularyEncoder, HashEncoder)) else None
+    padding: Literal[0] | None = None if length is None else 0
+    cardinality = vocabulary.cardinality if isinstance(encoder, VocabularyEncoder) and vocabulary is not None else None
+    if not isinstance(encoder, VocabularyEncoder):
+        cardinality = encoder.cardinality
+    return Feature(dtype="int32", cardinality=cardinality, length=length, padding=padding)
 
 
 # --- catalogues ------------------------------------------------------------------------------------------------------
@@ -151,6 +229,21 @@ class Fitted:
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
         self.features[name] = _feature(encoder, vocabulary)
 
+    def add_cross(self, column: Column) -> None:
+        """Take in a cross of features that were taken in before."""
+        if column.encoder is not None:
+            self.add(column.name, column.encoder, None)
+            return
+        raw: list[str] = []
+        cut: dict[str, tuple[float, ...]] = {}
+        for name in column.crossed:
+            part = self.encoders.encoders[name]
+            assert not isinstance(part, CrossEncoder), f"{column.name} crosses the cross {name}"
+            raw.append(part.column or name)
+            if isinstance(part, BucketEncoder):
+                cut[raw[-1]] = part.boundaries
+        self.add(column.name, CrossEncoder(columns=tuple(raw), cardinality=column.size, boundaries=cut), None)
+
     def add_id(self, name: str, vocabulary: Vocabulary, raw: str | None) -> None:
         """Take in the id of users or items."""
         self.add(name, VocabularyEncoder(vocabulary=name, column=raw if raw != name else None), vocabulary)
@@ -174,7 +267,13 @@ class Fitted:
 
     def encode(self, name: str, raw: pa.Array) -> NDArray[np.generic] | Ragged:
         """A prepared column as a `SplitWriter` takes it."""
-        column = self.encoders.encode_column(name, raw)
+        return self._stored(name, self.encoders.encode_column(name, raw))
+
+    def encode_cross(self, name: str, rows: pa.Table) -> NDArray[np.generic] | Ragged:
+        """Likewise of raw rows that hold every column of a cross."""
+        return self._stored(name, self.encoders.encode(rows, [name])[name])
+
+    def _stored(self, name: str, column: NDArray[np.generic] | Lists) -> NDArray[np.generic] | Ragged:
         dtype = self.features[name].dtype
         if isinstance(column, tuple):
             values, offsets = column

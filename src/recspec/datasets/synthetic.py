@@ -95,7 +95,7 @@ def _make_clicks(backend: Backend, folder: Path, settings: Settings, progress: P
         },
         users=Catalogue(users, "user_id", user_columns),
         items=Catalogue(items, "item_id", item_columns, {"title": "title"}),
-        grouped=True,
+        grouped="values",
         kept=("probability",),
     )
     return _with_best(clicks.write(backend, folder, source, progress=progress), _best_of_clicks)

@@ -465,7 +465,7 @@ def _write_clicks(
         users=users,
         items=items,
         raw_names={USER: settings.user, ITEM: settings.item},
-        grouped=group is not None,
+        grouped="values" if group is not None else False,
         min_count=settings.min_count,
         summary={"split": settings.chosen_split, "positives": _positives(backend, kept)},
     )
