@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec import evaluate as evaluation
-from recspec.baselines import BASELINES, Interactions, popularity
+from recspec.baselines import BASELINES, ROW_BASELINES, Interactions, logistic_regression, popularity
 from recspec.batch import Batch
 from recspec.distributed import Ranks
 from recspec.errors import DataError, SettingsError, SpecError
@@ -34,8 +36,9 @@ from recspec.evaluate import (
     score_rows,
     verdicts,
 )
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import Chunk, FeatureSpec
 from recspec.models.base import Model
+from tests import made_up
 
 Row = tuple[int, int, int]
 
@@ -710,8 +713,12 @@ def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(SpecError, match="protocol 'full' needs a feature in the role 'item'"):
         Question(spec, "test", ["full"], EvaluateSettings())
-    found, missing = evaluate_baselines(Question(spec, "test", None, EvaluateSettings()))
+    question = Question(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(question)
     assert not found
+    assert missing["logistic_regression"] == missing["ease"] == "the dataset has no split 'train' to fit them on"
+    found, missing = evaluate_baselines(question, ["test"])
+    assert set(found) == set(ROW_BASELINES)
     assert missing["ease"] == "the dataset has no user and item, which it recommends between"
 
 
@@ -901,3 +908,40 @@ def test_baselines_are_fitted_on_what_the_model_was_trained_on(tmp_path: Path, m
     for train in ({}, {"train_splits": ["train", "valid"]}):
         evaluate(Trained(model, train), spec, "test", baselines=True, settings=settings)
     assert sizes == [1] * 4 + [2] * 4
+
+
+def test_a_click_model_stands_beside_logistic_regression_under_every_protocol_of_rows(tmp_path: Path) -> None:
+    spec = made_up.clicks(tmp_path / "data", num_rows=3000)
+    model = Score(spec)
+    model.forward = lambda batch: batch["speed"] * model.weight  # type: ignore[method-assign]
+    report = evaluate(Trained(model), spec, "valid", baselines=True, protocols=["rows", "sampled"])
+    assert list(report.baselines) == ["constant", "logistic_regression", *BASELINES]
+    ours, theirs = report.metrics, report.baselines["logistic_regression"]
+    assert {protocol: set(of) for protocol, of in theirs.items()} == {name: set(of) for name, of in ours.items()}
+    assert theirs["rows"]["auc"] > 0.65
+    assert theirs["rows"]["log_loss"] < report.baselines["constant"]["rows"]["log_loss"]
+    assert report.baselines["constant"]["rows"]["auc"] == 0.5
+    assert "rows: logistic_regression beats the model: auc " in " ".join(report.verdicts)
+    plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert plain["fitted"]["logistic_regression"]["rows"] == plain["fitted"]["logistic_regression"]["of_rows"]
+    assert report.notes == ()
+
+
+def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_once_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_displays()
+    spec = displays(tmp_path, rows)
+    (tmp_path / "train.csv").write_text((tmp_path / "test.csv").read_text())
+    spec = spec.replace(sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(),
+                                                                   "files": ["train.csv"]})]})  # fmt: skip
+    few = partial(logistic_regression, most_entries=600)
+    monkeypatch.setattr(evaluation, "ROW_BASELINES", {"logistic_regression": few})
+    report = evaluate(Trained(Score(spec)), spec, "test", baselines=True)
+    assert set(report.baselines) == {"logistic_regression"}
+    assert report.verdicts[-1] == (
+        "popularity, item_knn, ease, ials are not among the baselines: "
+        "the dataset has no user and item, which it recommends between"
+    )
+    (note,) = report.notes
+    assert re.fullmatch(rf"logistic_regression was fitted on an even sample of [56]\d\d of {len(rows):,} rows", note)

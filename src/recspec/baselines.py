@@ -1,19 +1,23 @@
-"""Classic recommenders that fit in seconds: what a top-k model has to beat.
+"""Classic models that fit in seconds: what a top-k or click model has to beat.
 
     ranker = BASELINES["ease"](interactions)
     ranker.score_users(users)          # (R, num_items) scores, the higher the better
+    scorer = ROW_BASELINES["logistic_regression"](spec, ["train"])
+    scorer.logits(columns)             # (B,) of labelled rows
 
-Each fits positives alone (`Interactions`) and gives a `Ranker`. Popularity needs numpy only; the others need scipy, and
-iALS the library implicit: both come with `pip install 'recspec[baselines]'`.
+Each of `BASELINES` fits positives alone (`Interactions`) and gives a `Ranker`; each of `ROW_BASELINES` fits rows of
+both classes and gives a `Scorer`. Popularity and the constant need numpy only; the others need scipy, and iALS the
+library implicit: both come with `pip install 'recspec[baselines]'`.
 
-Shapes: U users; N items; R users asked about; P pairs. Ids count from 0, the reserved id 0 included where there is one.
+Shapes: U users; N items; R users asked about; P pairs; B rows; D columns of a one-hot matrix. Ids count from 0, the
+reserved id 0 included where there is one.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -22,7 +26,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec import metrics
 from recspec.errors import DataError, SettingsError, require_extra
+from recspec.feature_spec import FeatureSpec
+from recspec.storage import Column, Ragged, open_split
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -32,6 +39,21 @@ Scores = NDArray[np.floating[Any]]
 
 SCORES_PER_BLOCK = 1 << 24
 """Scores formed at once inside this module: 64 MB in fp32."""
+
+ROWS_PER_BLOCK = 1 << 16
+"""Labelled rows encoded at once."""
+
+MOST_ENTRIES = 1 << 26
+"""Entries of the one-hot matrix that logistic regression is fitted on, 8 bytes each: 2 million rows of 32 features."""
+
+TUNING_ROWS = 300_000
+"""Rows on which the strengths of logistic regression are compared; the strength does not grow with the rows."""
+
+HELD_OUT = 0.1
+"""Share of those rows that judges them."""
+
+STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
+"""L2 strengths compared, the inverse of a weight's variance a priori: from strong to weak, each from the one before."""
 
 
 class Ranker(Protocol):
@@ -365,3 +387,318 @@ def _not_empty(interactions: Interactions) -> Interactions:
     if not interactions.num_pairs:
         raise DataError("there is no positive to fit a baseline on; is the label 1 anywhere in the training split?")
     return interactions
+
+
+# --- labelled rows ---------------------------------------------------------------------------------------------------
+
+
+class Scorer(Protocol):
+    """What gives labelled rows their logits."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The columns it reads."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """How it was fitted, for a report."""
+
+    def logits(self, columns: Mapping[str, Column]) -> Scores:
+        """(B,) logits of rows."""
+
+
+class FitRows(Protocol):
+    """A fit on all rows of some splits of a prepared dataset."""
+
+    def __call__(self, spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
+        """Fit."""
+
+
+def count_labels(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
+    """Rows of some splits, and how many of them are positive."""
+    labels = [_labels(block, spec) for _, block in _row_blocks(spec, splits, (spec.label,))]
+    return sum(len(of) for of in labels), sum(int(of.sum()) for of in labels)
+
+
+def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
+    """Every row gets the rate of the label: the log loss that knowing nothing else reaches."""
+    rows, positives = _both_classes(*count_labels(spec, splits))
+    return Constant(spec.label, float(np.log(positives / (rows - positives))))
+
+
+def logistic_regression(
+    spec: FeatureSpec, splits: Sequence[str], *, l2: float | None = None, most_entries: int = MOST_ENTRIES
+) -> Scorer:
+    """Logistic regression over the prepared ids one-hot, lists as counts, and the numbers standardised.
+
+    Minimises sum log(1 + exp(x)) - y x + l2 / 2 |w|^2 over the weights w (the intercept is free) by L-BFGS with the
+    analytic gradient. `l2` is chosen among `STRENGTHS` by the log loss on a tenth of the rows, which a hash of the
+    row's number picks; then all rows are fitted. Rows beyond `most_entries` are left out evenly. Nothing is drawn, so
+    the same rows give the same weights.
+    """
+    require_extra("scipy.sparse", "baselines")
+    num_rows, _ = _both_classes(*count_labels(spec, splits))
+    layout = _OneHot.of(spec)
+    rows = _read_sample(spec, splits, layout, min(1.0, most_entries / (num_rows * max(layout.entries_per_row, 1))))
+    seen = rows.standardise()
+    facts: dict[str, object] = {"rows": rows.num_rows, "of_rows": num_rows}
+    weights = np.zeros(len(seen) + 1)
+    if l2 is None:
+        l2, weights, tried = _choose_strength(rows, weights)
+        facts["log_loss_by_l2"] = tried
+    weights = _fit_logistic(rows.kept + rows.held_out, l2, weights)
+    everywhere = np.zeros(layout.width)
+    everywhere[seen] = weights[:-1]
+    return Logistic(rows.layout, everywhere, float(weights[-1]), {"l2": l2, **facts})
+
+
+ROW_BASELINES: Mapping[str, FitRows] = MappingProxyType(
+    {"constant": constant, "logistic_regression": logistic_regression}
+)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Gives every row the same logit."""
+
+    feature: str
+    logit: float
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Any column: rows are counted by it."""
+        return (self.feature,)
+
+    def logits(self, columns: Mapping[str, Column]) -> Scores:
+        """(B,) the logit."""
+        return np.full(len(columns[self.feature]), self.logit)
+
+
+@dataclass(frozen=True, eq=False)
+class Logistic:
+    """Gives a row the sum of its columns' weights."""
+
+    layout: _OneHot
+    weights: NDArray[np.float64]  # (D,), 0 for ids that training never saw
+    intercept: float
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Every input of the dataset."""
+        return self.layout.features
+
+    def logits(self, columns: Mapping[str, Column]) -> Scores:
+        """(B,) logits."""
+        scores: Scores = self.layout.encode(columns) @ self.weights + self.intercept
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class _OneHot:
+    """Where each feature's columns begin in the matrix: numbers first, one each (or one a place of a list)."""
+
+    spec: FeatureSpec
+    numbers: tuple[str, ...]
+    ids: tuple[str, ...]
+    first: Mapping[str, int]
+    width: int
+    mean: NDArray[np.float64]  # of the number columns
+    std: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, spec: FeatureSpec) -> _OneHot:
+        numbers, ids = spec.inputs(categorical=False), spec.inputs(categorical=True)
+        first: dict[str, int] = {}
+        width = 0
+        for name in numbers:
+            first[name] = width
+            width += spec.features[name].length or 1
+        num_numbers = width
+        for name in ids:
+            first[name] = width
+            width += spec.num_ids(name)
+        return cls(spec, numbers, ids, first, width, np.zeros(num_numbers), np.ones(num_numbers))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (*self.numbers, *self.ids)
+
+    @property
+    def entries_per_row(self) -> int:
+        """At most."""
+        return len(self.mean) + sum(self.spec.features[name].length or 1 for name in self.ids)
+
+    def standardised_by(self, mean: NDArray[np.float64], std: NDArray[np.float64]) -> _OneHot:
+        return _OneHot(self.spec, self.numbers, self.ids, self.first, self.width, mean, std)
+
+    def encode(self, columns: Mapping[str, Column]) -> csr_array:
+        """(B, D): 1 for a scalar's id and for each id of a list, padding left out; numbers standardised."""
+        sparse = require_extra("scipy.sparse", "baselines")
+        num_rows = len(next(iter(columns.values())))
+        numbers = self._numbers(columns, num_rows)
+        lists = {name: self._without_padding(name, columns[name]) for name in self.ids}
+        sizes = [np.full(num_rows, numbers.shape[1]), *(lengths for _, lengths in lists.values())]
+        offsets = np.concatenate([[0], np.cumsum(np.sum(sizes, axis=0))]).astype(np.int64)
+        indices = np.empty(offsets[-1], dtype=np.int64 if self.width > 2**31 - 1 else np.int32)
+        data = np.ones(offsets[-1], dtype=np.float32)
+        at = offsets[:-1, None] + np.arange(numbers.shape[1])
+        indices[at], data[at] = np.arange(numbers.shape[1]), (numbers - self.mean) / self.std
+        filled = offsets[:-1] + numbers.shape[1]
+        for name, (values, lengths) in lists.items():
+            within = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            indices[np.repeat(filled, lengths) + within] = values + self.first[name]
+            filled = filled + lengths
+        return sparse.csr_array((data, indices, offsets), shape=(num_rows, self.width))
+
+    def _numbers(self, columns: Mapping[str, Column], num_rows: int) -> NDArray[np.float64]:
+        parts = [np.zeros((num_rows, 0))]
+        for name in self.numbers:
+            column, length = columns[name], self.spec.features[name].length
+            values = column.pad(length) if isinstance(column, Ragged) and length else np.asarray(column)
+            parts.append(values.reshape(num_rows, -1).astype(np.float64))
+        return np.concatenate(parts, axis=1)
+
+    def _without_padding(self, name: str, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """A feature's ids, row after row, and how many each row has; of lists at most `length`."""
+        if not isinstance(column, Ragged):
+            return column.astype(np.int64), np.ones(len(column), dtype=np.int64)
+        kept = column.truncate(self.spec.features[name].length or 0)
+        kept = kept.where(kept.values != 0)
+        return kept.values.astype(np.int64), kept.lengths
+
+
+_Block = tuple["csr_array", NDArray[np.bool_]]
+"""Rows of the one-hot matrix, and their labels."""
+
+
+@dataclass(eq=False)
+class _Sample:
+    layout: _OneHot
+    kept: list[_Block]
+    held_out: list[_Block]  # a fixed share, which compares strengths
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(labels) for _, labels in self.kept + self.held_out)
+
+    def standardise(self) -> NDArray[np.int64]:
+        """Numbers to mean 0 and deviation 1, in place; columns that no row has are dropped. Gives the ones left."""
+        blocks = [matrix for matrix, _ in self.kept + self.held_out]
+        size, num_numbers = self.num_rows, len(self.layout.mean)
+        places = [matrix.indptr[:-1, None] + np.arange(num_numbers) for matrix in blocks]
+        values = [matrix.data[at].astype(np.float64) for matrix, at in zip(blocks, places, strict=True)]
+        mean = sum((of.sum(axis=0) for of in values), np.zeros(num_numbers)) / size
+        variance = sum((((of - mean) ** 2).sum(axis=0) for of in values), np.zeros(num_numbers)) / size
+        std = np.where(variance > 0, np.sqrt(variance), 1.0)
+        for matrix, at, of in zip(blocks, places, values, strict=True):
+            matrix.data[at] = (of - mean) / std
+        self.layout = self.layout.standardised_by(mean, std)
+        seen = np.zeros(self.layout.width, dtype=bool)
+        for matrix in blocks:
+            seen[matrix.indices] = True
+        place = np.cumsum(seen, dtype=np.int32) - 1
+        self.kept, self.held_out = (
+            [(_with_columns(matrix, place, int(seen.sum())), labels) for matrix, labels in part]
+            for part in (self.kept, self.held_out)
+        )
+        return np.flatnonzero(seen)
+
+
+def _with_columns(matrix: csr_array, place: NDArray[np.int32], width: int) -> csr_array:
+    sparse = require_extra("scipy.sparse", "baselines")
+    return sparse.csr_array((matrix.data, place[matrix.indices], matrix.indptr), shape=(matrix.shape[0], width))
+
+
+def _read_sample(spec: FeatureSpec, splits: Sequence[str], layout: _OneHot, share: float) -> _Sample:
+    """An even share of the rows; a hash of a row's number says whether it is in, and whether it is held out."""
+    kept: list[_Block] = []
+    held_out: list[_Block] = []
+    for first, block in _row_blocks(spec, splits, (*layout.features, spec.label)):
+        labels = _labels(block, spec)
+        numbers = np.arange(first, first + len(labels), dtype=np.uint64)
+        matrix = layout.encode({name: block[name] for name in layout.features})
+        chosen, judging = _uniform(numbers, 1) < share, _uniform(numbers, 2) < HELD_OUT
+        for part, rows in ((kept, chosen & ~judging), (held_out, chosen & judging)):
+            if rows.any():
+                part.append((matrix[np.flatnonzero(rows)], labels[rows]))
+    return _Sample(layout, kept, held_out)
+
+
+def _uniform(numbers: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
+    """A fixed number in [0, 1) for each row number: splitmix64, which wraps around."""
+    with np.errstate(over="ignore"):
+        bits = (numbers + np.uint64(salt << 40)) * np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (bits >> np.uint64(11)) / 2.0**53
+
+
+def _choose_strength(
+    rows: _Sample, weights: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64], dict[str, float]]:
+    """The strength of least log loss on the held-out rows, the weights it gave, and the losses of all tried."""
+    step = -(-rows.num_rows // TUNING_ROWS)
+    kept, held_out = rows.kept[::step], rows.held_out[::step]
+    labels = np.concatenate([np.zeros(0, dtype=bool), *(labels for _, labels in held_out)])
+    if not kept or not (labels.any() and not labels.all()):
+        return STRENGTHS[len(STRENGTHS) // 2], weights, {}  # too few rows to choose by
+    tried: dict[str, float] = {}
+    best = (float("inf"), STRENGTHS[0], weights)
+    for l2 in STRENGTHS:
+        weights = _fit_logistic(kept, l2, weights, tolerance=1e-7)
+        logits = np.concatenate([matrix @ weights[:-1] + weights[-1] for matrix, _ in held_out])
+        tried[f"{l2:g}"] = reached = metrics.log_loss(logits, labels)
+        if reached >= best[0]:
+            break  # weaker ones only fit more noise
+        best = (reached, l2, weights)
+    return best[1], best[2], tried
+
+
+def _fit_logistic(
+    blocks: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-9
+) -> NDArray[np.float64]:
+    """Weights (D,) and intercept of least loss. fp32 matrix, fp64 sums."""
+    optimize, special = require_extra("scipy.optimize", "baselines"), require_extra("scipy.special", "baselines")
+    num_rows = sum(len(labels) for _, labels in blocks)
+
+    def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        total = 0.5 * l2 * float(weights[:-1] @ weights[:-1])
+        gradient = np.append(l2 * weights[:-1], 0.0)
+        for matrix, labels in blocks:
+            logits = matrix @ weights[:-1] + weights[-1]
+            total += float(np.logaddexp(0.0, np.where(labels, -logits, logits)).sum())
+            error = special.expit(logits) - labels
+            gradient[:-1] += matrix.T @ error
+            gradient[-1] += error.sum()
+        return total / num_rows, gradient / num_rows
+
+    options = {"maxiter": 300, "ftol": tolerance, "gtol": 1e-7}
+    found: NDArray[np.float64] = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
+    return found
+
+
+def _row_blocks(
+    spec: FeatureSpec, splits: Sequence[str], features: Sequence[str]
+) -> Iterator[tuple[int, Mapping[str, Column]]]:
+    """Blocks of the rows of some splits, with the number of the first: numbers go on from split to split."""
+    before = 0
+    for split in splits:
+        reader = open_split(spec, split, features)
+        for start, stop in pairwise(reader.blocks(ROWS_PER_BLOCK).tolist()):
+            yield before + start, reader.read(start, stop)
+        before += reader.num_rows
+
+
+def _labels(block: Mapping[str, Column], spec: FeatureSpec) -> NDArray[np.bool_]:
+    labels = block[spec.label]
+    assert not isinstance(labels, Ragged), "a label is a scalar"
+    positive: NDArray[np.bool_] = labels.astype(np.float32) > 0
+    return positive
+
+
+def _both_classes(rows: int, positives: int) -> tuple[int, int]:
+    if not 0 < positives < rows:
+        raise DataError(f"of {rows:,} rows to fit {positives:,} are positive; labelled rows of both classes are needed")
+    return rows, positives

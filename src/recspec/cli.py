@@ -618,7 +618,7 @@ def _print_report(report: Report, model: str) -> None:
             others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
             table.add_row(metric, f"{value:.4f}", *others)
         out.print(table)
-    for verdict in report.verdicts:
+    for verdict in (*report.verdicts, *report.notes):
         out.print(verdict, highlight=False, markup=False)
 
 

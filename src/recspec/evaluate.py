@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Annotated, Literal, Protocol, get_args
 
@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec import config, metrics
-from recspec.baselines import BASELINES, Ids, Interactions, Ranker, Scores
+from recspec.baselines import BASELINES, ROW_BASELINES, Ids, Interactions, Ranker, Scorer, Scores, count_labels
 from recspec.batch import Batch, take, to_device
 from recspec.distributed import Ranks
 from recspec.errors import DataError, RecspecError, SettingsError, SpecError, listed, unknown
@@ -85,6 +85,7 @@ class Evaluation:
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # what each protocol ranked
     values: dict[str, dict[str, Values]] = field(default_factory=dict, repr=False)  # of each group
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> why it was not used
+    fitted: Mapping[str, object] = field(default_factory=dict)  # how a baseline was fitted, where there is a choice
 
     @property
     def standard_errors(self) -> Metrics:
@@ -117,8 +118,24 @@ class Report:
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
         """A sentence for each baseline and protocol that beats the model, and for each baseline that is missing."""
-        missing = tuple(f"{name} is not among the baselines: {why}" for name, why in self.not_fitted.items())
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.not_fitted.items():
+            by_reason.setdefault(why, []).append(name)
+        missing = tuple(
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not among the baselines: {why}"
+            for why, names in by_reason.items()
+        )
         return verdicts(self.model, self.beside) + missing
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each baseline that was fitted on a part of the rows."""
+        return tuple(
+            f"{name} was fitted on an even sample of {_count(found.fitted, 'rows')} of "
+            f"{_count(found.fitted, 'of_rows')} rows"
+            for name, found in self.beside.items()
+            if found.fitted.get("rows") != found.fitted.get("of_rows")
+        )
 
     def described(self, protocol: str) -> str:
         """The protocol's name and what it ranked, in a line."""
@@ -132,6 +149,7 @@ class Report:
             "standard_errors": self.model.standard_errors,
             "protocols": self.model.protocols,
             "baselines": self.baselines,
+            "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
             "left_out": {**self.model.left_out, **self.not_fitted},
         }
@@ -222,31 +240,57 @@ def evaluate_baselines(
     question: Question,
     fitted_on: Sequence[str] = ("train",),
     *,
-    names: Sequence[str] = tuple(BASELINES),
+    names: Sequence[str] = (*ROW_BASELINES, *BASELINES),
     protocols: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Fit baselines and evaluate them under the protocols of a question; with each that could not be, why."""
-    spec = question.spec
-    if not (spec.role("user") and spec.role("item")):
-        reason = "the dataset has no user and item, which it recommends between"
-        return {}, dict.fromkeys(names, reason)
+    """Fit baselines and evaluate them under the protocols of a question; with each that could not be, why.
+
+    Those that recommend (`BASELINES`) need users and items; those of rows (`ROW_BASELINES`) are fitted where the rows
+    carry both classes, and are evaluated where rows are scored.
+    """
+    spec, progress = question.spec, progress or _silent
     question = question if protocols is None else question.under(protocols)
-    progress = progress or _silent
-    interactions = positives(spec, fitted_on)
-    found: dict[str, Evaluation] = {}
+    fits: dict[str, Callable[[], tuple[_Answers, Question, Mapping[str, object]]]] = {}
     missing: dict[str, str] = {}
-    for number, name in enumerate(names):
-        progress("baselines", number, len(names))
+
+    def of_rows(name: str, question: Question) -> tuple[_Answers, Question, Mapping[str, object]]:
+        scorer = ROW_BASELINES[name](spec, fitted_on)
+        return _ScorerScores(scorer, question), question, scorer.facts
+
+    def of_pairs(name: str, interactions: Interactions) -> tuple[_Answers, Question, Mapping[str, object]]:
+        return _RankerScores(BASELINES[name](interactions), question, Ranks()), question, {}
+
+    scored = [protocol for protocol in question.choose()[0] if question.scores_rows(protocol)]
+    absent = [split for split in fitted_on if split not in spec.splits]
+    if absent:
+        reason = f"the dataset has no split {listed(absent)} to fit them on"
+        return {}, dict.fromkeys(names, reason)
+    if scored and _carry_both_classes(spec, fitted_on):
+        fits |= {name: partial(of_rows, name, question.under(scored)) for name in names if name in ROW_BASELINES}
+    recommending = [name for name in names if name in BASELINES]
+    if not (spec.role("user") and spec.role("item")):
+        missing = dict.fromkeys(recommending, "the dataset has no user and item, which it recommends between")
+    elif recommending:
+        interactions = positives(spec, fitted_on)
+        fits |= {name: partial(of_pairs, name, interactions) for name in recommending}
+
+    found: dict[str, Evaluation] = {}
+    for number, (name, fit) in enumerate(fits.items()):
+        progress("baselines", number, len(fits))
         try:
-            ranker = BASELINES[name](interactions)
+            answers, asked, facts = fit()
         except RecspecError as error:
             missing[name] = str(error)
             continue
-        scores = _RankerScores(ranker, question, Ranks())
-        found[name] = _evaluate(scores, question, Ranks(), _silent)
-    progress("baselines", len(names), len(names))
+        found[name] = replace(_evaluate(answers, asked, Ranks(), _silent), fitted=facts)
+    progress("baselines", len(fits), len(fits))
     return found, missing
+
+
+def _carry_both_classes(spec: FeatureSpec, splits: Sequence[str]) -> bool:
+    rows, positive = count_labels(spec, splits)
+    return 0 < positive < rows
 
 
 def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
@@ -422,6 +466,10 @@ class Question:
     def _any_group_of_two(self) -> bool:
         groups = self.rows.groups
         return groups is not None and len(np.unique(groups)) < len(groups)
+
+    def scores_rows(self, protocol: str) -> bool:
+        """Whether a protocol takes the scores of the split's own rows, and no others."""
+        return protocol == "rows" or (protocol == "sampled" and self.lists_candidates)
 
     @property
     def first_item(self) -> int:
@@ -676,6 +724,33 @@ class _RankerScores:
         scores = np.asarray(self._ranker.score_pairs(rows.users[pairs], rows.items[pairs]))
         progress(stage, 1, 1)
         return _gather(scores, self.ranks)
+
+
+class _ScorerScores:
+    """The logits that a baseline of rows gives a split's rows."""
+
+    gives_logits = True
+
+    def __init__(self, scorer: Scorer, question: Question) -> None:
+        self._scorer, self.question = scorer, question
+        self._rows: Scores | None = None
+
+    def of_rows(self, progress: Progress) -> Scores:  # noqa: ARG002
+        """Logits of every row, computed once."""
+        if self._rows is None:
+            reader = open_split(self.question.spec, self.question.split, self._scorer.features)
+            parts = [self._scorer.logits(block) for _, block in _blocks(reader)]
+            self._rows = np.concatenate([np.zeros(0, dtype=np.float64), *parts])
+        return self._rows
+
+    def of_candidates(self, progress: Progress) -> Scores:
+        """The same: it is asked only where the candidates are the rows."""
+        assert self.question.lists_candidates, "a baseline of rows can't score drawn pairs"
+        return self.of_rows(progress)
+
+    def ranker(self) -> Ranker:
+        """None: it is not asked under `full`."""
+        raise AssertionError("a baseline of rows can't score all items")
 
 
 class _ModelScores:
