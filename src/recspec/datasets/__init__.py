@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from recspec.config import Settings
-from recspec.datasets import movielens, ncf, synthetic, table
+from recspec.datasets import adult, movielens, ncf, synthetic, table
 from recspec.datasets.prepared import Prepared, Progress, silent
 
 
@@ -48,6 +48,7 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
             ncf.prepare, ncf.Settings, "the NCF paper's split: PREFIX.train.rating, .test.rating, .test.negative"
         ),
         "table": Dataset(table.prepare, table.Settings, "your own CSV or Parquet file, of which you name the columns"),
+        "adult": Dataset(adult.prepare, adult.Settings, "UCI Adult (Census Income): the zip or its folder"),
         "synthetic": Dataset(
             synthetic.prepare, synthetic.Settings, "made-up rows whose best possible score is known; RAW is not read"
         ),

@@ -1,0 +1,223 @@
+"""UCI Adult, a census of 1994: who earns over 50,000 dollars a year, as the first Wide & Deep tutorial had it.
+
+From adult.data and adult.test as UCI ships them: numbers both scaled and cut into buckets, crosses of columns hashed.
+All features are in the role context, for there are neither users nor items.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+import ibis
+from ibis.expr.types import Table
+from pydantic import Field, model_validator
+
+from recspec import splits
+from recspec.config import Settings as BaseSettings
+from recspec.datasets import clicks, prepared
+from recspec.datasets.clicks import LABEL
+from recspec.datasets.columns import Column
+from recspec.datasets.prepared import Prepared, Progress, silent
+from recspec.encoding import BucketEncoder
+from recspec.errors import DataError, listed, unknown
+from recspec.feature_spec import FeatureSpec
+from recspec.splits import SPLIT
+from recspec.tables import ROW, Backend, ColumnType, TextFile, connect
+
+NAME = "adult"
+
+CATEGORIES = (
+    "workclass", "education", "marital_status", "occupation", "relationship", "race", "gender", "native_country",
+)  # fmt: skip
+NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+SKEWED = ("capital_gain", "capital_loss")
+"""Numbers whose logarithm is scaled."""
+AGES = (18, 25, 30, 35, 40, 45, 50, 55, 60, 65)
+"""Where the tutorial cuts ages."""
+BUCKETS = tuple(f"{name}_bucket" for name in NUMBERS)
+
+LAYOUT = (
+    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship", "race",
+    "gender", "capital_gain", "capital_loss", "hours_per_week", "native_country",
+)  # fmt: skip
+"""The files' columns before the label; `fnlwgt` says how many people a row stands for, and nothing about them."""
+LABELS = {"<=50K": 0, ">50K": 1}
+MISSING = "?"
+FILES = ("adult.data", "adult.test")
+PROBLEMS_SHOWN = 10
+Crosses = tuple[tuple[str, ...], ...]
+CROSSES: Crosses = (
+    ("education", "occupation"),
+    ("native_country", "occupation"),
+    ("age_bucket", "education", "occupation"),
+)
+
+
+class Settings(BaseSettings):
+    """How much is for valid, and what the wide part gets to see."""
+
+    valid: float = Field(0.1, gt=0, lt=1, description="share of adult.data for valid; adult.test is test")
+    seed: int = Field(1, ge=0, description="of the rows for valid")
+    num_buckets: int = Field(
+        10, ge=2, description="buckets a number is cut into, about equally full; ages as published"
+    )
+    crosses: Crosses = Field(CROSSES, description="features hashed together, each cross a feature a_x_b")
+    cross_cardinality: int = Field(10_000, ge=2, le=2**31, description="ids of each cross")
+
+    @model_validator(mode="after")
+    def _crosses_known(self) -> Settings:
+        known = (*CATEGORIES, *BUCKETS)
+        problems = [
+            unknown("feature to cross", name, known)
+            for name in dict.fromkeys(name for cross in self.crosses for name in cross)
+            if name not in known
+        ]
+        problems += [
+            f"the cross {list(cross)} must be of two different features or more"
+            for cross in self.crosses
+            if len(cross) < 2 or len(set(cross)) < len(cross)
+        ]
+        problems += [f"the cross {list(cross)} is named twice" for cross in twice(self.crosses)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def twice(crosses: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Each cross that is named more than once."""
+    return list(dict.fromkeys(cross for cross in crosses if crosses.count(cross) > 1))
+
+
+def prepare(
+    raw: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    engine: str = "duckdb",
+    memory_limit: str | None = None,
+    threads: int | None = None,
+    progress: Progress = silent,
+    force: bool = False,
+) -> Prepared:
+    """Prepare UCI Adult from its folder or zip.
+
+    Raises:
+        DataError: if a file is missing or a line malformed, or `out` holds something else.
+    """
+    inputs = _inputs(raw)
+    job = prepared.Job(NAME, settings, inputs, out)
+
+    def build(folder: Path) -> FeatureSpec:
+        progress("reading rows", 0, None)
+        work = folder / "work"
+        work.mkdir()
+        positives = _write_clean(raw, work / "adult.csv")
+        with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
+            source = clicks.Source(
+                dataset=NAME,
+                rows=_split(_read(backend, work / "adult.csv"), settings),
+                ids={},
+                columns={"context": columns(settings)},
+                summary={"positives": positives},
+            )
+            return clicks.write(backend, folder, source, progress=progress)
+
+    return prepared.run(job, build, force=force)
+
+
+def columns(settings: Settings) -> list[Column]:
+    """The features, in the order of the specification."""
+    found = [Column(name, "category") for name in CATEGORIES]
+    for name in NUMBERS:
+        found.append(Column(name, "number", log1p=name in SKEWED))
+        published = BucketEncoder(column=name, boundaries=AGES) if name == "age" else None
+        found.append(Column(f"{name}_bucket", "bucket", raw=name, size=settings.num_buckets, encoder=published))
+    for cross in settings.crosses:
+        found.append(Column("_x_".join(cross), "cross", size=settings.cross_cardinality, crossed=cross))
+    return found
+
+
+def _split(rows: Table, settings: Settings) -> Table:
+    cut = splits.by_share(rows, row=ROW, valid=settings.valid, test=0, seed=settings.seed)
+    return cut.mutate(**{SPLIT: ibis.ifelse(cut["file"] == FILES[1], "test", cut[SPLIT])}).drop("file")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(raw: Path) -> list[Path]:
+    if raw.is_file():
+        try:
+            with zipfile.ZipFile(raw) as archive:
+                found: Sequence[str] = archive.namelist()
+        except (zipfile.BadZipFile, OSError) as error:
+            raise DataError(f"{raw}: not a zip: {error}; expected UCI's adult.zip or its folder") from None
+        inputs = [raw]
+    else:
+        found = sorted(path.name for path in raw.iterdir()) if raw.is_dir() else []
+        inputs = [raw / name for name in FILES]
+    missing = [name for name in FILES if name not in found]
+    if missing:
+        raise DataError(f"{raw}: no {listed(missing)}; expected UCI's {listed(FILES)}, found {listed(found)}")
+    return inputs
+
+
+def _write_clean(raw: Path, path: Path) -> int:
+    """The rows of both files as one plain CSV file; gives back how many earn over 50K."""
+    problems: list[str] = []
+    positives = 0
+    with path.open("w", encoding="utf-8", newline="\n") as clean:
+        clean.write(",".join(("file", LABEL, *LAYOUT)) + "\n")
+        for name in FILES:
+            for number, line in _lines(raw, name):
+                values = [value.strip() for value in line.split(",")]
+                problem = _problem(values)
+                if problem is not None:
+                    problems.append(f"{name}: line {number} {problem}")
+                    if len(problems) == PROBLEMS_SHOWN:
+                        raise DataError.of(str(raw), [*problems, "and perhaps more"])
+                    continue
+                label = LABELS[values[-1].removesuffix(".")]
+                positives += label
+                told = ("" if value == MISSING else value for value in values[:-1])
+                clean.write(",".join((name, str(label), *told)) + "\n")
+    if problems:
+        raise DataError.of(str(raw), problems)
+    return positives
+
+
+def _lines(raw: Path, name: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without empty ones and UCI's remark at the head of adult.test."""
+    with ExitStack() as stack:
+        if raw.is_file():
+            held = stack.enter_context(stack.enter_context(zipfile.ZipFile(raw)).open(name))
+            stream: TextIO = io.TextIOWrapper(held, encoding="latin-1")
+        else:
+            stream = stack.enter_context((raw / name).open(encoding="latin-1"))
+        for number, line in enumerate(stream, 1):
+            if line.strip() and not (number == 1 and line.startswith("|")):
+                yield number, line
+
+
+def _problem(values: Sequence[str]) -> str | None:
+    if len(values) != len(LAYOUT) + 1:
+        return f"has {len(values)} values; expected {len(LAYOUT) + 1}, between commas"
+    for name, value in zip(LAYOUT, values, strict=False):
+        if name in NUMBERS and value != MISSING and not (value.isascii() and value.isdigit()):
+            return f"has {name} {value!r}; expected a whole number"
+    if values[-1].removesuffix(".") not in LABELS:
+        return f"has the label {values[-1]!r}; expected {' or '.join(LABELS)}"
+    return None
+
+
+def _read(backend: Backend, path: Path) -> Table:
+    kinds: Mapping[str, ColumnType] = {
+        "file": "string", LABEL: "int64", **{name: "int64" if name in NUMBERS else "string" for name in LAYOUT}
+    }  # fmt: skip
+    table = backend.read_text(TextFile(path, kinds, quoted=False)).drop("fnlwgt")
+    return table.mutate(**{name: table[name].nullif("") for name in CATEGORIES})
