@@ -5,7 +5,9 @@ Shapes: B rows; D a layer's width; L a list feature's length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -135,6 +137,7 @@ def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
 # --- embeddings ------------------------------------------------------------------------------------------------------
 
 Combiner = Literal["sum", "mean"]
+Start = Literal["glorot", "uniform"]
 
 
 class Embeddings(nn.Module):
@@ -144,12 +147,20 @@ class Embeddings(nn.Module):
     and not one a feature. Features that share a vocabulary share a table. A list's vectors are pooled, padding (id 0)
     left out: it neither adds to the sum nor counts in the mean, and an empty list gives zeros.
 
-    A row starts Glorot-normal for its table, N(0, 2 / (rows + width)) cut off at two standard deviations, or with the
-    standard deviation given.
+    A row starts Glorot-normal for its table, N(0, 2 / (rows + width)) cut off at two standard deviations, with the
+    standard deviation given, or uniform within 1 / sqrt(rows) as DLRM's do. With `max_rows` no table has more rows
+    than that, and an id beyond them takes the row of its remainder.
     """
 
     def __init__(
-        self, spec: FeatureSpec, widths: Mapping[str, int], *, combiner: Combiner = "sum", std: float | None = None
+        self,
+        spec: FeatureSpec,
+        widths: Mapping[str, int],
+        *,
+        combiner: Combiner = "sum",
+        start: Start = "glorot",
+        std: float | None = None,
+        max_rows: int | None = None,
     ) -> None:
         super().__init__()
         self.combiner = combiner
@@ -157,15 +168,20 @@ class Embeddings(nn.Module):
         self.lengths = {name: spec.features[name].length or 1 for name in widths}
         self.lists = frozenset(name for name in widths if spec.features[name].is_list)
         self.first_row: dict[str, int] = {}
+        self.rows_of_hashed: dict[str, int] = {}
+        """Rows of the tables that have fewer rows than their feature has ids."""
         tables: dict[int, dict[str, range]] = {}
         for name, width in widths.items():
             store = tables.setdefault(width, {})
-            start = max((table.stop for table in store.values()), default=0)
-            table = store.setdefault(spec.vocabulary(name), range(start, start + spec.num_ids(name)))
+            first = max((table.stop for table in store.values()), default=0)
+            rows = spec.num_ids(name) if max_rows is None else min(max_rows, spec.num_ids(name))
+            table = store.setdefault(spec.vocabulary(name), range(first, first + rows))
             self.first_row[name] = table.start
+            if rows < spec.num_ids(name):
+                self.rows_of_hashed[name] = rows
         self.stores = nn.ParameterDict(
             {
-                str(width): _filled_tables([len(table) for table in store.values()], width, std)
+                str(width): _filled_tables([len(table) for table in store.values()], width, start, std)
                 for width, store in tables.items()
             }
         )
@@ -198,19 +214,26 @@ class Embeddings(nn.Module):
         for key, store in self.stores.items():
             width = int(key)
             if scalars := self._scalars(width, chosen):
-                ids = torch.stack([batch[name].long() + self.first_row[name] for name in scalars], dim=1)
+                ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
                 parts.append(F.embedding(ids, store, sparse=key in self.sparse).flatten(1))
             parts += [self._pooled(batch[name], store, name, key) for name in self._lists(width, chosen)]
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
 
+    def _rows(self, name: str, ids: Tensor) -> Tensor:
+        """Which row of its table each id takes; id 0 keeps row 0."""
+        ids = ids.long()
+        if name not in self.rows_of_hashed:
+            return ids
+        return torch.where(ids > 0, 1 + (ids - 1).remainder(self.rows_of_hashed[name] - 1), 0)
+
     def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
         """A list's vectors (B, L) -> (B, width), summed or averaged without padding."""
         first = self.first_row[name]
+        bags = self._rows(name, ids) + first
         if torch.compiler.is_compiling():  # exporters know no padding in a bag
             present = (ids != 0).unsqueeze(-1).to(store.dtype)
-            total = (F.embedding(ids.long() + first, store) * present).sum(1)
+            total = (F.embedding(bags, store) * present).sum(1)
             return total if self.combiner == "sum" else total / present.sum(1).clamp(min=1)
-        bags = ids.long() + first
         return F.embedding_bag(bags, store, mode=self.combiner, padding_idx=first, sparse=key in self.sparse)
 
     def _scalars(self, width: int, names: Collection[str]) -> list[str]:
@@ -220,13 +243,113 @@ class Embeddings(nn.Module):
         return [name for name, own in self.widths.items() if own == width and name in names and name in self.lists]
 
 
-def _filled_tables(num_rows: Sequence[int], width: int, std: float | None) -> nn.Parameter:
+def _filled_tables(num_rows: Sequence[int], width: int, start: Start, std: float | None) -> nn.Parameter:
     """Tables of one width, one after the other, with their starting values; zeros with a deviation of 0."""
     store = torch.zeros(sum(num_rows), width)
     for table, rows in zip(torch.split(store, list(num_rows)), num_rows, strict=True):
         spread = (2 / (rows + width)) ** 0.5 if std is None else std
-        if spread:
+        if std is None and start == "uniform":
+            nn.init.uniform_(table, -(rows**-0.5), rows**-0.5)
+        elif spread:
             # A normal distribution cut off at two standard deviations has .87963 of its own.
             own = spread / 0.87962566103423978
             nn.init.trunc_normal_(table, std=own, a=-2 * own, b=2 * own)
     return nn.Parameter(store)
+
+
+def ids_and_numbers(spec: FeatureSpec, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Some features sorted into categorical and numerical ones."""
+    ids = tuple(name for name in names if spec.features[name].is_categorical)
+    return ids, tuple(name for name in names if name not in ids)
+
+
+def embedding_widths(
+    spec: FeatureSpec, names: Sequence[str], width: int | Literal["rule"], own: Mapping[str, int]
+) -> dict[str, int]:
+    """How many numbers each feature's embedding has: its own width, else the common one.
+
+    `rule` is 6 x cardinality ^ (1/4): Wang et al., Deep & Cross Network for Ad Click Predictions, 2017, section 4.1.
+    """
+
+    def common(name: str) -> int:
+        return round(6 * math.pow(spec.num_ids(name), 0.25)) if width == "rule" else width
+
+    return {name: own[name] if name in own else common(name) for name in names}
+
+
+# --- crosses of features ---------------------------------------------------------------------------------------------
+
+
+def dot_interaction(vectors: Tensor) -> Tensor:
+    """The dot product of every pair of a row's vectors: (B, F, D) -> (B, F (F - 1) / 2).
+
+    The strictly lower triangle of the Gram matrix, row by row: 10, 20, 21, 30, ... Naumov et al.: Deep Learning
+    Recommendation Model for Personalization and Recommendation Systems, 2019, section 2.1.
+    """
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(vectors.device.type):
+        gram = torch.bmm(vectors, vectors.transpose(1, 2))
+        return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1]).to(vectors.device))
+    return cast(Tensor, _DotInteraction.apply(vectors))  # type: ignore[no-untyped-call]
+
+
+class _DotInteraction(torch.autograd.Function):
+    """`dot_interaction` whose backward pass is one product with the symmetric gradient instead of two."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors)
+        gram = torch.bmm(vectors, vectors.transpose(1, 2))
+        return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1]).to(vectors.device))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        rows, features = vectors.shape[:2]
+        # A pair's gradient stands on both sides of the diagonal; the diagonal reads the column of zeros at the end.
+        gradient = F.pad(gradient, (0, 1))
+        both = gradient.index_select(1, _symmetric(features).to(vectors.device)).view(rows, features, features)
+        return torch.bmm(both, vectors)
+
+
+@cache
+def _lower_triangle(features: int) -> Tensor:
+    """Places in a flattened square matrix of what stands below its diagonal, row by row."""
+    square = torch.arange(features * features).view(features, features)
+    return square[torch.ones_like(square, dtype=torch.bool).tril(-1)]
+
+
+@cache
+def _symmetric(features: int) -> Tensor:
+    """For each place of a flattened square matrix, which pair it is; the number of pairs on the diagonal."""
+    pairs = features * (features - 1) // 2
+    square = torch.full((features, features), pairs)
+    row, column = torch.tril_indices(features, features, offset=-1)
+    square[row, column] = square[column, row] = torch.arange(pairs)
+    return square.flatten()
+
+
+class CrossNetwork(nn.Module):
+    """Low-rank cross layers: x_{l+1} = x_0 * (V (U x_l) + b) + x_l, (B, X) -> (B, X).
+
+    Wang et al.: DCN V2: Improved Deep & Cross Network, WWW 2021, equation 2 with W = V U of the rank given; a rank of 0
+    takes a full W. Weights start normal, N(0, 2 / (in + out)) cut off at two deviations, biases at 0.
+    """
+
+    def __init__(self, width: int, *, num_layers: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(num_layers if rank else 0))
+        self.up = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(num_layers))
+        for layer in (*self.down, *self.up):
+            linear = cast(nn.Linear, layer)
+            std = (2 / (linear.in_features + linear.out_features)) ** 0.5
+            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, first: Tensor) -> Tensor:
+        """All layers."""
+        x = first
+        for place, up in enumerate(self.up):
+            x = torch.addcmul(x, first, up(self.down[place](x) if len(self.down) else x))
+        return x

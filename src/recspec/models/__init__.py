@@ -1,10 +1,14 @@
 """The models: batch -> logits. Adding one is a file here and a line below."""
 
 from recspec.models.base import Model
+from recspec.models.dcnv2 import DcnV2
+from recspec.models.dlrm import Dlrm
 from recspec.models.neumf import NeuMF
 from recspec.models.wide_deep import WideDeep
 
 MODELS: dict[str, type[Model]] = {
     NeuMF.name: NeuMF,
     WideDeep.name: WideDeep,
+    Dlrm.name: Dlrm,
+    DcnV2.name: DcnV2,
 }

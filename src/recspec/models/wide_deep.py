@@ -11,7 +11,6 @@ Shapes: B rows; X the width of the MLP's input; D of its first hidden layer; R r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal, cast
 
@@ -24,11 +23,8 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, Mlp
+from recspec.layers import Embeddings, Mlp, embedding_widths, ids_and_numbers
 from recspec.models.base import Model
-
-RULE_FACTOR, RULE_POWER = 6, 0.25
-"""Width 6 x cardinality ^ (1/4): Wang et al., Deep & Cross Network for Ad Click Predictions, 2017, section 4.1."""
 
 INDICATOR_MOST_IDS = 10_000
 """Cardinality up to which a feature may stand in the MLP's input one-hot."""
@@ -151,7 +147,7 @@ class Wide(nn.Module):
         self, spec: FeatureSpec, features: Sequence[str], crosses: Sequence[Sequence[str]], cross_buckets: int
     ) -> None:
         super().__init__()
-        self.ids, self.numbers = _ids_and_numbers(spec, features)
+        self.ids, self.numbers = ids_and_numbers(spec, features)
         self.crosses = tuple(tuple(cross) for cross in crosses)
         self.sizes = {name: spec.num_ids(name) for cross in crosses for name in cross}
         self.cross_buckets = cross_buckets
@@ -204,9 +200,10 @@ class Deep(nn.Module):
 
     def __init__(self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings) -> None:
         super().__init__()
-        ids, self.numbers = _ids_and_numbers(spec, features)
+        ids, self.numbers = ids_and_numbers(spec, features)
         self.indicators = {name: spec.num_ids(name) for name in ids if name in settings.indicators}
-        widths = {name: _width(spec, name, settings) for name in ids if name not in self.indicators}
+        embedded = [name for name in ids if name not in self.indicators]
+        widths = embedding_widths(spec, embedded, settings.embedding_dim, settings.embedding_dims)
         if widths:
             self.embeddings = Embeddings(spec, widths, combiner=settings.combiner, std=settings.embedding_std)
         self.width = sum(widths.values()) + sum(self.indicators.values()) + len(self.numbers)
@@ -262,19 +259,6 @@ class Deep(nn.Module):
 
 def _chosen(spec: FeatureSpec, names: Sequence[str] | None) -> tuple[str, ...]:
     return spec.inputs() if names is None else tuple(names)
-
-
-def _ids_and_numbers(spec: FeatureSpec, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    ids = tuple(name for name in names if spec.features[name].is_categorical)
-    return ids, tuple(name for name in names if name not in ids)
-
-
-def _width(spec: FeatureSpec, name: str, settings: WideDeepSettings) -> int:
-    if name in settings.embedding_dims:
-        return settings.embedding_dims[name]
-    if settings.embedding_dim == "rule":
-        return round(RULE_FACTOR * math.pow(spec.num_ids(name), RULE_POWER))
-    return settings.embedding_dim
 
 
 def _one_hot(ids: Tensor, size: int) -> Tensor:

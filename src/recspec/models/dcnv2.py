@@ -1,0 +1,133 @@
+"""DCNv2: explicit crosses of all features by low-rank cross layers, and an MLP on top or beside.
+
+Wang et al.: DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems,
+WWW 2021.
+
+Shapes: B rows; X width of the cross layers.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, cast
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch
+from recspec.errors import SettingsError, unknown
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import CrossNetwork, Embeddings, Mlp, embedding_widths, ids_and_numbers
+from recspec.models.base import Model
+
+
+class DcnV2Settings(config.Settings):
+    """Sizes of DCNv2; the defaults are those published for Criteo Terabyte."""
+
+    embedding_dim: int | Literal["rule"] = Field(
+        128, description="width of every embedding; `rule` takes 6 times the fourth root of the cardinality"
+    )
+    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, whatever embedding_dim says")
+    embedding_std: float | None = Field(
+        None, ge=0, description="deviation of an embedding's first values; null starts uniform within 1 / sqrt(rows)"
+    )
+    bottom: tuple[int, ...] = Field(
+        (512, 256, 128), description="widths of the MLP over the numbers; empty: numbers enter as they are"
+    )
+    cross_layers: int = Field(3, ge=1, description="number of cross layers")
+    cross_rank: int = Field(512, ge=0, description="rank of a cross layer's matrix; 0 takes a full matrix")
+    top: tuple[int, ...] = Field((1024, 1024, 512, 256), min_length=1, description="widths of the MLP")
+    structure: Literal["stacked", "parallel"] = Field(
+        "stacked", description="the MLP reads what the cross layers give, or the same input beside them"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden ReLU of the MLP")
+    combiner: Literal["sum", "mean"] = Field("sum", description="how a list's embeddings are pooled")
+    max_table_size: int | None = Field(
+        None, ge=2, description="most rows of a table; ids beyond share rows by remainder. null: a row for every id"
+    )
+
+    @field_validator("bottom", "top", "embedding_dims", "embedding_dim")
+    @classmethod
+    def _positive(cls, value: object) -> object:
+        widths = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        if any(isinstance(width, int) and width < 1 for width in widths):
+            raise ValueError("every width is at least 1")
+        return value
+
+
+class DcnV2(Model):
+    """DCNv2: low-rank cross layers over embeddings and numbers, and an MLP on top of them or beside.
+
+    Lists are pooled; without numbers there is no bottom MLP.
+    """
+
+    name: ClassVar[str] = "dcnv2"
+    needs: ClassVar[tuple[str, ...]] = ("label",)
+    Settings: ClassVar[type[config.Settings]] = DcnV2Settings
+    settings: DcnV2Settings
+
+    def __init__(self, spec: FeatureSpec, settings: DcnV2Settings) -> None:
+        super().__init__(spec, settings)
+        self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
+        _check(spec, settings, self.ids, self.numbers)
+        widths = embedding_widths(spec, self.ids, settings.embedding_dim, settings.embedding_dims)
+        if self.ids:
+            self.embeddings = Embeddings(
+                spec,
+                widths,
+                combiner=settings.combiner,
+                start="uniform",
+                std=settings.embedding_std,
+                max_rows=settings.max_table_size,
+            )
+        dense = len(self.numbers)
+        if self.numbers and settings.bottom:
+            self.bottom = Mlp((dense, *settings.bottom))
+            dense = settings.bottom[-1]
+        self.width = dense + sum(widths.values())
+        self.cross = CrossNetwork(self.width, num_layers=settings.cross_layers, rank=settings.cross_rank)
+        self.top = Mlp((self.width, *settings.top), dropout=settings.dropout)
+        beside = self.width if settings.structure == "parallel" else 0
+        self.out = nn.Linear(settings.top[-1] + beside, 1)
+        nn.init.xavier_uniform_(self.out.weight)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,)."""
+        first = self._inputs(batch)
+        crossed = self.cross(first)
+        if self.settings.structure == "stacked":
+            return cast(Tensor, self.out(self.top(crossed)).squeeze(1))
+        return cast(Tensor, self.out(torch.cat([crossed, self.top(first)], dim=1)).squeeze(1))
+
+    def _inputs(self, batch: Batch) -> Tensor:
+        """x_0 (B, X): the numbers' part, then the embeddings."""
+        parts: list[Tensor] = []
+        if self.numbers:
+            numbers = torch.stack([batch[name] for name in self.numbers], dim=1)
+            parts.append(self.bottom(numbers) if self.settings.bottom else numbers)
+        if self.ids:
+            parts.append(self.embeddings(batch))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+def _check(spec: FeatureSpec, settings: DcnV2Settings, ids: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+    """Refuse settings and specifications that make no model.
+
+    Raises:
+        SettingsError: with every problem.
+    """
+    problems = [
+        f"embedding_dims: {unknown('categorical feature', name, ids)}"
+        for name in settings.embedding_dims
+        if name not in ids
+    ]
+    problems += [
+        f"feature '{name}' is a list of numbers, which dcnv2 does not take; take it out of channel_spec"
+        for name in numbers
+        if spec.features[name].is_list
+    ]
+    if not ids and not numbers:
+        problems.append("there is no feature to read in the roles user, item and context")
+    if problems:
+        raise SettingsError.of("dcnv2", problems)
