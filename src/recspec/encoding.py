@@ -290,6 +290,13 @@ class _Number(_OneColumn):
     outside: float = Field(0.0, description="in place of values below `low` or above `high`")
     missing: float | None = Field(None, description="in place of a missing value")
     log1p: bool = Field(False, description="take the logarithm: sign(value) * ln(1 + |value|)")
+    log_plus: float | None = Field(None, description="take ln(value + this); where there is none the value is missing")
+
+    @model_validator(mode="after")
+    def _one_logarithm(self) -> _Number:
+        if self.log1p and self.log_plus is not None:
+            raise ValueError("log1p and log_plus are two logarithms; give one of them")
+        return self
 
     def transformed(self, values: RawValues) -> NDArray[np.float64]:
         """Numbers after low and high, then missing, then the logarithm; NaN where one is missing for good."""
@@ -302,6 +309,9 @@ class _Number(_OneColumn):
         numbers = np.where(beyond, self.outside, numbers)
         if self.missing is not None:
             numbers = np.nan_to_num(numbers, nan=self.missing)
+        if self.log_plus is not None:
+            moved = numbers + self.log_plus
+            return np.log(np.where(moved > 0, moved, np.nan))
         return np.sign(numbers) * np.log1p(np.abs(numbers)) if self.log1p else numbers
 
 

@@ -63,8 +63,11 @@ class Backend(Protocol):
 
     name: str
 
-    def read_text(self, file: TextFile) -> Table:
+    def read_text(self, file: TextFile, into: Path | None = None) -> Table:
         """A delimited text file as a staged table, with the column `row`.
+
+        Args:
+            into: Where the table stays when the engine is closed, for `read_parquet`; there only once it is whole.
 
         Raises:
             DataError: naming the lines that don't have the columns or types expected.
@@ -73,8 +76,8 @@ class Backend(Protocol):
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         """Parquet files as a table, with the column `row` if asked."""
 
-    def stage(self, table: Table) -> Table:
-        """The table run once and kept in the temporary folder, in the expression's order."""
+    def stage(self, table: Table, into: Path | None = None) -> Table:
+        """The table run once and kept in the temporary folder, or at a place of its own, in the expression's order."""
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         """The rows of a table in the expression's order, at most `rows` at a time."""
@@ -189,7 +192,7 @@ class _DuckDB:
         self._connection = duckdb.connect(config=settings)
         self._names = _Names()
 
-    def read_text(self, file: TextFile) -> Table:
+    def read_text(self, file: TextFile, into: Path | None = None) -> Table:
         columns = file_columns(file)
         types = ", ".join(f"{_quoted(name)}: '{DUCKDB_TYPES[kind]}'" for name, kind in columns.items())
         options = {
@@ -206,7 +209,7 @@ class _DuckDB:
         selected = ", ".join(_quoted(name, '"') for name in file.columns)
         scan = f"read_csv({_quoted(str(file.path))}, {listing})"
         try:
-            target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
+            target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into)
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise _resource_error(error, self._limit) from None
         except duckdb.Error as error:
@@ -220,9 +223,9 @@ class _DuckDB:
         self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM read_parquet([{files}])")
         return ibis.table(_schema(paths[0], row), name=name)
 
-    def stage(self, table: Table) -> Table:
+    def stage(self, table: Table, into: Path | None = None) -> Table:
         with _told(self._limit):
-            return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"))])
+            return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"), into)])
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         with _told(self._limit):
@@ -235,10 +238,10 @@ class _DuckDB:
         self._connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _copy(self, query: str) -> Path:
+    def _copy(self, query: str, into: Path | None = None) -> Path:
         target = self._folder / f"{self._names.next()}.parquet"
         self._connection.execute(f"COPY ({query}) TO {_quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)")
-        return target
+        return target.replace(into) if into is not None else target
 
     def __enter__(self) -> Self:
         return self
@@ -312,7 +315,7 @@ class _Spark:
         self._session.sparkContext.setLogLevel("ERROR")
         self._names = _Names()
 
-    def read_text(self, file: TextFile) -> Table:
+    def read_text(self, file: TextFile, into: Path | None = None) -> Table:
         columns = file_columns(file)
         types = ", ".join(f"{_quoted(name, '`')} {SPARK_TYPES[kind]}" for name, kind in columns.items())
         frame = self._session.read.csv(
@@ -336,7 +339,12 @@ class _Spark:
             if not type(error).__module__.startswith(("pyspark", "py4j")):
                 raise
             raise explained(file, str(error).split("\n")[0]) from None
-        return _checked(self, file, self._view(self._numbered(target), target, row=False))
+        table = _checked(self, file, self._view(self._numbered(target), target, row=False))
+        if into is None:
+            return table
+        numbered = self.stage(table, into)
+        shutil.rmtree(target)
+        return numbered
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if not row:
@@ -372,8 +380,9 @@ class _Spark:
         first = path if path.is_file() else min(path.glob("part-*.parquet"))
         return ibis.table(_schema(first, row), name=name)
 
-    def stage(self, table: Table) -> Table:
-        return self.read_parquet([self._write(table)])
+    def stage(self, table: Table, into: Path | None = None) -> Table:
+        target = self._write(table)
+        return self.read_parquet([target.replace(into) if into is not None else target])
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         target = self._write(table)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from recspec.config import Settings
-from recspec.datasets import adult, movielens, ncf, synthetic, table
+from recspec.datasets import adult, criteo, movielens, ncf, synthetic, table
 from recspec.datasets.prepared import Prepared, Progress, silent
 
 
@@ -49,6 +49,9 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
         ),
         "table": Dataset(table.prepare, table.Settings, "your own CSV or Parquet file, of which you name the columns"),
         "adult": Dataset(adult.prepare, adult.Settings, "UCI Adult (Census Income): the zip or its folder"),
+        "criteo": Dataset(
+            criteo.prepare, criteo.Settings, "Criteo's click logs: Kaggle's train.txt, or a folder of day_0 to day_23"
+        ),
         "synthetic": Dataset(
             synthetic.prepare, synthetic.Settings, "made-up rows whose best possible score is known; RAW is not read"
         ),

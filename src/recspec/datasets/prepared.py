@@ -70,22 +70,27 @@ class Job:
         }
 
 
-def run(job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False) -> Prepared:
+def run(
+    job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False, resumable_by: str | None = None
+) -> Prepared:
     """Prepare a dataset, unless `out` already holds the very same.
 
     Args:
         build: Fills an empty folder and gives its specification, whose `metadata.summary` is kept.
         force: Replace what an earlier preparation left in `out`.
+        resumable_by: The engine whose stages `build` keeps in the folder `work`, each under its name once it is whole.
+            After an end before its time the same job is given the same folder again, with all that is in it.
 
     Raises:
-        DataError: if `out` holds something else.
+        DataError: if `out` holds something else, or another process prepares it.
     """
     identity = job.identity()
     _remove_abandoned(job.out)
     if _holds(job.out, identity, force):
         return _prepared(job, f"already prepared: {job.out} holds what was asked for")
     started = time.perf_counter()
-    with _beside(job.out) as folder:
+    place = _beside(job.out) if resumable_by is None else _resumed(job.out, {**identity, "engine": resumable_by})
+    with place as folder:
         spec = build(folder)
         spec.save(folder)
         seconds = round(time.perf_counter() - started, 3)
@@ -139,25 +144,78 @@ def _beside(out: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         yield folder
-        shutil.rmtree(folder / "work", ignore_errors=True)
-        if out.exists():
-            old = out.parent / f".{out.name}.{os.getpid()}.old.tmp"
-            out.replace(old)
-            folder.replace(out)
-            shutil.rmtree(old)
-        else:
-            folder.replace(out)
+        _take_place(folder, out)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         error.add_note(f"Nothing was lost: {out} is as it was before.")
         raise
 
 
+@contextmanager
+def _resumed(out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
+    """Likewise one that stays when things went wrong, for the same job to go on in.
+
+    Malformed data leave no trace: what is read after they are mended is another job.
+    """
+    folder = _unfinished(out)
+    job, process = folder / "work" / "job.json", folder / "work" / "process"
+    owner = _owner(folder)
+    if owner is not None and owner != os.getpid():
+        raise DataError(
+            f"{out}: process {owner} is preparing it; wait for it, or end it; if it is another program, remove {folder}"
+        )
+    asked = json.dumps(identity, sort_keys=True)
+    if not job.is_file() or job.read_text(encoding="utf-8") != asked:
+        shutil.rmtree(folder, ignore_errors=True)
+        job.parent.mkdir(parents=True)
+        job.write_text(asked, encoding="utf-8")
+    process.write_text(str(os.getpid()), encoding="utf-8")
+    try:
+        yield folder
+        _take_place(folder, out)
+    except DataError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        error.add_note(f"Nothing was lost: {out} is as it was before.")
+        raise
+    except BaseException as error:
+        process.unlink(missing_ok=True)
+        error.add_note(
+            f"Nothing was lost: {out} is as it was before. What is finished lies in {folder}: "
+            "the same command goes on from there."
+        )
+        raise
+
+
+def _unfinished(out: Path) -> Path:
+    return out.parent / f".{out.name}.unfinished.tmp"
+
+
+def _owner(folder: Path) -> int | None:
+    """The process that works in a folder, if it still does."""
+    try:
+        process = int((folder / "work" / "process").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return process if _is_running(process) else None
+
+
+def _take_place(folder: Path, out: Path) -> None:
+    """Put a whole folder in the place of `out`."""
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    if out.exists():
+        old = out.parent / f".{out.name}.{os.getpid()}.old.tmp"
+        out.replace(old)
+        folder.replace(out)
+        shutil.rmtree(old)
+    else:
+        folder.replace(out)
+
+
 def _remove_abandoned(out: Path) -> None:
-    """Clear away what preparations of `out` left whose process was killed."""
+    """Clear away what preparations of `out` left whose process was killed; what one may resume stays."""
     for folder in sorted(out.parent.glob(f".{out.name}.*.tmp")):
         process = folder.name.removeprefix(f".{out.name}.").split(".")[0]
-        if not process.isdigit() or _is_running(int(process)):
+        if not process.isdigit() or _is_running(int(process)):  # "unfinished" is no number
             continue
         if folder.name.endswith(".old.tmp") and not out.exists():  # killed between the two renames
             folder.replace(out)
