@@ -1,0 +1,543 @@
+"""Embedding tables and dot products faster than torch alone does them: Triton on a GPU, FBGEMM on a CPU.
+
+Every Triton kernel has a twin in plain torch, `..._plain`, that says in a line or two what it computes; the tests hold
+the two against each other. Triton and FBGEMM are imported when they are first used. Under TRITON_INTERPRET=1 Triton's
+kernels run on a CPU, element by element: for tests.
+
+Shapes: B rows of a batch; F features; N rows of a store; D its width; m ids of a step, F B of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Backend = Literal["torch", "triton", "fbgemm"]
+"""What looks rows up in embedding tables and updates them."""
+
+Rule = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+"""The optimizers that `update_rows` has."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of numbers that the kernels read and write; sums are float32."""
+
+MAX_FEATURES = 64
+"""Vectors a row up to which the dot products of all pairs fit into a program's registers and shared memory."""
+
+MAX_WIDTH = 4096
+"""Numbers a row of a store up to which a program updates it as one."""
+
+if TYPE_CHECKING:
+    import triton.language as tl
+else:
+    tl = None  # until `_compiled` is asked for a kernel
+
+
+def why_not(backend: Backend, device: torch.device) -> str | None:
+    """What keeps a backend from running on a device; nothing where it can."""
+    if backend == "triton":
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"triton's kernels run on a GPU, and this run is on {device.type}"
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed; it comes with torch's CUDA builds (pip install triton)"
+    if backend == "fbgemm":
+        if device.type != "cpu":
+            return f"fbgemm is used on a CPU, and this run is on {device.type}"
+        if importlib.util.find_spec("fbgemm_gpu") is None:
+            return "fbgemm_gpu is not installed (pip install 'recspec[torchrec]')"
+        return _why_fbgemm_does_not_load()
+    return None
+
+
+@cache
+def picks_triton(device_type: str) -> bool:
+    """Whether the kernels are used where nothing else was asked for: on a GPU with Triton beside torch."""
+    return device_type == "cuda" and why_not("triton", torch.device(device_type)) is None
+
+
+@cache
+def _compiled(kernel: Callable[..., None]) -> Any:
+    """A kernel, ready to be launched on a grid."""
+    global tl
+    import triton
+    import triton.language as tl
+
+    return triton.jit(kernel)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+# --- looking rows up -------------------------------------------------------------------------------------------------
+
+
+def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The rows of many features' tables out of the store that holds them, in one pass.
+
+    Args:
+        store: the tables (N, D), one after the other.
+        ids: of the batch (B, F), each counted from the beginning of its own table.
+        firsts: where in the store each feature's table begins (F,).
+        stops: where it ends (F,).
+        dtype: of what comes back.
+
+    Returns:
+        the vectors (B, F, D), and the places of their rows in the store (B, F). An id outside its table has the place
+        -1 and a vector of NaN, so that a loss tells of it.
+    """
+    rows = torch.empty(ids.shape, dtype=torch.int64, device=store.device)
+    out = torch.empty((*ids.shape, store.shape[1]), dtype=dtype, device=store.device)
+    if out.numel():
+        width = store.shape[1]
+        block_d = min(_power_of_two(width), 256)
+        block_n = max(1, 2048 // block_d)
+        grid = (-(-ids.numel() // block_n), -(-width // block_d))
+        _compiled(_gather_rows)[grid](
+            ids.contiguous(), firsts, stops, store, out, rows, ids.numel(), ids.shape[1], width, block_n, block_d
+        )
+    return out, rows
+
+
+def gather_rows_plain(
+    store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`gather_rows` in plain torch."""
+    rows = ids.long() + firsts
+    inside = (ids >= 0) & (rows < stops)
+    vectors = store.index_select(0, rows.where(inside, 0).flatten()).view(*ids.shape, store.shape[1]).to(dtype)
+    return vectors.masked_fill(~inside.unsqueeze(-1), torch.nan), rows.where(inside, -1)
+
+
+def _gather_rows(
+    ids: tl.tensor,
+    firsts: tl.tensor,
+    stops: tl.tensor,
+    store: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    num_ids: tl.tensor,
+    features: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
+    known = place < num_ids
+    own = tl.load(ids + place, mask=known, other=-1).to(tl.int64)
+    feature = place % features
+    row = own + tl.load(firsts + feature, mask=known, other=0)
+    inside = known & (own >= 0) & (row < tl.load(stops + feature, mask=known, other=0))
+    if tl.program_id(1) == 0:
+        tl.store(rows + place, tl.where(inside, row, -1), mask=known)
+    column = tl.program_id(1) * block_d + tl.arange(0, block_d)
+    held = (column < width)[None, :]
+    vectors = tl.load(store + row[:, None] * width + column[None, :], mask=inside[:, None] & held, other=float("nan"))
+    tl.store(
+        out + place[:, None] * width + column[None, :], vectors.to(out.dtype.element_ty), mask=known[:, None] & held
+    )
+
+
+class Gather(torch.autograd.Function):
+    """`gather_rows` whose gradient is of the rows seen alone (a COO tensor whose ids may repeat), or of the store."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype, sparse: bool
+    ) -> Tensor:
+        """The vectors (B, F, D)."""
+        vectors, rows = gather_rows(store, ids, firsts, stops, dtype)
+        ctx.save_for_backward(rows)
+        ctx.shape, ctx.dtype, ctx.sparse = store.shape, store.dtype, sparse
+        return vectors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        """The store's gradient."""
+        (rows,) = ctx.saved_tensors
+        if ctx.sparse:
+            values = gradient.reshape(rows.numel(), -1).to(ctx.dtype)
+            found = torch.sparse_coo_tensor(rows.view(1, -1), values, ctx.shape, check_invariants=False)
+        else:
+            # -1, an id outside its table, is left out.
+            found = torch.ops.aten.embedding_dense_backward(gradient.to(ctx.dtype), rows, ctx.shape[0], -1, False)
+        return found, None, None, None, None, None
+
+
+# --- updating the rows seen ------------------------------------------------------------------------------------------
+
+
+def can_update(weight: Tensor) -> bool:
+    """Whether `update_rows` takes a table of this kind."""
+    return weight.dim() == 2 and weight.is_contiguous() and weight.dtype in FLOATS and weight.shape[1] <= MAX_WIDTH
+
+
+def update_rows(
+    rule: Rule,
+    weight: Tensor,
+    ids: Tensor,
+    gradient: Tensor,
+    states: Sequence[Tensor],
+    *,
+    lr: float,
+    eps: float = 0.0,
+    betas: tuple[float, float] = (0.0, 0.0),
+    corrections: Tensor | None = None,
+) -> None:
+    """One step of an optimizer on the rows seen: sums of equal ids' gradients and the update, in one pass.
+
+    The ids are sorted; a program takes each that is the first of its kind, adds up its gradients in the order in which
+    they stand (the same sum every time) and rewrites one row of weights and state. Ids outside the table are left out.
+
+    Args:
+        rule: whose formula.
+        weight: the table (N, D).
+        ids: rows of it (m,), in any order; they may repeat.
+        gradient: theirs (m, D).
+        states: the rule's tensors beside the weights: none; (N, D); (N, 1); mean and mean square (N, D) of Adam.
+        lr: the learning rate of this step.
+        eps: added to the root.
+        betas: Adam's decay rates.
+        corrections: Adam's two bias corrections, 1 - beta^step, (2,) on the table's device.
+    """
+    if not gradient.numel():
+        return
+    ordered, order = ids.sort(stable=True)
+    first, second = [*states, weight, weight][:2]
+    width = weight.shape[1]
+    block_d = _power_of_two(width)
+    _compiled(_update_rows)[(len(ids),)](
+        ordered,
+        order,
+        gradient.contiguous(),
+        weight,
+        first,
+        second,
+        weight if corrections is None else corrections,
+        len(ids),
+        weight.shape[0],
+        float(lr),
+        float(eps),
+        float(1 - betas[0]),
+        float(1 - betas[1]),
+        width,
+        max(1, min(16, 4096 // block_d)),
+        block_d,
+        rule,
+    )
+
+
+def update_rows_plain(
+    rule: Rule,
+    weight: Tensor,
+    ids: Tensor,
+    gradient: Tensor,
+    states: Sequence[Tensor],
+    *,
+    lr: float,
+    eps: float = 0.0,
+    betas: tuple[float, float] = (0.0, 0.0),
+    corrections: Tensor | None = None,
+) -> None:
+    """`update_rows` in plain torch."""
+    inside = (ids >= 0) & (ids < len(weight))
+    rows, place = torch.unique(ids[inside], return_inverse=True)
+    total = weight.new_zeros(len(rows), weight.shape[1], dtype=torch.float32)
+    total.index_add_(0, place, gradient[inside].float())
+    own, state = weight[rows].float(), [each[rows] for each in states]
+    if rule == "sgd":
+        own -= lr * total
+    elif rule == "adam":
+        assert corrections is not None
+        state[0] += (total - state[0]) * (1 - betas[0])
+        state[1] += (total.square() - state[1]) * (1 - betas[1])
+        own -= lr * state[0] / (((state[1] / corrections[1]).sqrt() + eps) * corrections[0])
+    else:
+        square = total.square()
+        state[0] += square.mean(1, keepdim=True) if rule == "rowwise_adagrad" else square
+        own -= lr * total / (state[0].sqrt() + eps)
+    weight[rows] = own.to(weight.dtype)
+    for table, changed in zip(states, state, strict=True):
+        table[rows] = changed
+
+
+def _update_rows(
+    ids: tl.tensor,
+    order: tl.tensor,
+    gradient: tl.tensor,
+    weight: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    corrections: tl.tensor,
+    num_ids: tl.tensor,
+    num_rows: tl.tensor,
+    lr: tl.tensor,
+    eps: tl.tensor,
+    rest1: tl.tensor,
+    rest2: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    rule: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids + place)
+    before = tl.load(ids + place - 1, mask=place > 0, other=-1)
+    if (row != before) & (row >= 0) & (row < num_rows):
+        column = tl.arange(0, block_d)
+        held = column < width
+        total = tl.zeros((block_d,), tl.float32)
+        while tl.load(ids + place, mask=place < num_ids, other=-1) == row:
+            places = place + tl.arange(0, block_n)
+            same = tl.load(ids + places, mask=places < num_ids, other=-1) == row
+            source = tl.load(order + places, mask=same, other=0)
+            part = tl.load(
+                gradient + source[:, None] * width + column[None, :], mask=same[:, None] & held[None, :], other=0.0
+            )
+            total += tl.sum(part.to(tl.float32), 0)
+            place += block_n
+        own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
+        if rule == "sgd":
+            own -= lr * total
+        elif rule == "rowwise_adagrad":
+            mass = tl.load(first + row).to(tl.float32) + tl.sum(total * total, 0) / width
+            tl.store(first + row, mass.to(first.dtype.element_ty))
+            own -= lr * total / (tl.sqrt(mass) + eps)
+        elif rule == "adagrad":
+            square = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32) + total * total
+            tl.store(first + row * width + column, square.to(first.dtype.element_ty), mask=held)
+            own -= lr * total / (tl.sqrt(square) + eps)
+        else:
+            mean = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32)
+            square = tl.load(second + row * width + column, mask=held, other=0.0).to(tl.float32)
+            mean += (total - mean) * rest1
+            square += (total * total - square) * rest2
+            tl.store(first + row * width + column, mean.to(first.dtype.element_ty), mask=held)
+            tl.store(second + row * width + column, square.to(second.dtype.element_ty), mask=held)
+            root = tl.sqrt(square / tl.load(corrections + 1)) + eps
+            own -= lr * mean / (root * tl.load(corrections))
+        tl.store(weight + row * width + column, own.to(weight.dtype.element_ty), mask=held)
+
+
+# --- dot products of all pairs ---------------------------------------------------------------------------------------
+
+
+def can_dot(vectors: Tensor) -> bool:
+    """Whether the kernels take these vectors (B, F, D)."""
+    return vectors.dtype in FLOATS and vectors.shape[1] <= MAX_FEATURES
+
+
+def dots(vectors: Tensor) -> Tensor:
+    """The dot product of every pair of a row's vectors: (B, F, D) -> (B, F (F - 1) / 2)."""
+    rows, features, width = vectors.shape
+    out = vectors.new_empty(rows, features * (features - 1) // 2)
+    if out.numel():
+        block_f, block_d, precision = _dot_blocks(features, width)
+        _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
+    return out
+
+
+def dots_plain(vectors: Tensor) -> Tensor:
+    """`dots` in plain torch."""
+    row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1, device=vectors.device)
+    return torch.bmm(vectors, vectors.transpose(1, 2))[:, row, column]
+
+
+def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
+    """The vectors' gradient (B, F, D) from that of the dot products (B, F (F - 1) / 2)."""
+    rows, features, width = vectors.shape
+    out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+    if out.numel():
+        block_f, block_d, precision = _dot_blocks(features, width)
+        _compiled(_dots_backward)[(rows,)](
+            vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
+        )
+    return out
+
+
+def dots_backward_plain(vectors: Tensor, gradient: Tensor) -> Tensor:
+    """`dots_backward` in plain torch."""
+    row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1, device=vectors.device)
+    both = gradient.new_zeros(len(vectors), vectors.shape[1], vectors.shape[1])
+    both[:, row, column] = both[:, column, row] = gradient
+    return torch.bmm(both, vectors)
+
+
+def _dot_blocks(features: int, width: int) -> tuple[int, int, str]:
+    """Vectors and numbers of a tile, and the arithmetic of float32 products, as torch's setting has it."""
+    precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return max(16, _power_of_two(features)), min(64, max(16, _power_of_two(width))), precision
+
+
+def _dots(
+    vectors: tl.tensor,
+    out: tl.tensor,
+    features: tl.constexpr,
+    width: tl.constexpr,
+    block_f: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, block_f)
+    gram = tl.zeros((block_f, block_f), tl.float32)
+    for start in range(0, width, block_d):
+        column = start + tl.arange(0, block_d)
+        held = (feature < features)[:, None] & (column < width)[None, :]
+        x = tl.load(vectors + (row * features + feature)[:, None] * width + column[None, :], mask=held, other=0.0)
+        gram += tl.dot(x, tl.trans(x), input_precision=precision)
+    high, low = feature[:, None], feature[None, :]
+    pair = row * (features * (features - 1) // 2) + high * (high - 1) // 2 + low
+    tl.store(out + pair, gram.to(out.dtype.element_ty), mask=(low < high) & (high < features))
+
+
+def _dots_backward(
+    vectors: tl.tensor,
+    gradient: tl.tensor,
+    out: tl.tensor,
+    features: tl.constexpr,
+    width: tl.constexpr,
+    block_f: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, block_f)
+    one, other = feature[:, None], feature[None, :]
+    high, low = tl.maximum(one, other), tl.minimum(one, other)
+    pair = row * (features * (features - 1) // 2) + high * (high - 1) // 2 + low
+    # A pair's gradient stands on both sides of the diagonal.
+    both = tl.load(gradient + pair, mask=(low < high) & (high < features), other=0.0)
+    for start in range(0, width, block_d):
+        column = start + tl.arange(0, block_d)
+        held = (feature < features)[:, None] & (column < width)[None, :]
+        place = (row * features + feature)[:, None] * width + column[None, :]
+        x = tl.load(vectors + place, mask=held, other=0.0)
+        found = tl.dot(both.to(x.dtype), x, input_precision=precision)
+        tl.store(out + place, found.to(out.dtype.element_ty), mask=held)
+
+
+class Dots(torch.autograd.Function):
+    """`dots` and `dots_backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        """The dot products."""
+        ctx.save_for_backward(vectors)
+        return dots(vectors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """The vectors' gradient."""
+        (vectors,) = ctx.saved_tensors
+        return dots_backward(vectors, gradient)
+
+
+# --- FBGEMM ----------------------------------------------------------------------------------------------------------
+
+FBGEMM_RULES: tuple[Rule, ...] = ("sgd", "adagrad", "rowwise_adagrad")
+"""Optimizers whose update FBGEMM has for a CPU."""
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """What a lookup needs to know to update its table in the backward pass."""
+
+    rule: Rule
+    group: Mapping[str, Any]
+    """torch's word for the optimizer's settings, the learning rate as it stands among them."""
+    states: Callable[[], list[Tensor]]
+    """The rule's tensors beside the weights, as they stand."""
+    count: Callable[[], None]
+    """To be called once an update."""
+
+
+@cache
+def _why_fbgemm_does_not_load() -> str | None:
+    try:
+        _fbgemm()
+    except (ImportError, OSError, AttributeError) as error:
+        return (
+            f"fbgemm_gpu does not load beside torch {torch.__version__} ({str(error).splitlines()[0]}); each "
+            "version of it belongs to one of torch, as fbgemm-gpu-cpu 1.8.0 to torch 2.13"
+        )
+    return None
+
+
+@cache
+def _fbgemm() -> Mapping[Rule, Callable[..., Tensor]]:
+    """FBGEMM's lookups with an update, by rule."""
+    import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401  registers them
+
+    names = {rule: f"split_embedding_codegen_lookup_{rule}_function_cpu" for rule in FBGEMM_RULES}
+    return {rule: getattr(torch.ops.fbgemm, name).default for rule, name in names.items()}
+
+
+def fbgemm_lookup(
+    store: Tensor,
+    firsts: Sequence[int],
+    num_rows: Sequence[int],
+    ids: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    update: FusedUpdate,
+) -> Tensor:
+    """Sums of rows, bag by bag; the backward pass updates the store and its state in place and leaves no gradient.
+
+    Args:
+        store: the tables (N, D), one after the other.
+        firsts: where in the store each feature's table begins, ascending; features of one table stand together.
+        num_rows: how many rows each feature's table has.
+        ids: of all features, one feature after the other, each counted from the beginning of its own table (m,).
+        offsets: where each bag begins, a feature's B bags after those of the feature before; and the end (F B + 1,).
+        weights: what each id's row is multiplied by (m,); 1 where there are none.
+        update: the optimizer.
+
+    Returns:
+        the bags' sums (B, F D).
+    """
+    width, features = store.shape[1], len(firsts)
+    places = torch.zeros(features, dtype=torch.int32)
+    begins = torch.tensor(firsts, dtype=torch.int64)
+    given: dict[str, Any] = {
+        # A leaf of its own: the store itself gets no gradient.
+        "host_weights": store.detach().view(-1).requires_grad_(),
+        "weights_placements": places,
+        "weights_offsets": begins * width,
+        "D_offsets": torch.arange(features + 1, dtype=torch.int32) * width,
+        "total_D": features * width,
+        "max_D": width,
+        "hash_size_cumsum": torch.tensor([*firsts, firsts[-1] + num_rows[-1]], dtype=torch.int64),
+        "total_hash_size_bits": len(store).bit_length() + 1,
+        "indices": ids,
+        "offsets": offsets,
+        "pooling_mode": 0,  # sum
+        "indice_weights": weights,
+        "feature_requires_grad": None,
+        "gradient_clipping": False,
+        "max_gradient": 1.0,
+        "stochastic_rounding": False,
+        "learning_rate": float(update.group["lr"]),
+    }
+    if states := update.states():
+        per_row = states[0].shape[1]
+        given |= {
+            "momentum1_host": states[0].view(-1),
+            "momentum1_placements": places,
+            "momentum1_offsets": begins * per_row,
+            "eps": float(update.group["eps"]),
+        }
+    found = _fbgemm()[update.rule](**given)
+    found.register_hook(lambda _: update.count())  # type: ignore[no-untyped-call]
+    return found
