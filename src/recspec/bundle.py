@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from recspec import __version__, config
-from recspec.checkpoint import read_tensors, write_tensors
+from recspec.checkpoint import Stored, read_tensors, write_tensors
 from recspec.errors import BundleError, CheckpointError, nearest, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
@@ -77,11 +77,17 @@ class Bundle:
 
 
 def save(
-    folder: Path, model: Model, card: Card, *, seen: Seen | None = None, weights: Mapping[str, Tensor] | None = None
+    folder: Path,
+    model: Model,
+    card: Card,
+    *,
+    seen: Seen | None = None,
+    weights: Mapping[str, Stored] | Path | None = None,
 ) -> Path:
     """Write a bundle beside `folder` and rename it into place; the one that was there before is replaced last.
 
-    `weights` (default: the model's own) lets the best epoch's weights be saved without loading them first.
+    `weights` (default: the model's own) are tensors, or the file that holds them: the best epoch's are then saved
+    without being loaded.
 
     Raises:
         BundleError: if the disk does not take it.
@@ -92,7 +98,7 @@ def save(
         temporary.mkdir(parents=True)
         _copy_sides(model.spec, temporary)
         model.spec.replace(sources={}).save(temporary)
-        write_tensors(temporary / "weights.safetensors", weights or model.state_dict(), {"format": FORMAT})
+        _write_weights(temporary / "weights.safetensors", model.state_dict() if weights is None else weights)
         if seen is not None:
             tensors = {"offsets": seen.offsets, "items": seen.items, "counts": seen.counts}
             write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
@@ -162,6 +168,14 @@ def read_card(folder: Path) -> Card:
         return Card.model_validate(data)
     except (ValueError, ValidationError, OSError) as error:
         raise BundleError(f"{file}: damaged: {error}") from None
+
+
+def _write_weights(file: Path, weights: Mapping[str, Stored] | Path) -> None:
+    if isinstance(weights, Path):
+        read_tensors(weights, rows=lambda _: ())  # whole and undamaged?
+        shutil.copyfile(weights, file)
+    else:
+        write_tensors(file, weights, {"format": FORMAT})
 
 
 def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -9,31 +9,61 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from recspec.distributed import Streamed, rows_of_block
 from recspec.errors import CheckpointError
 
 FORMAT = 1
 PATTERN = "step-*.safetensors"
+
+Stored: TypeAlias = Tensor | Streamed
+"""What is written: a tensor, or one that no rank holds whole."""
+
+RowsWanted: TypeAlias = Callable[[str], Sequence[range] | None]
+"""Which rows of a tensor to read, by its name; None for all."""
+
+SAFETENSORS_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """Weights, optimizer tensors and counters of one moment of a run, and the weights' average where one is kept."""
 
-    weights: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    weights: Mapping[str, Stored]
+    optimizer: Mapping[str, Stored]
     state: Mapping[str, object]
-    average: Mapping[str, Tensor] = field(default_factory=dict)
+    average: Mapping[str, Stored] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False)
+
+    @property
+    def tensors(self) -> dict[str, Stored]:
+        """All of them, under the names they have in the file."""
+        return {
+            **{f"weights/{name}": tensor for name, tensor in self.weights.items()},
+            **{f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()},
+            **{f"average/{name}": tensor for name, tensor in self.average.items()},
+        }
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
@@ -44,18 +74,13 @@ def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:010d}.safetensors"
-    tensors = {
-        **{f"weights/{name}": tensor for name, tensor in checkpoint.weights.items()},
-        **{f"optimizer/{name}": tensor for name, tensor in checkpoint.optimizer.items()},
-        **{f"average/{name}": tensor for name, tensor in checkpoint.average.items()},
-    }
-    write_tensors(path, tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
+    write_tensors(path, checkpoint.tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
     for old in _files(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
 
 
-def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
+def load_latest(folder: Path, rows: RowsWanted | None = None) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that is whole, and a note for each newer one that is not.
 
     Raises:
@@ -64,7 +89,7 @@ def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
     notes: list[str] = []
     for path in _files(folder):
         try:
-            return load(path), notes
+            return load(path, rows), notes
         except CheckpointError as error:
             notes.append(f"{error}; using the one before it")
     if notes:
@@ -72,13 +97,13 @@ def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
     raise CheckpointError(f"{folder}: no checkpoint to resume from; start the run without --resume")
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU.
+def load(path: Path, rows: RowsWanted | None = None) -> Checkpoint:
+    """Read a checkpoint onto the CPU, all of it or the rows wanted of some tensors.
 
     Raises:
         CheckpointError: if it is damaged or was written in another format.
     """
-    tensors, header = read_tensors(path)
+    tensors, header = read_tensors(path, rows)
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{path}: checkpoint format {header.get('format')!r}; this recspec reads {FORMAT}")
     state = header["state"]
@@ -87,27 +112,39 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(*parts, state, _part(tensors, "average/"), path)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, object]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Stored], header: Mapping[str, object]) -> None:
     """Write tensors and a JSON header under a temporary name, flush, rename.
+
+    What is streamed is taken block by block, in the order of names, and never whole.
 
     Raises:
         CheckpointError: if the disk does not take it.
     """
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    described = json.dumps({**header, "digest": digest(plain)}, sort_keys=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(plain, temporary, metadata={"recspec": described})
-        with temporary.open("rb") as file:
+        with temporary.open("wb") as file:
+            _write(file, tensors, header)
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path}: could not be written: {error}; what was there before is untouched") from None
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
+def take_part(tensors: Mapping[str, Stored]) -> None:
+    """What every rank but the first does while that one writes: hand over its blocks."""
+    for name in sorted(tensors):
+        if isinstance(streamed := tensors[name], Streamed):
+            for _ in streamed.blocks():
+                pass
+
+
+def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Tensors (on the CPU) and header of a file that `write_tensors` wrote, its content checked.
+
+    `rows` says which ranges of a tensor's rows to keep, one after the other, or None for all of them; memory then holds
+    those and a block. A tensor of one number has no rows and is read.
 
     Raises:
         CheckpointError: if the file is damaged, cut off, or not ours.
@@ -115,7 +152,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            kept: dict[str, Tensor] = {}
+            total = Digest()
+            for name in sorted(file.keys()):
+                wanted = rows(name) if rows is not None else None
+                if wanted is None or not file.get_slice(name).get_shape():
+                    kept[name] = file.get_tensor(name)
+                    total.add(name, kept[name].dtype, tuple(kept[name].shape), [kept[name]])
+                else:
+                    kept[name] = _read_rows(file.get_slice(name), name, wanted, total)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged or cut off ({error})") from None
     try:
@@ -123,19 +168,95 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
         expected = header.pop("digest")
     except (KeyError, ValueError):
         raise CheckpointError(f"{path}: not written by recspec, or damaged") from None
-    if digest(tensors) != expected:
+    if total.hexdigest() != expected:
         raise CheckpointError(f"{path}: damaged: its content does not match its digest")
-    return tensors, header
+    return kept, header
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """BLAKE2b of names, types, shapes and bytes, in the order of names."""
-    total = hashlib.blake2b(digest_size=16)
+class Digest:
+    """BLAKE2b of names, types, shapes and bytes, tensors in the order of names."""
+
+    def __init__(self) -> None:
+        self._total = hashlib.blake2b(digest_size=16)
+
+    def add(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        blocks: Iterable[Tensor],
+        write: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """Take in a tensor as blocks of its rows; `write` gets their bytes too."""
+        self._total.update(f"{name} {dtype} {shape}".encode())
+        for block in blocks:
+            data = block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            self._total.update(data)
+            if write is not None:
+                write(data)
+
+    def hexdigest(self) -> str:
+        """Of all that was taken in."""
+        return self._total.hexdigest()
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Stored], header: Mapping[str, object]) -> None:
+    """A safetensors file: the header's length (8 bytes, little-endian), the header as JSON, the tensors' bytes.
+
+    Wide types stand first, so that every tensor is aligned. The digest is known last and put into the header then; its
+    length never differs.
+    """
+    entries: dict[str, object] = {}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+        tensor = tensors[name]
+        size = math.prod(tensor.shape) * tensor.dtype.itemsize
+        offsets[name] = end
+        entries[name] = {
+            "dtype": SAFETENSORS_TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + size],
+        }
+        end += size
+
+    def described(digest: str) -> bytes:
+        about = {"recspec": json.dumps({**header, "digest": digest}, sort_keys=True)}
+        text = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
+        return text + b" " * (-len(text) % 8)
+
+    total = Digest()
+    start = 8 + len(described(total.hexdigest()))
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+        tensor = tensors[name]
+        file.seek(start + offsets[name])
+        blocks = tensor.blocks() if isinstance(tensor, Streamed) else [tensor]
+        total.add(name, tensor.dtype, tuple(tensor.shape), blocks, file.write)
+    text = described(total.hexdigest())
+    file.seek(0)
+    file.write(len(text).to_bytes(8, "little") + text)
+
+
+def _read_rows(stored: Any, name: str, wanted: Sequence[range], total: Digest) -> Tensor:
+    """Some rows of a tensor in a file; all of it goes into the digest, block by block."""
+    shape = tuple(stored.get_shape())
+    row = stored[0:0]
+    kept = torch.empty(sum(len(part) for part in wanted), *shape[1:], dtype=row.dtype)
+    starts = [sum(len(part) for part in wanted[:place]) for place in range(len(wanted))]
+
+    def blocks() -> Iterator[Tensor]:
+        step = rows_of_block(shape, row.dtype)
+        for first in range(0, shape[0], step):
+            block = stored[first : min(first + step, shape[0])]
+            for part, start in zip(wanted, starts, strict=True):
+                here = range(max(part.start, first), min(part.stop, first + len(block)))
+                if here:
+                    place = start + here.start - part.start
+                    kept[place : place + len(here)] = block[here.start - first : here.stop - first]
+            yield block
+
+    total.add(name, row.dtype, shape, blocks())
+    return kept
 
 
 def _files(folder: Path) -> list[Path]:

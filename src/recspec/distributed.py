@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run, and what they tell each other.
+"""Who this process is among the processes of a run, what they tell each other, and which tables each of them holds.
 
 A `Ranks` is a value that is handed down; nothing reads the environment but `join`, and with one process every exchange
 is the identity.
@@ -6,9 +6,10 @@ is the identity.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +30,10 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    local_world_size: int = 1
+    """Ranks on this machine."""
+    before: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """What all ranks finish together before anything is summed, gathered or waited for, if anything."""
 
     @property
     def is_first(self) -> bool:
@@ -45,6 +50,7 @@ class Ranks:
         """Sum of every rank's tensor, on every rank."""
         if self.world_size == 1:
             return tensor
+        self._finish_first()
         total = tensor.to(self.device, copy=True)
         dist.all_reduce(total)
         return total.to(tensor.device)
@@ -57,6 +63,7 @@ class Ranks:
         """Rows of every rank's tensor (n_r, ...) -> (sum of n_r, ...), in the order of the ranks, on every rank."""
         if self.world_size == 1:
             return tensor
+        self._finish_first()
         local = tensor.to(self.device)
         sizes = [int(size) for size in self._gather_sizes(local.shape[0])]
         padded = local.new_zeros((max(sizes), *local.shape[1:]))
@@ -68,7 +75,34 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:
+            self._finish_first()
             dist.barrier()
+
+    def swap(self, rows: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Rows to every rank and from every rank: the first `send[0]` go to rank 0, the next `send[1]` to rank 1, ...
+
+        What comes back holds `receive[0]` rows of rank 0, then `receive[1]` of rank 1, and so on.
+        """
+        if self.world_size == 1:
+            return rows
+        came = rows.new_empty((sum(receive), *rows.shape[1:]))
+        dist.all_to_all_single(came, rows.contiguous(), list(receive), list(send))
+        return came
+
+    def to_first(self, rows: torch.Tensor, owner: int) -> torch.Tensor:
+        """The owner's rows on the first rank; both call this with tensors alike in shape and type, and nobody else."""
+        if owner == 0:
+            return rows
+        beside = rows.to(self.device).contiguous()
+        if self.is_first:
+            dist.recv(beside, owner)
+            return beside.to(rows.device)
+        dist.send(beside, 0)
+        return rows
+
+    def _finish_first(self) -> None:
+        if self.before is not None:
+            self.before()
 
     def _gather_sizes(self, size: int) -> list[int]:
         mine = torch.tensor([size], dtype=torch.int64, device=self.device)
@@ -115,6 +149,127 @@ def join(device: str = "auto") -> Iterator[Ranks]:
         torch.cuda.set_device(chosen)
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        yield Ranks(dist.get_rank(), world_size, chosen)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        yield Ranks(dist.get_rank(), world_size, chosen, local)
     finally:
         dist.destroy_process_group()
+
+
+# --- which rank holds which tables -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table as a plan sees it: rows [first, first + rows) of the store it lies in."""
+
+    store: str
+    name: str
+    first: int
+    rows: int
+    bytes_per_row: int
+    """Of weights, and of all that the optimizer keeps beside them."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [first, stop) of a store, all of one table, and the rank that holds them."""
+
+    table: Table
+    first: int
+    stop: int
+    rank: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the rank needs for it."""
+        return (self.stop - self.first) * self.table.bytes_per_row
+
+    def __str__(self) -> str:
+        first, stop, rows = self.first - self.table.first, self.stop - self.table.first, self.table.rows
+        where = f"{rows:,} rows" if stop - first == rows else f"rows {first:,} to {stop - 1:,} of {rows:,}"
+        return f"{self.table.store} {self.table.name} ({where})"
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Which rank holds which rows of which embedding table."""
+
+    pieces: tuple[Piece, ...]
+    """By store and row; those of a store are all its rows, each once."""
+    world_size: int
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores that are divided."""
+        return tuple(dict.fromkeys(piece.table.store for piece in self.pieces))
+
+    def of(self, store: str) -> tuple[Piece, ...]:
+        """A store's pieces in the order of their rows."""
+        return tuple(piece for piece in self.pieces if piece.table.store == store)
+
+    def held(self, store: str, rank: int) -> tuple[range, ...]:
+        """The rows of a store that a rank holds, ascending."""
+        return tuple(range(piece.first, piece.stop) for piece in self.of(store) if piece.rank == rank)
+
+    @property
+    def bytes(self) -> tuple[int, ...]:
+        """Each rank's memory."""
+        return tuple(sum(piece.bytes for piece in self.pieces if piece.rank == rank) for rank in range(self.world_size))
+
+    def __str__(self) -> str:
+        lines = []
+        for rank, size in enumerate(self.bytes):
+            held = [str(piece) for piece in self.pieces if piece.rank == rank]
+            lines.append(f"rank {rank}: {size:,} bytes: {', '.join(held) or 'nothing'}")
+        return "\n".join(lines)
+
+
+def plan_sharding(tables: Iterable[Table], world_size: int) -> ShardingPlan:
+    """Whole tables to ranks, the largest first and each to the rank with the least so far.
+
+    A table that is larger than an equal share of all is cut by rows, into the fewest even pieces that are not; so no
+    rank has more than its share and one piece.
+    """
+    known = list(tables)
+    share = sum(table.rows * table.bytes_per_row for table in known) / world_size
+    pieces = [piece for table in known for piece in _cut(table, share, world_size)]
+    load = [0] * world_size
+    placed = []
+    for piece in sorted(pieces, key=lambda piece: -piece.bytes):
+        rank = load.index(min(load))
+        load[rank] += piece.bytes
+        placed.append(Piece(piece.table, piece.first, piece.stop, rank))
+    order = {table: place for place, table in enumerate(known)}
+    return ShardingPlan(tuple(sorted(placed, key=lambda piece: (order[piece.table], piece.first))), world_size)
+
+
+def _cut(table: Table, share: float, world_size: int) -> Iterator[Piece]:
+    """Even pieces of a table, none larger than the share, and no more than there are ranks or rows."""
+    size = table.rows * table.bytes_per_row
+    count = min(world_size, table.rows, max(1, math.ceil(size / share))) if size else 1
+    for place in range(count):
+        rows = Ranks(place, count).share(table.rows)
+        yield Piece(table, table.first + rows.start, table.first + rows.stop, rank=0)
+
+
+# --- tensors that no rank holds whole --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A tensor as blocks of its rows, in order, so that nobody need hold it whole.
+
+    Where ranks hold parts of it, all of them take the blocks together, and the first rank alone gets what they hold.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterator[torch.Tensor]]
+
+
+def rows_of_block(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Rows of a tensor that are moved at once: some `BLOCK_BYTES` of them, one at least."""
+    return max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize))
+
+
+BLOCK_BYTES = 1 << 26

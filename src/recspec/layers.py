@@ -6,10 +6,12 @@ Shapes: B rows; D a layer's width; L a list feature's length.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -139,6 +141,29 @@ def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
 Combiner = Literal["sum", "mean"]
 Start = Literal["glorot", "uniform"]
 
+Fetch: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Rows wanted of a store (n,), -1 for padding -> a table (m + 1, width) of those m that differ, after a row of zeros for
+padding, and the place of each row in it (n,)."""
+
+RowsHeld: TypeAlias = Callable[["Embeddings", str], Sequence[range]]
+"""Which rows of a store of some embeddings are held here, ascending."""
+
+_rows_held: ContextVar[RowsHeld | None] = ContextVar("rows_held", default=None)
+
+
+@contextmanager
+def holding(rows: RowsHeld) -> Iterator[None]:
+    """Embeddings that are made until the end of the block hold some rows only.
+
+    They start with the values that they would start with among all rows: those are drawn too, a table at a time, and
+    forgotten.
+    """
+    token = _rows_held.set(rows)
+    try:
+        yield
+    finally:
+        _rows_held.reset(token)
+
 
 class Embeddings(nn.Module):
     """Embedding tables of several features, looked up together and laid side by side: (B, sum of widths).
@@ -179,14 +204,21 @@ class Embeddings(nn.Module):
             self.first_row[name] = table.start
             if rows < spec.num_ids(name):
                 self.rows_of_hashed[name] = rows
+        self.tables: dict[str, dict[str, range]] = {str(width): store for width, store in tables.items()}
+        """The rows of each store's tables, by vocabulary."""
+        held = _rows_held.get()
         self.stores = nn.ParameterDict(
             {
-                str(width): _filled_tables([len(table) for table in store.values()], width, start, std)
-                for width, store in tables.items()
+                key: _filled_tables(
+                    [len(table) for table in store.values()], int(key), start, std, held and held(self, key)
+                )
+                for key, store in self.tables.items()
             }
         )
         self.sparse: set[str] = set()
         """Stores whose gradient holds the rows of the batch alone; `recspec.train` decides."""
+        self.fetch: dict[str, Fetch] = {}
+        """How the rows of stores that are not held here are come by; `recspec.sharding` decides."""
 
     @property
     def width(self) -> int:
@@ -213,11 +245,34 @@ class Embeddings(nn.Module):
         parts: list[Tensor] = []
         for key, store in self.stores.items():
             width = int(key)
+            if key in self.fetch:
+                parts += self._fetched(batch, key, chosen)
+                continue
             if scalars := self._scalars(width, chosen):
                 ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
                 parts.append(F.embedding(ids, store, sparse=key in self.sparse).flatten(1))
             parts += [self._pooled(batch[name], store, name, key) for name in self._lists(width, chosen)]
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def _fetched(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
+        """What `forward` makes of one store, from rows that are fetched: all of the batch's at once."""
+        scalars, lists = self._scalars(int(key), names), self._lists(int(key), names)
+        if not scalars and not lists:
+            return []
+        wanted = [(self._rows(name, batch[name]) + self.first_row[name]).flatten() for name in scalars]
+        for name in lists:
+            rows = self._rows(name, batch[name]) + self.first_row[name]
+            wanted.append(torch.where(batch[name] != 0, rows, -1).flatten())
+        table, places = self.fetch[key](torch.cat(wanted))
+        place_of = dict(zip((*scalars, *lists), torch.split(places, [len(ids) for ids in wanted]), strict=True))
+        parts = []
+        if scalars:
+            ids = torch.stack([place_of[name] for name in scalars], dim=1)
+            parts.append(F.embedding(ids, table).flatten(1))
+        for name in lists:
+            bags = place_of[name].view(batch[name].shape)
+            parts.append(F.embedding_bag(bags, table, mode=self.combiner, padding_idx=0))
+        return parts
 
     def _rows(self, name: str, ids: Tensor) -> Tensor:
         """Which row of its table each id takes; id 0 keeps row 0."""
@@ -243,18 +298,57 @@ class Embeddings(nn.Module):
         return [name for name, own in self.widths.items() if own == width and name in names and name in self.lists]
 
 
-def _filled_tables(num_rows: Sequence[int], width: int, start: Start, std: float | None) -> nn.Parameter:
-    """Tables of one width, one after the other, with their starting values; zeros with a deviation of 0."""
-    store = torch.zeros(sum(num_rows), width)
-    for table, rows in zip(torch.split(store, list(num_rows)), num_rows, strict=True):
-        spread = (2 / (rows + width)) ** 0.5 if std is None else std
-        if std is None and start == "uniform":
-            nn.init.uniform_(table, -(rows**-0.5), rows**-0.5)
-        elif spread:
-            # A normal distribution cut off at two standard deviations has .87963 of its own.
-            own = spread / 0.87962566103423978
-            nn.init.trunc_normal_(table, std=own, a=-2 * own, b=2 * own)
+def _filled_tables(
+    num_rows: Sequence[int], width: int, start: Start, std: float | None, held: Sequence[range] | None = None
+) -> nn.Parameter:
+    """Tables of one width, one after the other, with their starting values; zeros with a deviation of 0.
+
+    With `held`, those rows alone, one after the other.
+    """
+    store = torch.zeros(sum(num_rows) if held is None else sum(len(rows) for rows in held), width)
+    first = 0
+    for rows in num_rows:
+        table = store[first : first + rows] if held is None else None
+        for place, block in _drawn(rows, width, start, std, into=table):
+            _keep(store, held or (), first + place, block)
+        first += rows
     return nn.Parameter(store)
+
+
+def _drawn(rows: int, width: int, start: Start, std: float | None, into: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    """A table's starting values: blocks of rows, and where each begins. They are drawn into `into` where it is given.
+
+    Uniform numbers are drawn one after the other, so blocks of them are what a whole table would be; those of a normal
+    distribution that is cut off are redrawn until all fit, so that table is one block.
+    """
+    spread = (2 / (rows + width)) ** 0.5 if std is None else std
+    if std is None and start == "uniform":
+        step = rows if into is not None else max(1, DRAWN // width)
+        for place in range(0, rows, step):
+            block = torch.empty(min(step, rows - place), width) if into is None else into
+            nn.init.uniform_(block, -(rows**-0.5), rows**-0.5)
+            yield place, block
+    elif spread:
+        # A normal distribution cut off at two standard deviations has .87963 of its own.
+        own = spread / 0.87962566103423978
+        block = torch.empty(rows, width) if into is None else into
+        nn.init.trunc_normal_(block, std=own, a=-2 * own, b=2 * own)
+        yield 0, block
+
+
+DRAWN = 1 << 24
+"""Numbers that are drawn at once where only some rows are kept."""
+
+
+def _keep(store: Tensor, held: Sequence[range], first: int, block: Tensor) -> None:
+    """Copy those rows of a block that are held; it begins at row `first` of all."""
+    start = 0
+    for rows in held:
+        here = range(max(rows.start, first), min(rows.stop, first + len(block)))
+        if here:
+            place = start + here.start - rows.start
+            store[place : place + len(here)] = block[here.start - first : here.stop - first]
+        start += len(rows)
 
 
 def ids_and_numbers(spec: FeatureSpec, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -57,6 +57,11 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def total_memory() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def describe() -> dict[str, object]:
     """Processor, cores, memory (bytes) and system, for a report of measurements."""
     model = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))

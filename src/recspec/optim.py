@@ -212,6 +212,20 @@ def updates_rows_exactly(settings: OptimizerSettings) -> bool:
     return settings.optimizer in ("sgd", "adagrad", "rowwise_adagrad", "rmsprop")
 
 
+def numbers_beside(settings: OptimizerSettings, width: int) -> float:
+    """Numbers that the optimizer keeps beside each weight of a table of that width."""
+    kept = {
+        "adam": 2.0,
+        "adamw": 2.0,
+        "sgd": float(settings.momentum > 0),
+        "adagrad": 1.0,
+        "rmsprop": 1.0 + (settings.momentum > 0) + 1 / width,
+        "ftrl": 2.0,
+        "rowwise_adagrad": 1 / width,
+    }
+    return kept[settings.optimizer]
+
+
 def sparse_pays(rows: int, width: int, ids: int) -> bool:
     """Whether a sparse gradient of `ids` rows is cheaper than a dense one of a whole table.
 
@@ -573,7 +587,8 @@ class RowwiseAdagrad(_Own):
     def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
         """The formula on all rows."""
         total = self._sums(group, weight)
-        self._update(group, weight.view(len(total), -1), total, gradient.reshape(len(total), -1))
+        alike = (len(total), math.prod(weight.shape[1:]))  # said in full: there may be no row
+        self._update(group, weight.view(alike), total, gradient.reshape(alike))
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """The formula on the rows seen."""

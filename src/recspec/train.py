@@ -34,9 +34,10 @@ from recspec.loader import Loader, Part, Share
 from recspec.machine import cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
 from recspec.models.base import Model
-from recspec.optim import Optimizers, OptimizerSettings, sparse_pays, updates_rows_exactly
+from recspec.optim import Optimizers, OptimizerSettings, numbers_beside, sparse_pays, updates_rows_exactly
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, sampler_for
+from recspec.sharding import Choice, Shards, build, place
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -56,6 +57,21 @@ class TrainSettings(OptimizerSettings):
         "auto",
         description="update only the rows of embedding tables that a step has seen: auto where that is faster and "
         "the optimizer then does exactly the same",
+    )
+    shard_embeddings: Choice = Field(
+        "auto",
+        description="divide embedding tables among the ranks, each row with its optimizer state on one of them: auto "
+        "where they exceed embedding_memory",
+    )
+    offload_embeddings: Choice = Field(
+        "auto",
+        description="leave embedding tables in the host's memory and move the rows of each batch: auto on a GPU, the "
+        "largest tables until embedding_memory holds the others",
+    )
+    embedding_memory: str | None = Field(
+        None,
+        description="what a rank's device has for embedding tables and their optimizer state, as 60GB; half of its "
+        "memory when not given",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none when not given")
     average: float = Field(
@@ -99,6 +115,8 @@ class TrainSettings(OptimizerSettings):
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate {self.accumulate} is more than batch_size {self.batch_size}")
         parse_bytes(self.memory_budget)
+        if self.embedding_memory is not None:
+            parse_bytes(self.embedding_memory)
         return self
 
     @property
@@ -252,8 +270,7 @@ class TrainingRun:
         self.precision, why = pick_precision(settings.precision, ranks.device)
         self.train_splits = _check_splits(spec, settings)
         self.valid = _valid_of(spec, settings)
-        torch.manual_seed(settings.seed)
-        self.model = MODELS[model_name](spec, model_settings).to(ranks.device)
+        self.model, self.shards = self._make_model(model_settings)
         self.num_negatives = _num_negatives(spec, settings)
         self.loader = self._make_loader(held_out=False)
         self.sampler = self._make_sampler()
@@ -327,21 +344,27 @@ class TrainingRun:
         if self.sampler is not None:
             batch = self.sampler(share, epoch=state.epoch, step=state.step)
         rows = num_rows(batch)
-        micro = math.ceil(rows / settings.accumulate)
+        # Every rank takes as many micro-batches as the one with most rows: they look up rows of each other's tables.
+        most = math.ceil(share.total_rows / self.ranks.world_size) * (1 + self.num_negatives)
+        micro = math.ceil(most / settings.accumulate)
         # DDP averages over ranks and the loss over rows: weights make it the mean over the rows of all ranks.
         weight = self.ranks.world_size * share.num_rows / share.total_rows
         total = torch.zeros((), device=self.ranks.device)
-        for start in range(0, rows, micro):
+        for start in range(0, most, micro):
             part = take(batch, slice(start, start + micro)) if settings.accumulate > 1 else batch
-            last = start + micro >= rows
-            with self._no_sync(last), self._autocast():
-                loss = self.objective(part) * (weight * num_rows(part) / rows)
+            own_rows = num_rows(part)
+            if not own_rows:
+                part = take(batch, slice(0, 1))
+            with self._no_sync(start + micro >= most), self._autocast():
+                loss = self.objective(part) * (weight * own_rows / rows)
             self.scaler.scale(loss).backward()
+            self.shards.collect()
             total += loss.detach()
         self._share_sparse_gradients()
+        self.shards.deliver(self._is_sparse)
         if settings.clip_norm is not None:
             self.optimizers.unscale(self.scaler)
-            nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
+            self._clip(settings.clip_norm)
         self.optimizers.step(self.scaler)
         self.scaler.update()
         self.optimizers.zero_grad()
@@ -370,6 +393,21 @@ class TrainingRun:
             values = self.ranks.gather(parameter.grad._values()) / self.ranks.world_size
             parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False)
 
+    def _is_sparse(self, name: str) -> bool:
+        """Whether the gradient of a store of embeddings holds the rows seen alone."""
+        prefix, _, key = name.partition(".stores.")
+        return key in cast(Embeddings, self.model.get_submodule(prefix)).sparse
+
+    def _clip(self, most: float) -> None:
+        """Scale all gradients down to a norm of at most `most`, the rows on other ranks counted too."""
+        here = [p.grad for name, p in self.model.named_parameters() if p.grad is not None and name not in self.shards]
+        there = [p.grad for name, p in self.model.named_parameters() if p.grad is not None and name in self.shards]
+        norm = nn.utils.get_total_norm(here)
+        if there:
+            squares = torch.stack([gradient.square().sum().to(self.ranks.device) for gradient in there]).sum()
+            norm = (norm.square() + self.ranks.sum(squares)).sqrt()
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), most, norm)
+
     def _after_step(self, loss: Tensor) -> None:
         """Log, checkpoint and stop where it is time; looks at the loss only then, so a GPU need not wait for us."""
         state, settings = self.progress, self.settings
@@ -386,10 +424,12 @@ class TrainingRun:
                 samples_per_second=state.samples / max(state.seconds, 1e-9),
                 seconds=state.seconds,
             )
-        interrupted = False
+        interrupted, due = False, settings.checkpoint_minutes == 0
         if on_schedule or self.ranks.world_size == 1:  # all ranks must agree, and agreeing costs a message
-            interrupted = self.ranks.any(self.stop_requested())
-        if interrupted or time.monotonic() - self.saved_at >= 60 * settings.checkpoint_minutes:
+            late = time.monotonic() - self.saved_at >= 60 * settings.checkpoint_minutes
+            asked = self.ranks.sum(torch.tensor([self.stop_requested(), late], dtype=torch.int64))
+            interrupted, due = bool(asked[0]), due or bool(asked[1])
+        if interrupted or due:
             self._save()
         if interrupted:
             self.log.write("interrupted", step=state.step)
@@ -444,7 +484,8 @@ class TrainingRun:
         if self.valid == HELD_OUT:
             return {"rows": self._evaluate_held_out()}
         protocol = self.metric.partition("/")[0]
-        return evaluate_model(self.model, self.spec, self.valid, protocols=(protocol,), ranks=self.ranks).metrics
+        ranks = self.shards.evaluating
+        return evaluate_model(self.model, self.spec, self.valid, protocols=(protocol,), ranks=ranks).metrics
 
     @cached_property
     def held_out(self) -> Loader:
@@ -459,8 +500,8 @@ class TrainingRun:
                 batch = take(share.batch, slice(0, share.num_rows))
                 logits.append(self.model(batch).float().cpu())
                 labels.append(batch[self.spec.label].float().cpu())
-        scores = self.ranks.gather(torch.cat(logits)).numpy()
-        truth = self.ranks.gather(torch.cat(labels)).numpy()
+        ranks = self.shards.evaluating
+        scores, truth = ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy()
         found = {"auc": metrics.auc(scores, truth), "log_loss": metrics.log_loss(scores, truth)}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
@@ -474,10 +515,13 @@ class TrainingRun:
         if state.best is None or (value < state.best if name in LOWER_IS_BETTER else value > state.best):
             state.best, state.best_epoch, state.stale = value, state.epoch, 0
             state.best_metrics = {of: dict(values) for of, values in metrics.items()}
+            whole = self.shards.whole(self.model.state_dict())
             if self.ranks.is_first:
                 path = self.folder / "checkpoints" / BEST
                 path.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.write_tensors(path, self.model.state_dict(), {"epoch": state.epoch})
+                checkpoint.write_tensors(path, whole, {"format": bundle.FORMAT, "epoch": state.epoch})
+            else:
+                checkpoint.take_part(whole)
         else:
             state.stale += 1
         reached = settings.target is not None and (
@@ -496,7 +540,7 @@ class TrainingRun:
     def _finish_with_weights(self) -> Result:
         state = self.progress
         self.model.eval()
-        weights: Mapping[str, Tensor] = self.model.state_dict()
+        weights = self.shards.whole(self.model.state_dict())
         use_best = self.settings.keep_best and state.best is not None
         card = Card(
             model=self.model_name,
@@ -520,9 +564,12 @@ class TrainingRun:
             metrics=state.best_metrics if use_best else {},
         )
         if self.ranks.is_first:
-            if use_best:
-                weights, _ = checkpoint.read_tensors(self.folder / "checkpoints" / BEST)
-            bundle.save(self.folder / "bundle", self.model, card, seen=self._seen(), weights=weights)
+            best = self.folder / "checkpoints" / BEST
+            bundle.save(
+                self.folder / "bundle", self.model, card, seen=self._seen(), weights=best if use_best else weights
+            )
+        elif not use_best:
+            checkpoint.take_part(weights)
         self.ranks.barrier()
         result = Result(
             self.folder / "bundle",
@@ -564,7 +611,11 @@ class TrainingRun:
         """Write a checkpoint on the first rank, unless the loss has left the numbers."""
         self.saved_at = time.monotonic()
         self._finite(self.last_loss)
+        whole = self.shards.whole
+        average = whole(self.average.tensors) if self.average is not None else {}
+        tensors = whole(self.model.state_dict()), whole(self.optimizers.tensors())
         if not self.ranks.is_first:
+            checkpoint.take_part(Checkpoint(*tensors, {}, average).tensors)
             return
         state = {
             "progress": asdict(self.progress),
@@ -578,28 +629,23 @@ class TrainingRun:
         }
         checkpoint.save(
             self.folder / "checkpoints",
-            Checkpoint(
-                self.model.state_dict(),
-                self.optimizers.tensors(),
-                state,
-                self.average.tensors if self.average is not None else {},
-            ),
+            Checkpoint(*tensors, state, average),
             step=self.progress.step,
             keep=self.settings.keep_checkpoints,
         )
 
     def _restore(self) -> None:
         """Continue from the newest whole checkpoint; every rank reads it."""
-        saved, notes = checkpoint.load_latest(self.folder / "checkpoints")
+        saved, notes = checkpoint.load_latest(self.folder / "checkpoints", self.shards.held)
         for note in notes:
             self.log.note(note)
         self._check_same_run(saved)
         self._check_not_done(saved)
         self.model.load_state_dict(dict(saved.weights))
-        self.optimizers.restore(saved.optimizer)
+        self.optimizers.restore(cast(Mapping[str, Tensor], saved.optimizer))
         self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
         if self.average is not None:
-            self.average.restore(saved.average)
+            self.average.restore(cast(Mapping[str, Tensor], saved.average))
         for name, value in cast(dict[str, object], saved.state["progress"]).items():
             setattr(self.progress, name, value)
 
@@ -615,6 +661,7 @@ class TrainingRun:
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
         may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
+        may_change |= {"shard_embeddings", "offload_embeddings", "embedding_memory"}
         parts = (self.settings, *self.settings.part_settings.values())
         if all(part.schedule in ("constant", "step") for part in parts):
             may_change.add("epochs")
@@ -644,6 +691,37 @@ class TrainingRun:
             raise CheckpointError.of(f"{saved.path}: this is another run; --resume continues the same one", problems)
 
     # --- what the run is made of -------------------------------------------------------------------------------
+
+    def _make_model(self, model_settings: config.Settings) -> tuple[Model, Shards]:
+        """The model with its first values, its tables where the settings and the memory want them."""
+        settings, model_class = self.settings, MODELS[self.model_name]
+
+        def make() -> Model:
+            return model_class(self.spec, model_settings)
+
+        with torch.device("meta"):
+            optimizers = Optimizers(make().named_parameters(), settings, settings.part_settings)
+
+        def bytes_per_row(store: str, width: int) -> float:
+            own = optimizers.settings_of(store)
+            whole_gradient = settings.clip_norm is not None or not updates_rows_exactly(own)
+            return 4 * width * (1 + numbers_beside(own, width) + whole_gradient + (settings.average > 0))
+
+        placement = place(
+            make,
+            self.ranks,
+            shard=settings.shard_embeddings,
+            offload=settings.offload_embeddings,
+            memory=parse_bytes(settings.embedding_memory) if settings.embedding_memory is not None else None,
+            bytes_per_row=bytes_per_row,
+        )
+        if placement.plan.pieces and self.precision == "fp16":
+            raise SettingsError(
+                f"train.precision is fp16, whose loss scaler knows only gradients that every rank has, and tables are "
+                f"divided or left on the host ({placement.why}); take bf16 or tf32"
+            )
+        torch.manual_seed(settings.seed)
+        return build(make, self.ranks, placement)
 
     def _make_loader(self, *, held_out: bool) -> Loader:
         share = self.settings.valid_share if self.valid == HELD_OUT else 0.0
@@ -696,11 +774,14 @@ class TrainingRun:
         for prefix, module in self.model.named_modules():
             for key, store in module.stores.items() if isinstance(module, Embeddings) else ():
                 name = f"{prefix}.stores.{key}"
-                pays = sparse_pays(store.shape[0], store.shape[1], rows * module.ids_per_row(key))
+                divided = name in self.shards
+                held = self.shards.num_rows(name) // self.ranks.world_size if divided else store.shape[0]
+                pays = sparse_pays(held, store.shape[1], rows * module.ids_per_row(key))
                 exact = updates_rows_exactly(self.optimizers.settings_of(name))
                 if settings.sparse_gradients == "always" or (pays and exact):
                     module.sparse.add(key)
-                    chosen[name] = store
+                    if not divided:
+                        chosen[name] = store
         return chosen
 
     def _make_objective(self) -> nn.Module:
@@ -708,7 +789,7 @@ class TrainingRun:
         if self.settings.compile:
             objective = cast(nn.Module, torch.compile(objective))
         if self.ranks.world_size > 1:
-            ignored = [f"model.{name}" for name in self.sparse]
+            ignored = [f"model.{name}" for name in (*self.sparse, *self.shards.stores)]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
                 objective, ignored
             )
@@ -724,7 +805,7 @@ class TrainingRun:
             "model": self.model_name,
             "model_settings": self.model.settings.model_dump(mode="json"),
             "train": self.settings.model_dump(mode="json"),
-            "parameters": self.model.num_parameters(),
+            "parameters": self.model.num_parameters() + self.shards.elsewhere,
             "rows": self.loader.num_rows,
             "negatives": self.num_negatives,
             "samples_per_epoch": self.loader.num_rows * (1 + self.num_negatives),
@@ -736,7 +817,10 @@ class TrainingRun:
             "threads": torch.get_num_threads(),
             "precision": self.precision,
             "precision_reason": self.why_precision,
-            "sparse_gradients": list(self.sparse),
+            "sparse_gradients": list(self.sparse) + [name for name in self.shards.stores if self._is_sparse(name)],
+            "sharding": str(self.shards.placement.plan).splitlines() if self.shards.stores else None,
+            "offloaded": sorted(self.shards.placement.offloaded),
+            "placement_reason": self.shards.placement.why,
             "splits": list(self.train_splits),
             "metric": self.metric if self.valid else None,
         }
