@@ -1,0 +1,430 @@
+"""Tables that are divided or left on the host train and save as whole ones do: plans by hand, two processes as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from recspec.checkpoint import read_tensors
+from recspec.distributed import Ranks, Table, plan_sharding
+from recspec.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings, holding
+from recspec.models import MODELS
+from recspec.sharding import Placement, build, distinct, place
+from recspec.train import TrainSettings, train
+from tests import made_up
+
+ALONE = Ranks()
+DLRM = {"embedding_dim": 4, "bottom": [8, 4], "top": [8]}
+WIDE_DEEP = {"embedding_dim": 4, "hidden": [8], "dropout": 0.0}
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def table(name: str, rows: int, *, first: int = 0, bytes_per_row: int = 1, store: str = "s") -> Table:
+    return Table(store, name, first, rows, bytes_per_row)
+
+
+def test_the_largest_table_goes_first_and_each_to_the_rank_with_least() -> None:
+    tables = [table("a", 40), table("b", 100, first=40), table("c", 60, first=140)]
+    plan = plan_sharding(tables, 2)  # a share is 100: b fills one rank, then c and a the other
+    assert plan.held("s", 0) == (range(40, 140),)
+    assert plan.held("s", 1) == (range(40), range(140, 200))
+    assert plan.bytes == (100, 100)
+
+
+def test_a_table_larger_than_a_share_is_cut_by_rows_into_the_fewest_pieces_that_are_not() -> None:
+    plan = plan_sharding([table("a", 90), table("b", 6, first=90), table("c", 3, first=96)], 3)
+    # A share is 33: a becomes three pieces of 30, then b and c go to the first two ranks.
+    assert [plan.held("s", rank) for rank in range(3)] == [
+        (range(30), range(90, 96)), (range(30, 60), range(96, 99)), (range(60, 90),)
+    ]  # fmt: skip
+    assert plan.bytes == (36, 33, 30)
+
+
+def test_bytes_decide_and_not_rows() -> None:
+    plan = plan_sharding([table("thin", 100, store="1"), table("wide", 10, bytes_per_row=64, store="16")], 2)
+    # 740 bytes, a share is 370: wide (640) is cut in two; thin (100) goes to the first of two equal ranks.
+    assert plan.held("16", 0) == (range(5),)
+    assert plan.held("16", 1) == (range(5, 10),)
+    assert plan.held("1", 0) == (range(100),)
+    assert plan.held("1", 1) == ()
+    assert plan.stores == ("1", "16")
+
+
+def test_a_plan_says_who_holds_what() -> None:
+    plan = plan_sharding([table("user", 5000, bytes_per_row=4), table("item", 10, first=5000, bytes_per_row=4)], 2)
+    assert str(plan) == (
+        "rank 0: 10,040 bytes: s user (rows 0 to 2,499 of 5,000), s item (10 rows)\n"
+        "rank 1: 10,000 bytes: s user (rows 2,500 to 4,999 of 5,000)"
+    )
+    assert str(plan_sharding([table("one", 1)], 2)) == "rank 0: 1 bytes: s one (1 rows)\nrank 1: 0 bytes: nothing"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("sizes", [[], [1], [7, 7, 7], [1000, 1], [3, 500, 20, 20, 8, 1]])
+def test_every_row_is_held_once_and_no_rank_has_more_than_its_share_and_a_piece(
+    sizes: list[int], world_size: int
+) -> None:
+    firsts = [sum(sizes[:place]) for place in range(len(sizes))]
+    plan = plan_sharding([table(f"{i}", n, first=first) for i, (n, first) in enumerate(zip(sizes, firsts, strict=True))],
+                         world_size)  # fmt: skip
+    rows = [row for rank in range(world_size) for part in plan.held("s", rank) for row in part]
+    assert sorted(rows) == list(range(sum(sizes)))
+    assert sum(plan.bytes) == sum(sizes)
+    largest = max((piece.bytes for piece in plan.pieces), default=0)
+    assert max(plan.bytes) <= sum(sizes) / world_size + largest
+
+
+# --- where tables lie ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """Users are more rows than all else together, so that two ranks cut their table."""
+    return made_up.clicks(tmp_path_factory.mktemp("sharding") / "clicks", num_users=400)
+
+
+def placed(spec: FeatureSpec, ranks: Ranks, model: str = "wide_deep", **values: Any) -> Placement:
+    chosen = {"shard": "auto", "offload": "auto", "memory": None, **values}
+    settings = MODELS[model].Settings.model_validate({"wide_deep": WIDE_DEEP, "dlrm": DLRM}.get(model, {}))
+    return place(lambda: MODELS[model](spec, settings), ranks, bytes_per_row=lambda _, width: 4 * width, **chosen)
+
+
+def test_tables_are_divided_where_asked_or_where_they_do_not_fit(clicks: FeatureSpec) -> None:
+    stores = ("wide.tables.stores.1", "deep.embeddings.stores.4")
+    size = 20 * sum(clicks.num_ids(name) for name in clicks.inputs(categorical=True))  # 4 bytes of widths 1 and 4
+    two = Ranks(0, 2)
+    assert placed(clicks, two).plan.stores == ()
+    assert placed(clicks, two, memory=size).plan.stores == ()
+    assert placed(clicks, two, memory=size - 1).plan.stores == stores
+    assert placed(clicks, two, memory=1, shard="never").plan.stores == ()
+    assert placed(clicks, two, shard="always").plan.stores == stores
+    assert placed(clicks, ALONE, shard="always").plan.stores == (), "nobody to share with"
+    assert sum(placed(clicks, two, shard="always").plan.bytes) == size
+
+
+def test_the_largest_tables_stay_on_the_host_until_the_device_holds_the_others(clicks: FeatureSpec) -> None:
+    wide, deep = "wide.tables.stores.1", "deep.embeddings.stores.4"
+    gpu = Ranks(device=torch.device("cuda", 0))
+    ids = sum(clicks.num_ids(name) for name in clicks.inputs(categorical=True))
+    assert placed(clicks, gpu, memory=20 * ids).offloaded == set()
+    assert placed(clicks, gpu, memory=20 * ids - 1).offloaded == {deep}
+    assert placed(clicks, gpu, memory=4 * ids - 1).offloaded == {wide, deep}
+    assert placed(clicks, gpu, memory=1, offload="never").offloaded == set()
+    assert placed(clicks, ALONE, memory=1).offloaded == set(), "a CPU's tables are there already"
+    assert placed(clicks, ALONE, offload="always").offloaded == {wide, deep}
+    two = Ranks(0, 2, torch.device("cuda", 0))
+    assert placed(clicks, two, memory=10 * ids, shard="always").offloaded == set(), "half of them fits"
+    both = placed(clicks, two, memory=10 * ids - 1, shard="always")
+    assert both.offloaded == {deep}
+    assert set(both.plan.stores) == {wide, deep}
+
+
+def test_a_model_without_tables_to_divide_is_refused(tmp_path: Path) -> None:
+    spec = made_up.interactions(tmp_path / "data")
+    with pytest.raises(SettingsError) as caught:
+        placed(spec, Ranks(0, 2), "neumf", shard="always", offload="always")
+    assert str(caught.value) == (
+        "train.shard_embeddings and train.offload_embeddings: always, but NeuMF has no embedding tables that can be "
+        "divided or left on the host; leave it at auto"
+    )
+    assert placed(spec, Ranks(0, 2), "neumf", memory=1).plan.pieces == ()
+
+
+@pytest.mark.parametrize("start", ["uniform", "glorot"])
+def test_rows_that_are_held_start_as_they_do_among_all(
+    clicks: FeatureSpec, start: Literal["uniform", "glorot"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.layers.DRAWN", 100)  # several blocks a table
+    widths = dict.fromkeys(clicks.inputs(categorical=True), 3)
+
+    def made() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(5)
+        store = Embeddings(clicks, widths, start=start).stores["3"]
+        return store, torch.rand(1)
+
+    whole, after = made()
+    held = (range(2), range(30, 77), range(390, len(whole)))
+    with holding(lambda *_: held):
+        some, after_some = made()
+    assert torch.equal(some, torch.cat([whole[rows.start : rows.stop] for rows in held]))
+    assert torch.equal(after, after_some), "what is drawn next is the same too"
+
+
+def test_distinct_keys_ascend_and_every_key_finds_its_place() -> None:
+    for keys in ([-1], [-1, 5, 3, 5], [-1, 1 << 42, 7, -1, 1 << 42]):
+        found, places = distinct(torch.tensor(keys))
+        assert found.tolist() == sorted(set(keys))
+        assert found[places].tolist() == keys
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_fetched_rows_are_looked_up_as_rows_that_are_here(clicks: FeatureSpec, combiner: Literal["sum", "mean"]) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        widths = {"user_id": 2, "tags": 2, "hour": 2, "item_id": 3}
+        return nn.ModuleDict({"all": Embeddings(clicks, widths, combiner=combiner)})
+
+    def step(model: nn.Module, names: tuple[str, ...] | None) -> torch.Tensor:
+        embeddings = model["all"]  # type: ignore[index]
+        found: torch.Tensor = embeddings(batch, names)
+        (found * torch.arange(1.0, 1 + found.shape[1])).sum().backward()
+        return found.detach()
+
+    batch = {
+        "user_id": torch.tensor([7, 0, 7, 399]), "hour": torch.tensor([1, 1, 23, 0]),
+        "item_id": torch.tensor([1, 2, 3, 4]), "tags": torch.tensor([[1, 2, 0, 0], [0] * 4, [3, 3, 3, 3], [5, 0, 0, 0]]),
+    }  # fmt: skip
+    batch["tags"] = nn.functional.pad(batch["tags"], (0, (clicks.features["tags"].length or 4) - 4))
+    for names in (None, ("tags",), ("hour", "item_id")):
+        whole, there = make(), None
+        placement = place(make, ALONE, shard="auto", offload="always", memory=None, bytes_per_row=lambda _, w: 4 * w)
+        there, shards = build(make, ALONE, placement)
+        assert there.state_dict().keys() == whole.state_dict().keys()
+        assert torch.equal(step(there, names), step(whole, names))
+        shards.collect()
+        for sparse in (True, False):
+            if not sparse:
+                step(there, names)
+                shards.collect()
+            shards.deliver(lambda _, sparse=sparse: sparse)  # type: ignore[misc]
+            for name, weight in there.named_parameters():
+                expected = dict(whole.named_parameters())[name].grad
+                assert weight.grad is not None
+                assert weight.grad.is_sparse == sparse
+                torch.testing.assert_close(
+                    weight.grad.to_dense(), torch.zeros_like(weight) if expected is None else expected
+                )
+
+
+# --- two processes as one --------------------------------------------------------------------------------------------
+
+COMMON = {"batch_size": 333, "log_every": 1, "tensorboard": False, "precision": "fp32", "learning_rate": 0.05}
+
+CASES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {
+    "adagrad, rows seen, micro-batches": (
+        "dlrm", DLRM, {"optimizer": "adagrad", "accumulate": 4, "sparse_gradients": "always", "epochs": 2}
+    ),
+    "sgd, tables cut by rows": ("wide_deep", WIDE_DEEP, {"optimizer": "sgd", "sparse_gradients": "always"}),
+    "adam of all rows, clipped, averaged": (
+        "wide_deep", WIDE_DEEP,
+        {"optimizer": "adam", "sparse_gradients": "never", "clip_norm": 0.05, "average": 0.9, "learning_rate": 0.005},
+    ),
+    "row-wise adagrad and ftrl, tables on the host": (
+        "wide_deep", WIDE_DEEP,
+        {"optimizer": "rowwise_adagrad", "parts": {"wide": {"optimizer": "ftrl"}}, "offload_embeddings": "always",
+         "keep_best": False},
+    ),
+    "rmsprop, several widths, held-out rows": (
+        "dcnv2", {"embedding_dim": "rule", "bottom": [4], "top": [8], "cross_layers": 2, "cross_rank": 2},
+        {"optimizer": "rmsprop", "sparse_gradients": "always", "valid_share": 0.2, "learning_rate": 0.01},
+    ),
+}  # fmt: skip
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+from recspec.distributed import join
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.train import TrainSettings, train
+
+with join("cpu") as ranks:
+    for data, model, model_settings, settings, folder, resume in json.loads(sys.argv[1]):
+        train(
+            model, FeatureSpec.load(data), Path(folder), ranks=ranks, resume=resume,
+            settings=TrainSettings.model_validate(settings),
+            model_settings=MODELS[model].Settings.model_validate(model_settings),
+        )
+"""
+
+
+def start_ranks(code: str, world_size: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": f"{world_size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
+              "OMP_NUM_THREADS": "1"}  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+
+
+def train_on(world_size: int, runs: list[tuple[Any, ...]]) -> None:
+    processes = start_ranks(TRAIN, world_size, json.dumps(runs))
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+
+
+def train_alone(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> None:
+    model, model_settings, settings = CASES[case]
+    train(
+        model, spec, folder, resume=resume,
+        settings=TrainSettings.model_validate({**COMMON, "epochs": 1, **settings, **values}),
+        model_settings=MODELS[model].Settings.model_validate(model_settings),
+    )  # fmt: skip
+
+
+def on_two(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> tuple[Any, ...]:
+    model, model_settings, settings = CASES[case]
+    chosen = {**COMMON, "epochs": 1, **settings, "shard_embeddings": "always", **values}
+    return str(spec.folder), model, model_settings, chosen, str(folder), resume
+
+
+RESUMED = "sgd, tables cut by rows"
+
+
+@pytest.fixture(scope="module")
+def data_of(clicks: FeatureSpec) -> Mapping[str, FeatureSpec]:
+    """Each case's data; one has no valid split."""
+    folder = clicks.folder.parent / "no-valid"
+    held_out = made_up.clicks(folder, num_users=400)
+    sources = {split: held_out.sources[split] for split in ("train", "test")}
+    held_out.replace(sources=sources).save(folder)
+    held_out = FeatureSpec.load(folder)
+    return {case: held_out if "valid_share" in settings else clicks for case, (_, _, settings) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(data_of: Mapping[str, FeatureSpec], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every case trained by one process (`one/`) and by two with tables divided (`two/`), all in one start of the two.
+
+    Beside them a run that one process began and two continued (`one-two`), and the other way round (`two-one`).
+    """
+    root = tmp_path_factory.mktemp("runs")
+    for case in CASES:
+        train_alone(data_of[case], root / "one" / case, case)
+    data = data_of[RESUMED]
+    train_alone(data, root / "one" / "two epochs", RESUMED, epochs=2)
+    train_alone(data, root / "one-two", RESUMED)
+    on_both = [on_two(data_of[case], root / "two" / case, case) for case in CASES]
+    train_on(2, [*on_both, on_two(data, root / "one-two", RESUMED, resume=True, epochs=2),
+                 on_two(data, root / "two-one", RESUMED)])  # fmt: skip
+    train_alone(data, root / "two-one", RESUMED, resume=True, epochs=2)
+    return root
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def assert_alike(first: Path, second: Path) -> None:
+    """Same losses, same metrics, same tensors in every checkpoint and in the bundle, to rounding."""
+    losses = [[event["loss"] for event in events(folder, "step")] for folder in (first, second)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for one, two in zip(events(first, "epoch"), events(second, "epoch"), strict=True):
+        assert one["metrics"].keys() == two["metrics"].keys() == {"rows"}
+        assert one["metrics"]["rows"] == pytest.approx(two["metrics"]["rows"], abs=2e-4)
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) for folder in (first, second)]
+    assert files[0] == files[1]
+    for file in files[0]:
+        left, right = read_tensors(first / file)[0], read_tensors(second / file)[0]
+        assert left.keys() == right.keys(), file
+        for name, tensor in left.items():
+            torch.testing.assert_close(tensor, right[name], atol=1e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_with_divided_tables_train_as_one(runs: Path, case: str) -> None:
+    one, two = runs / "one" / case, runs / "two" / case
+    start = events(two, "start")[0]
+    assert [line.partition(":")[0] for line in start["sharding"]] == ["rank 0", "rank 1"]
+    assert start["parameters"] == events(one, "start")[0]["parameters"]
+    assert start["rows"] % 333 != 0, "the last batch is smaller, and its rows are not even"
+    if "by rows" in case:
+        assert "rows 0 to " in start["sharding"][0]
+    assert_alike(one, two)
+
+
+@pytest.mark.parametrize("resumed", ["one-two", "two-one"])
+def test_a_checkpoint_of_one_world_size_resumes_on_another(runs: Path, resumed: str) -> None:
+    whole = runs / "one" / "two epochs"
+    assert [event["world_size"] for event in events(runs / resumed, "start")] == (
+        [1, 2] if resumed == "one-two" else [2, 1]
+    )
+    assert_alike(whole, runs / resumed)
+
+
+def test_tables_that_stay_on_the_host_train_as_tables_on_the_device(clicks: FeatureSpec, tmp_path: Path) -> None:
+    for case in ("adagrad, rows seen, micro-batches", "adam of all rows, clipped, averaged"):
+        for folder, offload in (("here", "never"), ("there", "always")):
+            train_alone(clicks, tmp_path / case / folder, case, offload_embeddings=offload)
+        assert events(tmp_path / case / "there", "start")[0]["offloaded"]
+        assert not events(tmp_path / case / "here", "start")[0]["offloaded"]
+        assert_alike(tmp_path / case / "here", tmp_path / case / "there")
+
+
+def test_a_loss_scaler_and_tables_elsewhere_do_not_go_together(
+    clicks: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.train.pick_precision", lambda *_: ("fp16", "as on a GPU without bf16"))
+    with pytest.raises(SettingsError, match=r"train.precision is fp16, whose .* take bf16 or tf32"):
+        train_alone(clicks, tmp_path / "run", RESUMED, offload_embeddings="always")
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="'much' is not a size; write it as 2GB or 512MiB"):
+        TrainSettings.model_validate({"embedding_memory": "much"})
+
+
+# --- a rank that dies ------------------------------------------------------------------------------------------------
+
+ONE_LEAVES = """
+import os, sys, torch
+from torch import nn
+from pathlib import Path
+from recspec.distributed import join
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings
+from recspec.sharding import build, place
+
+spec = FeatureSpec.load(sys.argv[1])
+with join("cpu") as ranks:
+    make = lambda: nn.ModuleList([Embeddings(spec, {"user_id": 2})])
+    placement = place(make, ranks, shard="always", offload="never", memory=None, bytes_per_row=lambda _, w: 4 * w)
+    model, _ = build(make, ranks, placement)
+    batch = {"user_id": torch.arange(390)}
+    model[0](batch)
+    ranks.barrier()
+    if ranks.rank == 1:
+        os._exit(9)
+    model[0](batch)
+"""
+
+
+def test_a_rank_that_dies_ends_the_others(clicks: FeatureSpec) -> None:
+    started = time.monotonic()
+    processes = start_ranks(ONE_LEAVES, 2, str(clicks.folder))
+    try:
+        _, errors = processes[0].communicate(timeout=120)
+        processes[1].communicate(timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [1, 9]
+    assert "RuntimeError" in errors
+    assert time.monotonic() - started < 120
