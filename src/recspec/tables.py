@@ -194,7 +194,9 @@ class _DuckDB:
 
     def read_text(self, file: TextFile, into: Path | None = None) -> Table:
         columns = file_columns(file)
-        types = ", ".join(f"{_quoted(name)}: '{DUCKDB_TYPES[kind]}'" for name, kind in columns.items())
+        # Whole numbers come as text, for DuckDB would round 1.5 to 2 without a word.
+        read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
+        types = ", ".join(f"{_quoted(name)}: '{kind}'" for name, kind in read_as.items())
         options = {
             "delim": _quoted(file.separator),
             "header": str(file.header).lower(),
@@ -206,7 +208,7 @@ class _DuckDB:
             "nullstr": "''",
         }
         listing = ", ".join(f"{name}={value}" for name, value in options.items())
-        selected = ", ".join(_quoted(name, '"') for name in file.columns)
+        selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         scan = f"read_csv({_quoted(str(file.path))}, {listing})"
         try:
             target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into)
@@ -248,6 +250,13 @@ class _DuckDB:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _selected(name: str, kind: ColumnType) -> str:
+    column = _quoted(name, '"')
+    if kind != "int64":
+        return column
+    return f"CASE WHEN contains({column}, '.') THEN error('a fraction') ELSE CAST({column} AS BIGINT) END AS {column}"
 
 
 @contextmanager

@@ -396,8 +396,9 @@ class _Stages:
             problems = [
                 f"row {row[ROW] + 1:,}: the label is {row[LABEL]}; expected 0 or 1" for row in shown.to_pylist()
             ]
-            more = int(found["wrong"]) - len(problems)
-            raise DataError.of(str(self._files[number].path), [*problems, *([f"and {more:,} more"] if more else [])])
+            more = found["wrong"] > len(problems)
+            first = f": {found['wrong']:,} labels are wrong, the first of them" if more else ""
+            raise DataError.of(f"{self._files[number].path}{first}", problems)
         facts = {
             "rows": int(found["rows"]),
             "positives": int(found["positives"] or 0),
