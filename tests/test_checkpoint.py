@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from recspec import checkpoint
 from recspec.checkpoint import Checkpoint
+from recspec.distributed import Streamed
 from recspec.errors import CheckpointError
 
 
@@ -58,6 +60,63 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(1)}, tmp_path / "step-0000000001.safetensors")
     with pytest.raises(CheckpointError, match="not written by recspec"):
         checkpoint.load(tmp_path / "step-0000000001.safetensors")
+
+
+MIXED = {
+    "bits": torch.tensor([True, False, True]),
+    "halves": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
+    "many": torch.arange(14.0).view(7, 2),
+    "none": torch.zeros(0, 4),
+    "one": torch.tensor(7),
+    "row": torch.arange(5, dtype=torch.int8),
+}
+
+
+def test_a_file_is_a_safetensors_file_of_any_types(tmp_path: Path) -> None:
+    checkpoint.write_tensors(tmp_path / "file", MIXED, {"format": 1})
+    for read in (load_file(tmp_path / "file"), checkpoint.read_tensors(tmp_path / "file")[0]):
+        assert read.keys() == MIXED.keys()
+        for name, tensor in MIXED.items():
+            assert read[name].dtype == tensor.dtype
+            assert torch.equal(read[name], tensor), name
+
+
+def test_a_tensor_in_blocks_is_written_as_the_whole_one(tmp_path: Path) -> None:
+    many = MIXED["many"]
+    blocks = Streamed(many.dtype, tuple(many.shape), lambda: iter([many[:3], many[3:3], many[3:]]))
+    checkpoint.write_tensors(tmp_path / "whole", MIXED, {"format": 1})
+    checkpoint.write_tensors(tmp_path / "blocks", {**MIXED, "many": blocks}, {"format": 1})
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "blocks").read_bytes()
+
+
+def test_those_who_do_not_write_hand_over_their_blocks_in_the_order_of_names() -> None:
+    taken: list[str] = []
+
+    def stream(name: str) -> Streamed:
+        return Streamed(torch.float32, (1,), lambda: iter([torch.zeros(0) for _ in [taken.append(name)]]))
+
+    checkpoint.take_part({"b": stream("b"), "weight": torch.zeros(1), "a": stream("a")})
+    assert taken == ["a", "b"]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 16, 24, 1 << 20])
+def test_some_rows_of_a_file_are_read_and_all_of_it_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr("recspec.distributed.BLOCK_BYTES", block_bytes)
+    file = tmp_path / "file"
+    checkpoint.write_tensors(file, MIXED, {"format": 1})
+    wanted = {"many": (range(1), range(2, 6)), "none": (), "one": (range(1),), "halves": ()}
+    read, _ = checkpoint.read_tensors(file, wanted.get)
+    assert torch.equal(read["many"], MIXED["many"][[0, 2, 3, 4, 5]])
+    assert read["halves"].shape == (0, 3)
+    assert read["none"].shape == (0, 4)
+    assert read["one"].item() == 7
+    assert torch.equal(read["row"], MIXED["row"])
+    data = file.read_bytes()
+    file.write_bytes(data.replace(MIXED["many"][6].numpy().tobytes(), b"12345678"))
+    with pytest.raises(CheckpointError, match="its content does not match its digest"):
+        checkpoint.read_tensors(file, wanted.get)
 
 
 def test_nothing_to_resume_says_what_to_do(tmp_path: Path) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
 from recspec.errors import SettingsError
-from recspec.optim import SCHEDULES, learning_rate_factor, make_optimizer, polynomial_decay, step_decay, warm_up
+from recspec.optim import (
+    SCHEDULES,
+    Optimizers,
+    OptimizerSettings,
+    learning_rate_factor,
+    make_optimizer,
+    numbers_beside,
+    polynomial_decay,
+    step_decay,
+    warm_up,
+)
 
 NAMES = ("adam", "adamw", "sgd", "adagrad", "rmsprop")
 
@@ -114,3 +126,45 @@ def test_every_schedule_starts_at_one_and_never_grows(schedule: str) -> None:
 def test_an_unknown_schedule_is_told_the_nearest_name() -> None:
     with pytest.raises(SettingsError, match=r"unknown schedule 'linaer' \(did you mean 'linear'\?\)"):
         learning_rate_factor("linaer", 0, total_steps=1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("name", get_args(OptimizerSettings.model_fields["optimizer"].annotation))
+def test_what_an_optimizer_keeps_beside_a_table_is_what_is_counted(name: str, momentum: float) -> None:
+    table = nn.Parameter(torch.zeros(1000, 8))
+    settings = OptimizerSettings.model_validate({"optimizer": name, "momentum": momentum})
+    optimizers = Optimizers([("table", table)], settings)
+    sparse = momentum == 0 and name != "adamw"
+    table.grad = (
+        torch.sparse_coo_tensor([[3]], torch.ones(1, 8), table.shape, check_invariants=True)
+        if sparse
+        else torch.ones_like(table)
+    )
+    optimizers.step()
+    kept = sum(tensor.numel() for tensor in optimizers.tensors().values() if tensor.dim())
+    counted = numbers_beside(settings, 8) * table.numel()
+    if name == "rmsprop" and not sparse:
+        counted -= 1000  # which step a row was last seen in, kept for sparse gradients alone
+    assert kept == counted
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", get_args(OptimizerSettings.model_fields["optimizer"].annotation))
+def test_a_table_without_rows_takes_steps(name: str, sparse: bool) -> None:
+    """As a rank has it that a plan gives nothing of a store."""
+    table = nn.Parameter(torch.zeros(0, 8))
+    optimizers = Optimizers([("table", table)], OptimizerSettings.model_validate({"optimizer": name}))
+    for _ in range(2):
+        none = torch.zeros(1, 0, dtype=torch.int64)
+        table.grad = (
+            torch.sparse_coo_tensor(none, torch.zeros(0, 8), table.shape, check_invariants=True)
+            if sparse
+            else torch.zeros(0, 8)
+        )
+        if name == "adamw" and sparse:
+            with pytest.raises(SettingsError, match="moves every row"):
+                optimizers.step()
+            return
+        optimizers.step()
+    counts = [int(tensor) for tensor in optimizers.tensors().values() if not tensor.dim()]
+    assert counts in ([], [2]), "steps are counted, as on the ranks that hold rows"

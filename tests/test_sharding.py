@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch import nn
 
+from recspec import bundle
 from recspec.checkpoint import read_tensors
 from recspec.distributed import Ranks, Table, plan_sharding
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings, holding
 from recspec.models import MODELS
-from recspec.sharding import Placement, build, distinct, place
+from recspec.sharding import Placement, PlacementSettings, build, distinct, place
 from recspec.train import TrainSettings, train
 from tests import made_up
 
@@ -80,8 +81,8 @@ def test_every_row_is_held_once_and_no_rank_has_more_than_its_share_and_a_piece(
     sizes: list[int], world_size: int
 ) -> None:
     firsts = [sum(sizes[:place]) for place in range(len(sizes))]
-    plan = plan_sharding([table(f"{i}", n, first=first) for i, (n, first) in enumerate(zip(sizes, firsts, strict=True))],
-                         world_size)  # fmt: skip
+    tables = [table(f"at {first}", rows, first=first) for first, rows in zip(firsts, sizes, strict=True)]
+    plan = plan_sharding(tables, world_size)
     rows = [row for rank in range(world_size) for part in plan.held("s", rank) for row in part]
     assert sorted(rows) == list(range(sum(sizes)))
     assert sum(plan.bytes) == sum(sizes)
@@ -99,9 +100,11 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def placed(spec: FeatureSpec, ranks: Ranks, model: str = "wide_deep", **values: Any) -> Placement:
-    chosen = {"shard": "auto", "offload": "auto", "memory": None, **values}
+    chosen = PlacementSettings.model_validate({
+        f"{what}_embeddings" if what != "memory" else "embedding_memory": f"{value}" for what, value in values.items()
+    })  # fmt: skip
     settings = MODELS[model].Settings.model_validate({"wide_deep": WIDE_DEEP, "dlrm": DLRM}.get(model, {}))
-    return place(lambda: MODELS[model](spec, settings), ranks, bytes_per_row=lambda _, width: 4 * width, **chosen)
+    return place(lambda: MODELS[model](spec, settings), ranks, chosen, lambda _, width: 4 * width)
 
 
 def test_tables_are_divided_where_asked_or_where_they_do_not_fit(clicks: FeatureSpec) -> None:
@@ -173,7 +176,9 @@ def test_distinct_keys_ascend_and_every_key_finds_its_place() -> None:
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
-def test_fetched_rows_are_looked_up_as_rows_that_are_here(clicks: FeatureSpec, combiner: Literal["sum", "mean"]) -> None:
+def test_fetched_rows_are_looked_up_as_rows_that_are_here(
+    clicks: FeatureSpec, combiner: Literal["sum", "mean"]
+) -> None:
     def make() -> nn.Module:
         torch.manual_seed(3)
         widths = {"user_id": 2, "tags": 2, "hour": 2, "item_id": 3}
@@ -186,13 +191,14 @@ def test_fetched_rows_are_looked_up_as_rows_that_are_here(clicks: FeatureSpec, c
         return found.detach()
 
     batch = {
-        "user_id": torch.tensor([7, 0, 7, 399]), "hour": torch.tensor([1, 1, 23, 0]),
-        "item_id": torch.tensor([1, 2, 3, 4]), "tags": torch.tensor([[1, 2, 0, 0], [0] * 4, [3, 3, 3, 3], [5, 0, 0, 0]]),
+        "user_id": torch.tensor([7, 0, 7, 390]), "hour": torch.tensor([1, 1, 23, 0]),
+        "item_id": torch.tensor([1, 2, 3, 4]),
+        "tags": torch.tensor([[1, 2, 0, 0], [0, 0, 0, 0], [3, 3, 3, 3], [5, 0, 0, 0]]),
     }  # fmt: skip
     batch["tags"] = nn.functional.pad(batch["tags"], (0, (clicks.features["tags"].length or 4) - 4))
     for names in (None, ("tags",), ("hour", "item_id")):
         whole, there = make(), None
-        placement = place(make, ALONE, shard="auto", offload="always", memory=None, bytes_per_row=lambda _, w: 4 * w)
+        placement = place(make, ALONE, PlacementSettings(offload_embeddings="always"), lambda _, width: 4 * width)
         there, shards = build(make, ALONE, placement)
         assert there.state_dict().keys() == whole.state_dict().keys()
         assert torch.equal(step(there, names), step(whole, names))
@@ -369,6 +375,30 @@ def test_a_checkpoint_of_one_world_size_resumes_on_another(runs: Path, resumed: 
     assert_alike(whole, runs / resumed)
 
 
+def test_a_bundle_of_divided_tables_is_divided_again_for_an_evaluation(
+    runs: Path, data_of: Mapping[str, FeatureSpec]
+) -> None:
+    run, data = runs / "two" / RESUMED, data_of[RESUMED]
+    name = "deep.embeddings.stores.4"
+    whole = bundle.load(run)
+    assert not whole.shards.stores
+    for rank in range(2):
+        part = bundle.load(run, ranks=Ranks(rank, 2))
+        rows = part.shards.placement.plan.held(name, rank)
+        expected = torch.cat([whole.model.state_dict()[name][r.start : r.stop] for r in rows])
+        assert torch.equal(part.model.state_dict()[name], expected)
+    command = ["-m", "recspec", "evaluate", str(run), str(data.folder), "--json"]
+    alone = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+    both = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *command],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert both.returncode == 0, both.stderr
+    metrics = [json.loads(done.stdout)["metrics"]["rows"] for done in (alone, both)]
+    assert metrics[0] == pytest.approx(metrics[1], abs=1e-6)
+
+
 def test_tables_that_stay_on_the_host_train_as_tables_on_the_device(clicks: FeatureSpec, tmp_path: Path) -> None:
     for case in ("adagrad, rows seen, micro-batches", "adam of all rows, clipped, averaged"):
         for folder, offload in (("here", "never"), ("there", "always")):
@@ -400,12 +430,12 @@ from pathlib import Path
 from recspec.distributed import join
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings
-from recspec.sharding import build, place
+from recspec.sharding import PlacementSettings, build, place
 
 spec = FeatureSpec.load(sys.argv[1])
 with join("cpu") as ranks:
     make = lambda: nn.ModuleList([Embeddings(spec, {"user_id": 2})])
-    placement = place(make, ranks, shard="always", offload="never", memory=None, bytes_per_row=lambda _, w: 4 * w)
+    placement = place(make, ranks, PlacementSettings(shard_embeddings="always"), lambda _, width: 4 * width)
     model, _ = build(make, ranks, placement)
     batch = {"user_id": torch.arange(390)}
     model[0](batch)

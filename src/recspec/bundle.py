@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +22,13 @@ from torch import Tensor
 
 from recspec import __version__, config
 from recspec.checkpoint import Stored, read_tensors, write_tensors
+from recspec.distributed import Ranks
 from recspec.errors import BundleError, CheckpointError, nearest, unknown
 from recspec.feature_spec import FeatureSpec
+from recspec.layers import holding
 from recspec.models import MODELS
 from recspec.models.base import Model
+from recspec.sharding import Placement, PlacementSettings, Shards, divide, place
 
 FORMAT = 1
 
@@ -74,6 +77,8 @@ class Bundle:
     spec: FeatureSpec
     folder: Path
     seen: Seen | None = field(default=None, repr=False)
+    shards: Shards = field(default_factory=lambda: Shards({}, Placement(), Ranks()), repr=False)
+    """The tables that are divided among ranks or lie on the host."""
 
 
 def save(
@@ -111,8 +116,12 @@ def save(
     return folder
 
 
-def load(path: str | Path, *, device: torch.device | None = None) -> Bundle:
+def load(path: str | Path, *, device: torch.device | None = None, ranks: Ranks | None = None) -> Bundle:
     """Rebuild the model of a bundle, or of a run folder that holds one, ready to score.
+
+    With `ranks` its tables are divided among them as in training, where the settings of training and this machine's
+    memory want it; without, one process answers alone. Either way tables that a GPU can't hold stay on the host. A rank
+    reads the rows that it holds.
 
     Raises:
         BundleError: if the folder holds none, or a damaged one.
@@ -124,17 +133,27 @@ def load(path: str | Path, *, device: torch.device | None = None) -> Bundle:
     spec = FeatureSpec.load(folder)
     model_class = MODELS[card.model]
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
+
+    def make() -> Model:
+        return model_class(spec, settings)
+
+    here = ranks or Ranks(device=device or torch.device("cpu"))
+    placement = place(make, here, _placement_settings(card, folder, here), lambda _, width: 4 * width)
+
+    def rows(name: str) -> Sequence[range] | None:
+        return placement.plan.held(name, here.rank) if name in placement.plan.stores else None
+
     try:
-        weights, _ = read_tensors(folder / "weights.safetensors")
+        weights, _ = read_tensors(folder / "weights.safetensors", rows)
         seen_file = folder / "seen.safetensors"
         seen = Seen(**read_tensors(seen_file)[0]) if seen_file.exists() else None
     except CheckpointError as error:
         raise BundleError(str(error)) from None
-    with torch.device("meta"):
-        model = model_class(spec, settings)
+    with torch.device("meta"), holding(placement.held_by(here.rank)):
+        model = make()
     _assign(model, weights, folder)
-    model = model.to(device or torch.device("cpu")).eval()
-    return Bundle(model, card, spec, folder, seen)
+    shards = divide(model.eval(), here, placement)
+    return Bundle(model, card, spec, folder, seen, shards)
 
 
 def find(path: Path) -> Path:
@@ -176,6 +195,15 @@ def _write_weights(file: Path, weights: Mapping[str, Stored] | Path) -> None:
         shutil.copyfile(weights, file)
     else:
         write_tensors(file, weights, {"format": FORMAT})
+
+
+def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSettings:
+    """Those of training, as far as they mean something here: a lone process divides nothing, a CPU is the host."""
+    own = {name: card.train[name] for name in PlacementSettings.model_fields if name in card.train}
+    settings = config.build(PlacementSettings, f"{folder / 'bundle.json'}: train", own)
+    unused = {"shard_embeddings"} if ranks.world_size == 1 else set()
+    unused |= {"offload_embeddings"} if ranks.device.type == "cpu" else set()
+    return settings.model_copy(update=dict.fromkeys(unused, "never"))
 
 
 def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -226,7 +226,7 @@ def evaluate(
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
     with join(device) as ranks:
-        trained = bundle.load(run, device=ranks.device)
+        trained = bundle.load(run, ranks=ranks)
         with _stages(show=ranks.is_first) as progress:
             report = run_evaluation(
                 trained,
@@ -235,7 +235,7 @@ def evaluate(
                 protocols=protocol,
                 baselines=baselines,
                 settings=chosen,
-                ranks=ranks,
+                ranks=trained.shards.evaluating,
                 progress=progress,
             )
         if not ranks.is_first:
@@ -578,10 +578,23 @@ class _TrainingDisplay:
             highlight=False,
             markup=False,
         )
+        for line in _placement_lines(event):
+            err.print(line, highlight=False, markup=False)
         if _number(event, "resumed_at_step"):
             epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
         self.task = self.bars.add_task("training", total=_number(event, "steps"))
+
+
+def _placement_lines(event: Mapping[str, object]) -> list[str]:
+    """Which rank holds which tables, where they are divided, and which lie on the host."""
+    sharding, offloaded = event.get("sharding"), event.get("offloaded")
+    lines = [f"{event['placement_reason']}"] if sharding else []
+    if isinstance(sharding, list) and len(sharding) > 1:
+        lines += [f"{line}" for line in sharding]
+    if isinstance(offloaded, list) and offloaded:
+        lines.append(f"in the host's memory: {', '.join(offloaded)}")
+    return lines
 
 
 def _epoch_line(event: Mapping[str, object]) -> str:

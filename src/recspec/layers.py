@@ -142,8 +142,8 @@ Combiner = Literal["sum", "mean"]
 Start = Literal["glorot", "uniform"]
 
 Fetch: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Rows wanted of a store (n,), -1 for padding -> a table (m + 1, width) of those m that differ, after a row of zeros for
-padding, and the place of each row in it (n,)."""
+"""Rows wanted of a store (n,), -1 for padding -> a table (m + 1, width), zeros for padding and then the m rows that
+differ, and the place of each row in it (n,)."""
 
 RowsHeld: TypeAlias = Callable[["Embeddings", str], Sequence[range]]
 """Which rows of a store of some embeddings are held here, ascending."""

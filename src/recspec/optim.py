@@ -644,8 +644,8 @@ def _segments(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     keys.sort()
     found = keys >> place_bits
     starts = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
-    order = (keys & ((1 << place_bits) - 1)).astype(np.int64)
-    return torch.from_numpy(found[starts].astype(np.int64)), torch.from_numpy(order), torch.from_numpy(starts)
+    places = (keys & ((1 << place_bits) - 1)).astype(np.int64)
+    return torch.from_numpy(found[starts].astype(np.int64)), torch.from_numpy(places), torch.from_numpy(starts)
 
 
 @contextmanager

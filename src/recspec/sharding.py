@@ -18,17 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from recspec import machine
+from recspec import config, machine
 from recspec.distributed import Ranks, ShardingPlan, Streamed, Table, plan_sharding, rows_of_block
 from recspec.errors import SettingsError
-from recspec.layers import Embeddings, holding
-
-Choice: TypeAlias = Literal["never", "auto", "always"]
+from recspec.layers import Embeddings, RowsHeld, holding
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,6 +36,32 @@ MEMORY_SHARE = 0.5
 
 ROW_BITS = 40
 """Bits of a row's number under its owner's: 10^12 rows a rank."""
+
+
+class PlacementSettings(config.Settings):
+    """Where embedding tables may lie."""
+
+    shard_embeddings: Literal["never", "auto", "always"] = Field(
+        "auto",
+        description="divide embedding tables among the ranks, each row with its optimizer state on one of them: auto "
+        "where they exceed embedding_memory",
+    )
+    offload_embeddings: Literal["never", "auto", "always"] = Field(
+        "auto",
+        description="leave embedding tables in the host's memory and move the rows of each batch: auto on a GPU, the "
+        "largest tables until embedding_memory holds the others",
+    )
+    embedding_memory: str | None = Field(
+        None,
+        description="what a rank's device has for embedding tables and their optimizer state, as 60GB; half of its "
+        "memory when not given",
+    )
+
+    @model_validator(mode="after")
+    def _is_a_size(self) -> PlacementSettings:
+        if self.embedding_memory is not None:
+            machine.parse_bytes(self.embedding_memory)
+        return self
 
 
 @dataclass(frozen=True)
@@ -50,25 +75,35 @@ class Placement:
     """All embeddings of the model, in the order in which it makes them."""
     why: str = ""
 
+    def held_by(self, rank: int) -> RowsHeld:
+        """What `layers.holding` is told while the model is made on a rank."""
+        made: list[Embeddings] = []
+
+        def held(embeddings: Embeddings, key: str) -> Sequence[range]:
+            made.extend([] if embeddings in made else [embeddings])
+            store = f"{self.order[made.index(embeddings)]}.stores.{key}"
+            if store in self.plan.stores:
+                return self.plan.held(store, rank)
+            return (range(sum(len(table) for table in embeddings.tables[key].values())),)
+
+        return held
+
 
 def place(
     make: Callable[[], nn.Module],
     ranks: Ranks,
-    *,
-    shard: Choice,
-    offload: Choice,
-    memory: int | None,
+    settings: PlacementSettings,
     bytes_per_row: Callable[[str, int], float],
 ) -> Placement:
     """Decide which stores of embeddings are divided among the ranks, and which stay on the host.
 
+    All are divided or none. What is left to hold on a device then stays on the host from the largest store on, until
+    the device has room for the rest.
+
     Args:
         make: builds the model; it is called where nothing takes memory.
         ranks: who divides.
-        shard: `always` divides all, `auto` does where a rank's memory does not hold all of them.
-        offload: `always` leaves all on the host; `auto`, on a GPU, the largest ones until its memory holds the others.
-        memory: bytes of a rank's device that tables may fill, what the optimizer keeps beside them included; None for
-            half of what the device has.
+        settings: what may be done.
         bytes_per_row: memory of a row of a store, by the store's name and its width.
 
     Raises:
@@ -83,6 +118,7 @@ def place(
     with torch.device("meta"), holding(note):
         model = make()
     names = {id(module): prefix for prefix, module in model.named_modules() if isinstance(module, Embeddings)}
+    shard, offload = settings.shard_embeddings, settings.offload_embeddings
     asked = [f"{what}_embeddings" for what, choice in (("shard", shard), ("offload", offload)) if choice == "always"]
     if asked and not made:
         raise SettingsError(
@@ -97,7 +133,8 @@ def place(
         for table, rows in store.items()
     ]  # fmt: skip
     order = tuple(names[id(embeddings)] for embeddings in made)
-    room = device_memory(ranks) if memory is None else memory
+    memory = settings.embedding_memory
+    room = device_memory(ranks) if memory is None else machine.parse_bytes(memory)
     sizes: dict[str, int] = {}
     for table in tables:
         sizes[table.store] = sizes.get(table.store, 0) + table.rows * table.bytes_per_row
@@ -129,16 +166,7 @@ def build(make: Callable[[], M], ranks: Ranks, placement: Placement) -> tuple[M,
     """
     if not placement.plan.pieces:
         return make().to(ranks.device), Shards({}, placement, ranks)
-    made: list[Embeddings] = []
-
-    def held(embeddings: Embeddings, key: str) -> Sequence[range]:
-        made.extend([] if embeddings in made else [embeddings])
-        store = f"{placement.order[made.index(embeddings)]}.stores.{key}"
-        if store in placement.plan.stores:
-            return placement.plan.held(store, ranks.rank)
-        return (range(sum(len(table) for table in embeddings.tables[key].values())),)
-
-    with holding(held):
+    with holding(placement.held_by(ranks.rank)):
         model = make()
     return model, divide(model, ranks, placement)
 

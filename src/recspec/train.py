@@ -37,12 +37,12 @@ from recspec.models.base import Model
 from recspec.optim import Optimizers, OptimizerSettings, numbers_beside, sparse_pays, updates_rows_exactly
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, sampler_for
-from recspec.sharding import Choice, Shards, build, place
+from recspec.sharding import PlacementSettings, Shards, build, place
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
 
-class TrainSettings(OptimizerSettings):
+class TrainSettings(PlacementSettings, OptimizerSettings):
     """How a model is trained. A recipe's section `train`, and `--set train.NAME=VALUE`."""
 
     epochs: int = Field(10, ge=0, description="passes over the training rows")
@@ -57,21 +57,6 @@ class TrainSettings(OptimizerSettings):
         "auto",
         description="update only the rows of embedding tables that a step has seen: auto where that is faster and "
         "the optimizer then does exactly the same",
-    )
-    shard_embeddings: Choice = Field(
-        "auto",
-        description="divide embedding tables among the ranks, each row with its optimizer state on one of them: auto "
-        "where they exceed embedding_memory",
-    )
-    offload_embeddings: Choice = Field(
-        "auto",
-        description="leave embedding tables in the host's memory and move the rows of each batch: auto on a GPU, the "
-        "largest tables until embedding_memory holds the others",
-    )
-    embedding_memory: str | None = Field(
-        None,
-        description="what a rank's device has for embedding tables and their optimizer state, as 60GB; half of its "
-        "memory when not given",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none when not given")
     average: float = Field(
@@ -115,8 +100,6 @@ class TrainSettings(OptimizerSettings):
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate {self.accumulate} is more than batch_size {self.batch_size}")
         parse_bytes(self.memory_budget)
-        if self.embedding_memory is not None:
-            parse_bytes(self.embedding_memory)
         return self
 
     @property
@@ -661,7 +644,7 @@ class TrainingRun:
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
         may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
-        may_change |= {"shard_embeddings", "offload_embeddings", "embedding_memory"}
+        may_change |= set(PlacementSettings.model_fields)
         parts = (self.settings, *self.settings.part_settings.values())
         if all(part.schedule in ("constant", "step") for part in parts):
             may_change.add("epochs")
@@ -707,14 +690,7 @@ class TrainingRun:
             whole_gradient = settings.clip_norm is not None or not updates_rows_exactly(own)
             return 4 * width * (1 + numbers_beside(own, width) + whole_gradient + (settings.average > 0))
 
-        placement = place(
-            make,
-            self.ranks,
-            shard=settings.shard_embeddings,
-            offload=settings.offload_embeddings,
-            memory=parse_bytes(settings.embedding_memory) if settings.embedding_memory is not None else None,
-            bytes_per_row=bytes_per_row,
-        )
+        placement = place(make, self.ranks, settings, bytes_per_row)
         if placement.plan.pieces and self.precision == "fp16":
             raise SettingsError(
                 f"train.precision is fp16, whose loss scaler knows only gradients that every rank has, and tables are "
