@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recspec import tables
 from recspec.errors import DataError, SettingsError
 from recspec.tables import (
     Backend,
@@ -129,6 +130,45 @@ def test_a_missing_value_that_is_required_is_found_though_the_engine_reads_it(ba
     assert len(rows(backend, TextFile(path, COLUMNS))) == 2
     with pytest.raises(DataError, match=r"a\.csv: line 3: column 'user' has no value"):
         rows(backend, TextFile(path, COLUMNS, required=("user",)))
+
+
+@pytest.mark.parametrize("value", ["1.5", "-3.0"])
+def test_a_fraction_is_not_rounded_to_a_whole_number(backend: Backend, tmp_path: Path, value: str) -> None:
+    path = written(tmp_path / "a.csv", f"user,item,stars\n7,a,1\n{value},b,2\n")
+    with pytest.raises(DataError, match=f"line 3: column 'user' is '{value}'; expected a whole number"):
+        backend.read_text(TextFile(path, COLUMNS))
+
+
+def test_a_table_may_stay_when_the_engine_is_closed(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "user,item,stars\n7,a,1\n")
+    with connect(folder=tmp_path / "work", threads=1) as opened:
+        read = opened.read_text(TextFile(path, COLUMNS), tmp_path / "read.parquet")
+        opened.stage(read.mutate(user=read["user"] + 1), tmp_path / "staged.parquet")
+    for name, user in (("read", 7), ("staged", 8)):
+        with connect(folder=tmp_path / "work", threads=1) as opened:
+            found = fetch(opened, opened.read_parquet([tmp_path / f"{name}.parquet"])).to_pylist()
+        assert found == [{"row": 0, "user": user, "item": "a", "stars": 1.0}]
+
+
+def test_reading_tells_how_far_it_is_and_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(share: float) -> None:
+        raise Ended(share)
+
+    monkeypatch.setattr(tables, "WATCH_SECONDS", 0)
+    path = written(tmp_path / "a.csv", "user,item,stars\n" + "7,a,1\n" * 100_000)
+    told: list[float] = []
+    with connect(folder=tmp_path / "work", threads=1) as opened:
+        read = opened.read_text(TextFile(path, COLUMNS), watch=told.append)
+        assert count_rows(opened, read) == 100_000
+        assert told
+        assert all(0 <= share <= 1 for share in told)
+        with pytest.raises(Ended):
+            opened.read_text(TextFile(path, COLUMNS), tmp_path / "read.parquet", watch=end)
+        assert not (tmp_path / "read.parquet").exists()
+        assert count_rows(opened, read) == 100_000
 
 
 def test_at_most_ten_malformed_lines_are_named(tmp_path: Path) -> None:

@@ -522,10 +522,10 @@ class Stage(Protocol):
 
 @contextmanager
 def _stages(*, show: bool = True) -> Iterator[Stage]:
-    """A live bar a stage on a terminal, nothing elsewhere."""
+    """A live bar a stage on a terminal, with the time it took and the time left; nothing elsewhere."""
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
-        console=err, disable=not (show and err.is_terminal), transient=True,
+        TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
     )  # fmt: skip
     tasks: dict[str, TaskID] = {}
 

@@ -13,7 +13,8 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,8 +34,12 @@ from recspec.machine import parse_bytes
 ENGINES = ("duckdb", "spark")
 ColumnType = Literal["int64", "float64", "string"]
 
+Watch = Callable[[float], None]
+
 ROW = "row"
 """Name of the column that holds a row's place in its raw file."""
+
+WATCH_SECONDS = 0.5
 
 PROBLEMS_SHOWN = 10
 """Malformed lines named in one message; a wrong separator would name millions."""
@@ -63,11 +68,12 @@ class Backend(Protocol):
 
     name: str
 
-    def read_text(self, file: TextFile, into: Path | None = None) -> Table:
+    def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         """A delimited text file as a staged table, with the column `row`.
 
         Args:
             into: Where the table stays when the engine is closed, for `read_parquet`; there only once it is whole.
+            watch: Told now and then what share of the file is read, by an engine that knows; may raise to end it.
 
         Raises:
             DataError: naming the lines that don't have the columns or types expected.
@@ -192,7 +198,7 @@ class _DuckDB:
         self._connection = duckdb.connect(config=settings)
         self._names = _Names()
 
-    def read_text(self, file: TextFile, into: Path | None = None) -> Table:
+    def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         columns = file_columns(file)
         # Whole numbers come as text, for DuckDB would round 1.5 to 2 without a word.
         read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
@@ -211,7 +217,7 @@ class _DuckDB:
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         scan = f"read_csv({_quoted(str(file.path))}, {listing})"
         try:
-            target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into)
+            target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise _resource_error(error, self._limit) from None
         except duckdb.Error as error:
@@ -240,10 +246,25 @@ class _DuckDB:
         self._connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _copy(self, query: str, into: Path | None = None) -> Path:
+    def _copy(self, query: str, into: Path | None = None, watch: Watch | None = None) -> Path:
         target = self._folder / f"{self._names.next()}.parquet"
-        self._connection.execute(f"COPY ({query}) TO {_quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)")
+        self._run(f"COPY ({query}) TO {_quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)", watch)
         return target.replace(into) if into is not None else target
+
+    def _run(self, query: str, watch: Watch | None) -> None:
+        if watch is None:
+            self._connection.execute(query)
+            return
+        self._connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self._connection.execute, query)
+            try:
+                while not wait([running], WATCH_SECONDS).done:
+                    watch(max(self._connection.query_progress(), 0) / 100)
+            except BaseException:
+                self._connection.interrupt()
+                raise
+        running.result()
 
     def __enter__(self) -> Self:
         return self
@@ -324,7 +345,7 @@ class _Spark:
         self._session.sparkContext.setLogLevel("ERROR")
         self._names = _Names()
 
-    def read_text(self, file: TextFile, into: Path | None = None) -> Table:
+    def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
         columns = file_columns(file)
         types = ", ".join(f"{_quoted(name, '`')} {SPARK_TYPES[kind]}" for name, kind in columns.items())
         frame = self._session.read.csv(

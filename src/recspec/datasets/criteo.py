@@ -336,7 +336,8 @@ class _Stages:
         """Go through all stages up to the buckets."""
         staged = [self._read(number) for number in range(len(self._files))]
         facts = [self._facts(number, table) for number, table in enumerate(staged)]
-        self._progress("reading rows", len(staged), len(staged))
+        read = sum(file.path.stat().st_size for file in self._files)
+        self._progress("reading rows", read, read)
         counts = [int(fact["rows"]) for fact in facts]
         ranges = _ranges(self._files, counts, self._settings)
         first_rows = [stop - count for stop, count in zip(accumulate(counts), counts, strict=True)]
@@ -357,7 +358,9 @@ class _Stages:
         return _Encoded(encoders, features, scatters, folders, split_rows, summary)
 
     def _read(self, number: int) -> Table:
-        self._progress("reading rows", number, len(self._files))
+        sizes = [file.path.stat().st_size for file in self._files]
+        before, total = sum(sizes[:number]), sum(sizes)
+        self._progress("reading rows", before, total)
         place = self._work / f"rows-{number}.parquet"
         if place.exists():
             return self._backend.read_parquet([place])
@@ -367,7 +370,9 @@ class _Stages:
         columns |= dict.fromkeys(settings.categories, "string")
         path = self._files[number].path
         file = TextFile(path, columns, separator="\t", header=False, quoted=False, required=(LABEL,))
-        return self._backend.read_text(file, place)
+        return self._backend.read_text(
+            file, place, lambda share: self._progress("reading rows", before + int(share * sizes[number]), total)
+        )
 
     def _facts(self, number: int, table: Table) -> Mapping[str, int]:
         """Counts of a file's rows.
