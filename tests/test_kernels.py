@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from recspec import kernels
+from recspec import bundle, checkpoint, kernels
+from recspec.errors import DataError, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings, dot_interaction
+from recspec.models import MODELS
+from recspec.optim import Optimizers, OptimizerSettings
+from recspec.train import TrainSettings, train
+from tests import made_up
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,6 +48,11 @@ def why_triton_is_not_tested() -> str:
 
 WHY_NOT = why_triton_is_not_tested()
 with_triton = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it runs")
+
+WHY_NO_FBGEMM = kernels.why_not("fbgemm", torch.device("cpu"))
+with_fbgemm = pytest.mark.skipif(bool(WHY_NO_FBGEMM), reason=WHY_NO_FBGEMM or "it runs")
+
+BACKENDS = [pytest.param("triton", marks=with_triton), pytest.param("fbgemm", marks=with_fbgemm)]
 
 WIDTHS = [1, 19, 64, 128]
 
@@ -260,3 +275,242 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_here(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- behind the one interface ----------------------------------------------------------------------------------------
+
+SPEC = FeatureSpec.from_dict(
+    {
+        "feature_spec": {
+            "page": {"dtype": "int64", "cardinality": 7, "vocabulary": "pages"},
+            "hour": {"dtype": "int8", "cardinality": 4},
+            "shop": {"dtype": "int32", "cardinality": 5},
+            "seen": {"dtype": "int64", "cardinality": 7, "vocabulary": "pages", "length": 3, "padding": 0},
+            "tags": {"dtype": "int64", "cardinality": 6, "length": 2, "padding": 0},
+            "label": {"dtype": "float32"},
+        },
+        "channel_spec": {"context": ["page", "hour", "shop", "seen", "tags"], "label": ["label"]},
+    }
+)
+INPUTS = {
+    "page": torch.tensor([1, 6, 1, 0, 2]),
+    "hour": torch.tensor([0, 3, 3, 1, 2], dtype=torch.int8),
+    "shop": torch.tensor([4, 4, 4, 0, 1], dtype=torch.int32),
+    "seen": torch.tensor([[1, 2, 0], [0, 0, 0], [6, 6, 6], [0, 5, 0], [1, 0, 2]]),
+    "tags": torch.tensor([[5, 0], [0, 0], [1, 5], [2, 2], [0, 3]]),
+}
+BATCH = {name: ids.to(DEVICE) for name, ids in INPUTS.items()}
+WIDE = {"page": 3, "hour": 3, "shop": 5, "seen": 3, "tags": 3}
+
+
+def embeddings_of(combiner: Literal["sum", "mean"] = "sum", max_rows: int | None = None) -> Embeddings:
+    torch.manual_seed(6)
+    made = Embeddings(SPEC, WIDE, combiner=combiner, start="uniform", max_rows=max_rows, narrow=True)
+    return made.to(DEVICE)
+
+
+def optimizers_of(embeddings: Embeddings, optimizer: str, backend: kernels.Backend) -> Optimizers:
+    settings = OptimizerSettings.model_validate(
+        {"optimizer": optimizer, "learning_rate": 0.1, "initial_accumulator": 0.1}
+    )
+    made = Optimizers(embeddings.named_parameters(), settings)
+    embeddings.backend = backend
+    made.use_backend(backend)
+    if backend == "fbgemm":
+        embeddings.updates = {key: made.fused_update(f"stores.{key}") for key in embeddings.stores}
+    else:
+        embeddings.sparse = set(embeddings.stores)
+    return made
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("max_rows", [None, 3])
+def test_every_backend_looks_up_the_same_vectors(
+    backend: kernels.Backend, combiner: Literal["sum", "mean"], max_rows: int | None
+) -> None:
+    plain, other = embeddings_of(combiner, max_rows), embeddings_of(combiner, max_rows)
+    optimizers_of(other, "sgd", backend)
+    assert plain.state_dict().keys() == other.state_dict().keys()
+    for names in (None, ("page", "shop"), ("seen",), ("hour", "tags")):
+        torch.testing.assert_close(other(BATCH, names), plain(BATCH, names))
+    nothing = {name: ids[:0] for name, ids in BATCH.items()}
+    assert other(nothing).shape == (0, sum(WIDE.values()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam", "rmsprop"])
+def test_every_backend_takes_the_same_steps(
+    backend: kernels.Backend, combiner: Literal["sum", "mean"], optimizer: str
+) -> None:
+    """Two features share a table, so a row's gradients come from both and have to be summed before they are squared."""
+    if backend == "fbgemm" and optimizer not in kernels.FBGEMM_RULES:
+        pytest.skip("fbgemm has no such update on a CPU")
+    found = []
+    for which in ("torch", backend):
+        embeddings = embeddings_of(combiner)
+        optimizers = optimizers_of(embeddings, optimizer, cast(kernels.Backend, which))
+        for _ in range(3):
+            (embeddings(BATCH) ** 2).sum().backward()
+            optimizers.step()
+            optimizers.zero_grad()
+        found.append({**embeddings.state_dict(), **optimizers.tensors()})
+    assert found[0].keys() == found[1].keys()
+    for name, expected in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], expected, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n} {text}"
+        )
+
+
+@with_triton
+def test_vectors_come_narrow_under_autocast_alone() -> None:
+    embeddings, narrow = embeddings_of(), ("page", "shop")
+    embeddings.backend = "triton"
+    assert embeddings(BATCH, narrow).dtype == torch.float32
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        found = embeddings(BATCH, narrow)
+        assert found.dtype == torch.bfloat16
+        found.float().sum().backward()
+    gradient = embeddings.stores["3"].grad
+    assert gradient is not None
+    assert gradient.dtype == torch.float32
+
+
+@with_triton
+def test_the_dot_interaction_is_the_same_by_kernel() -> None:
+    torch.manual_seed(7)
+    x = drawn(4, 5, 6)
+    torch.testing.assert_close(dot_interaction(x, "triton"), dot_interaction(x, "torch"), rtol=1e-4, atol=1e-4)
+    many = drawn(2, kernels.MAX_FEATURES + 1, 2)  # more than the kernel takes
+    torch.testing.assert_close(dot_interaction(many, "triton"), dot_interaction(many, "torch"))
+
+
+@with_fbgemm
+def test_fbgemm_is_given_no_id_outside_its_table() -> None:
+    embeddings = embeddings_of()
+    optimizers_of(embeddings, "sgd", "fbgemm")
+    wrong = {**BATCH, "hour": torch.tensor([0, 3, 4, 1, 2]), "page": torch.tensor([0, -2, 0, 0, 0])}
+    with pytest.raises(DataError) as caught:
+        embeddings(wrong)
+    assert "feature 'hour': ids from 0 to 4; its table has rows 0 to 3" in str(caught.value)
+    assert "feature 'page': ids from -2 to 0; its table has rows 0 to 6" in str(caught.value)
+
+
+# --- a training run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("kernels") / "clicks", num_rows=400)
+
+
+def run(spec: FeatureSpec, folder: Path, backend: str, *, resume: bool = False, **values: object) -> Path:
+    """A DLRM's run; the same rows and steps whatever the backend."""
+    chosen = {
+        "batch_size": 80,
+        "epochs": 1,
+        "optimizer": "rowwise_adagrad",
+        "learning_rate": 0.05,
+        "tensorboard": False,
+    }
+    settings = TrainSettings.model_validate(
+        {**chosen, "sparse_gradients": "always", "embedding_backend": backend, "precision": "fp32", **values}
+    )
+    sizes = MODELS["dlrm"].Settings.model_validate({"embedding_dim": 4, "bottom": (8, 4), "top": (8,)})
+    train("dlrm", spec, folder, settings=settings, model_settings=sizes, resume=resume)
+    return folder
+
+
+def started(folder: Path) -> Mapping[str, object]:
+    with (folder / "log.jsonl").open(encoding="utf-8") as lines:
+        return cast(Mapping[str, object], json.loads(next(lines)))
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return dict(bundle.load(folder / "bundle").model.state_dict())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_ends_with_the_same_weights_and_goes_on_with_another_backend(
+    backend: str, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    plain, other = run(clicks, tmp_path / "torch", "torch"), run(clicks, tmp_path / backend, backend)
+    assert started(plain)["embedding_backend"] == "torch"
+    assert started(other)["embedding_backend"] == backend
+    pairs = [(weights(plain), weights(other))]
+    saved = [checkpoint.load_latest(folder / "checkpoints")[0].optimizer for folder in (plain, other)]
+    pairs.append((dict(saved[0]), dict(saved[1])))
+    run(clicks, plain, "torch", epochs=2, resume=True)
+    run(clicks, other, "torch", epochs=2, resume=True)
+    pairs.append((weights(plain), weights(other)))
+    for expected, found in pairs:
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+
+
+@with_fbgemm
+def test_a_bundle_trained_with_fbgemm_loads_without_it(clicks: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(clicks, tmp_path / "run", "fbgemm")
+    code = (
+        "import sys; sys.modules['fbgemm_gpu'] = None; from recspec import bundle; "
+        "from pathlib import Path; print(bundle.load(Path(sys.argv[1])).card.model)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder / "bundle")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "dlrm\n"), done.stderr
+
+
+def test_auto_takes_torch_on_a_cpu(clicks: FeatureSpec, tmp_path: Path) -> None:
+    assert started(run(clicks, tmp_path / "run", "auto"))["embedding_backend"] == "torch"
+    assert get_args(TrainSettings.model_fields["embedding_backend"].annotation) == ("auto", *get_args(kernels.Backend))
+
+
+def test_triton_without_a_gpu_is_refused(clicks: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SettingsError) as caught:
+        run(clicks, tmp_path / "run", "triton")
+    message = str(caught.value)
+    assert message.startswith("train.embedding_backend is triton; auto takes what is there")
+    assert "triton's kernels run on a GPU, and this run is on cpu" in message
+
+
+def test_what_is_not_installed_and_what_a_device_lacks_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert kernels.why_not("torch", gpu) is None
+    assert "triton is not installed; it comes with torch's CUDA builds" in str(kernels.why_not("triton", gpu))
+    assert "pip install 'recspec[fbgemm]'" in str(kernels.why_not("fbgemm", cpu))
+    assert "fbgemm is used on a CPU, and this run is on cuda" in str(kernels.why_not("fbgemm", gpu))
+
+
+def test_all_that_needs_gradients_is_refused_with_fbgemm(clicks: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run(
+            clicks, tmp_path / "run", "fbgemm", accumulate=2, clip_norm=1.0, sparse_gradients="never", compile=True,
+            optimizer="adam",
+        )  # fmt: skip
+    message = str(caught.value)
+    for what in ("accumulate is 2", "clip_norm is 1.0", "sparse_gradients is never", "compile is true"):
+        assert f"train.{what}, which needs gradients" in message
+    assert "embeddings.stores.4: optimizer 'adam' is none that fbgemm updates tables by; it has 'sgd', " in message
+    with pytest.raises(
+        SettingsError, match=r"embeddings\.stores\.4: momentum 0\.9 is none that fbgemm updates tables by"
+    ):
+        run(clicks, tmp_path / "run", "fbgemm", optimizer="sgd", momentum=0.9)
+
+
+def test_a_part_may_have_an_optimizer_of_its_own_with_fbgemm() -> None:
+    weights = nn.ParameterDict({"deep": nn.Parameter(torch.ones(2, 2)), "wide": nn.Parameter(torch.ones(2, 1))})
+    optimizers = Optimizers(
+        weights.named_parameters(),
+        OptimizerSettings(optimizer="rowwise_adagrad", learning_rate=0.5),
+        {"wide": OptimizerSettings(optimizer="sgd", learning_rate=0.25)},
+    )
+    update = optimizers.fused_update("wide")
+    assert (update.rule, update.group["lr"], update.states()) == ("sgd", 0.25, [])
+    update = optimizers.fused_update("deep")
+    assert (update.rule, update.group["lr"]) == ("rowwise_adagrad", 0.5)
+    assert [state.shape for state in update.states()] == [(2, 1)]

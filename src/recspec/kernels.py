@@ -44,7 +44,7 @@ else:
 def why_not(backend: Backend, device: torch.device) -> str | None:
     """What keeps a backend from running on a device; nothing where it can."""
     if backend == "triton":
-        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        if device.type != "cuda" and not _interprets():
             return f"triton's kernels run on a GPU, and this run is on {device.type}"
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed; it comes with torch's CUDA builds (pip install triton)"
@@ -52,15 +52,30 @@ def why_not(backend: Backend, device: torch.device) -> str | None:
         if device.type != "cpu":
             return f"fbgemm is used on a CPU, and this run is on {device.type}"
         if importlib.util.find_spec("fbgemm_gpu") is None:
-            return "fbgemm_gpu is not installed (pip install 'recspec[torchrec]')"
+            return "fbgemm_gpu is not installed (pip install 'recspec[fbgemm]')"
         return _why_fbgemm_does_not_load()
     return None
 
 
+def uses_triton(backend: Backend | None, device: torch.device) -> bool:
+    """Whether the kernels are used: where they were asked for, and on a GPU that has Triton where nothing was.
+
+    Not while a model is compiled or exported: what reads it then knows torch alone.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if backend == "triton":  # tables left in the host's memory are none of its business
+        return device.type == "cuda" or _interprets()
+    return backend is None and _picks_triton(device.type)
+
+
 @cache
-def picks_triton(device_type: str) -> bool:
-    """Whether the kernels are used where nothing else was asked for: on a GPU with Triton beside torch."""
+def _picks_triton(device_type: str) -> bool:
     return device_type == "cuda" and why_not("triton", torch.device(device_type)) is None
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
@@ -478,7 +493,7 @@ def _why_fbgemm_does_not_load() -> str | None:
 @cache
 def _fbgemm() -> Mapping[Rule, Callable[..., Tensor]]:
     """FBGEMM's lookups with an update, by rule."""
-    import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401  registers them
+    import fbgemm_gpu  # noqa: F401  registers them
 
     names = {rule: f"split_embedding_codegen_lookup_{rule}_function_cpu" for rule in FBGEMM_RULES}
     return {rule: getattr(torch.ops.fbgemm, name).default for rule, name in names.items()}
@@ -538,6 +553,8 @@ def fbgemm_lookup(
             "momentum1_offsets": begins * per_row,
             "eps": float(update.group["eps"]),
         }
+    if update.rule == "rowwise_adagrad":
+        given["weight_decay_mode"] = 0  # its own default is no integer
     found = _fbgemm()[update.rule](**given)
     found.register_hook(lambda _: update.count())  # type: ignore[no-untyped-call]
     return found

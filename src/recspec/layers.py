@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from recspec import kernels
 from recspec.batch import Batch
+from recspec.errors import DataError
 from recspec.feature_spec import FeatureSpec
 
 DIGITS = 16
@@ -175,6 +177,9 @@ class Embeddings(nn.Module):
     A row starts Glorot-normal for its table, N(0, 2 / (rows + width)) cut off at two standard deviations, with the
     standard deviation given, or uniform within 1 / sqrt(rows) as DLRM's do. With `max_rows` no table has more rows
     than that, and an id beyond them takes the row of its remainder.
+
+    With `narrow`, vectors may come in autocast's type where a kernel looks them up: for models that multiply them in it
+    at once, whatever type they come in.
     """
 
     def __init__(
@@ -186,13 +191,16 @@ class Embeddings(nn.Module):
         start: Start = "glorot",
         std: float | None = None,
         max_rows: int | None = None,
+        narrow: bool = False,
     ) -> None:
         super().__init__()
         self.combiner = combiner
+        self.narrow = narrow
         self.widths = dict(widths)
         self.lengths = {name: spec.features[name].length or 1 for name in widths}
         self.lists = frozenset(name for name in widths if spec.features[name].is_list)
         self.first_row: dict[str, int] = {}
+        self.num_rows: dict[str, int] = {}
         self.rows_of_hashed: dict[str, int] = {}
         """Rows of the tables that have fewer rows than their feature has ids."""
         tables: dict[int, dict[str, range]] = {}
@@ -201,7 +209,7 @@ class Embeddings(nn.Module):
             first = max((table.stop for table in store.values()), default=0)
             rows = spec.num_ids(name) if max_rows is None else min(max_rows, spec.num_ids(name))
             table = store.setdefault(spec.vocabulary(name), range(first, first + rows))
-            self.first_row[name] = table.start
+            self.first_row[name], self.num_rows[name] = table.start, len(table)
             if rows < spec.num_ids(name):
                 self.rows_of_hashed[name] = rows
         self.tables: dict[str, dict[str, range]] = {str(width): store for width, store in tables.items()}
@@ -219,6 +227,11 @@ class Embeddings(nn.Module):
         """Stores whose gradient holds the rows of the batch alone; `recspec.train` decides."""
         self.fetch: dict[str, Fetch] = {}
         """How the rows of stores that are not held here are come by; `recspec.sharding` decides."""
+        self.backend: kernels.Backend | None = None
+        """What looks rows up; when not said Triton on a GPU that has it, else torch."""
+        self.updates: dict[str, kernels.FusedUpdate] = {}
+        """Stores that FBGEMM updates in the backward pass of training; `recspec.train` decides."""
+        self._bounds: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     @property
     def width(self) -> int:
@@ -248,9 +261,11 @@ class Embeddings(nn.Module):
             if key in self.fetch:
                 parts += self._fetched(batch, key, chosen)
                 continue
+            if key in self.updates and self.training and torch.is_grad_enabled():
+                parts += self._updating(batch, store, key, chosen)
+                continue
             if scalars := self._scalars(width, chosen):
-                ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
-                parts.append(F.embedding(ids, store, sparse=key in self.sparse).flatten(1))
+                parts.append(self._gathered(batch, store, key, scalars))
             parts += [self._pooled(batch[name], store, name, key) for name in self._lists(width, chosen)]
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
 
@@ -273,6 +288,74 @@ class Embeddings(nn.Module):
             bags = place_of[name].view(batch[name].shape)
             parts.append(F.embedding_bag(bags, table, mode=self.combiner, padding_idx=0))
         return parts
+
+    def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
+        """Scalar features' vectors (B, sum of widths), one after the other."""
+        if not kernels.uses_triton(self.backend, store.device):
+            ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
+            return F.embedding(ids, store, sparse=key in self.sparse).flatten(1)
+        ids = torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
+        autocast = self.narrow and torch.is_autocast_enabled(store.device.type)
+        dtype = torch.get_autocast_dtype(store.device.type) if autocast else store.dtype
+        place = (str(store.device), *scalars)
+        if place not in self._bounds:  # kept: a GPU is not made to wait for them at every step
+            firsts = torch.tensor([self.first_row[name] for name in scalars])
+            sizes = torch.tensor([self.num_rows[name] for name in scalars])
+            self._bounds[place] = firsts.to(store.device), (firsts + sizes).to(store.device)
+        vectors = kernels.Gather.apply(store, ids, *self._bounds[place], dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+        return cast(Tensor, vectors.flatten(1))
+
+    def _updating(self, batch: Batch, store: Tensor, key: str, names: Collection[str]) -> list[Tensor]:
+        """What `forward` makes of one store, all features in one lookup whose backward pass updates the store."""
+        width = int(key)
+        laid = (*self._scalars(width, names), *self._lists(width, names))
+        if not laid:
+            return []
+        order = sorted(laid, key=self.first_row.__getitem__)
+        ids, counts, scales = [], [], []
+        for name in order:
+            own = self._rows(name, batch[name])
+            present = batch[name] != 0 if name in self.lists else torch.ones_like(own, dtype=torch.bool)
+            count = present.sum(1) if name in self.lists else present.long()
+            ids.append(own[present] if name in self.lists else own)
+            counts.append(count)
+            scales.append(1 / count.repeat_interleave(count) if self.combiner == "mean" else torch.ones(len(ids[-1])))
+        self._check(order, ids)
+        offsets = F.pad(torch.cat(counts).cumsum(0), (1, 0))
+        averaged = self.combiner == "mean" and any(name in self.lists for name in order)
+        vectors = kernels.fbgemm_lookup(
+            store,
+            [self.first_row[name] for name in order],
+            [self.num_rows[name] for name in order],
+            torch.cat(ids),
+            offsets,
+            torch.cat(scales) if averaged else None,
+            self.updates[key],
+        )
+        if order == list(laid):
+            return [vectors]
+        part_of = dict(zip(order, torch.split(vectors, width, dim=1), strict=True))
+        return [part_of[name] for name in laid]
+
+    def _check(self, names: Sequence[str], ids: Sequence[Tensor]) -> None:
+        """Refuse ids outside their tables, where nothing else would.
+
+        Raises:
+            DataError: naming every feature.
+        """
+        sizes = torch.tensor([self.num_rows[name] for name in names])
+        lengths = torch.tensor([len(own) for own in ids])
+        every = torch.cat(list(ids))
+        if bool(((every < 0) | (every >= sizes.repeat_interleave(lengths))).any()):
+            raise DataError.of(
+                "a batch holds ids outside their tables",
+                [
+                    f"feature '{name}': ids from {int(own.min())} to {int(own.max())}; "
+                    f"its table has rows 0 to {self.num_rows[name] - 1}"
+                    for name, own in zip(names, ids, strict=True)
+                    if len(own) and not 0 <= int(own.min()) <= int(own.max()) < self.num_rows[name]
+                ],
+            )
 
     def _rows(self, name: str, ids: Tensor) -> Tensor:
         """Which row of its table each id takes; id 0 keeps row 0."""
@@ -374,13 +457,18 @@ def embedding_widths(
 # --- crosses of features ---------------------------------------------------------------------------------------------
 
 
-def dot_interaction(vectors: Tensor) -> Tensor:
+def dot_interaction(vectors: Tensor, backend: kernels.Backend | None = None) -> Tensor:
     """The dot product of every pair of a row's vectors: (B, F, D) -> (B, F (F - 1) / 2).
 
     The strictly lower triangle of the Gram matrix, row by row: 10, 20, 21, 30, ... Naumov et al.: Deep Learning
     Recommendation Model for Personalization and Recommendation Systems, 2019, section 2.1.
     """
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(vectors.device.type):
+    device = vectors.device.type
+    if kernels.uses_triton(backend, vectors.device) and kernels.can_dot(vectors):
+        if torch.is_autocast_enabled(device):
+            vectors = vectors.to(torch.get_autocast_dtype(device))
+        return cast(Tensor, kernels.Dots.apply(vectors))  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
         gram = torch.bmm(vectors, vectors.transpose(1, 2))
         return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1]).to(vectors.device))
     return cast(Tensor, _DotInteraction.apply(vectors))  # type: ignore[no-untyped-call]

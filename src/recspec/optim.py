@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
-from recspec import config
+from recspec import config, kernels
 from recspec.errors import CheckpointError, SettingsError, listed, nearest, unknown
 
 Schedule: TypeAlias = Literal["constant", "linear", "polynomial", "step"]
@@ -129,6 +129,30 @@ class Optimizers:
     def settings_of(self, name: str) -> OptimizerSettings:
         """What holds for a parameter."""
         return self.settings[next(part for part in self.parts if f"{part}/{name}" in self._places)]
+
+    def use_backend(self, backend: kernels.Backend) -> None:
+        """What updates the rows of sparse gradients from here on."""
+        for optimizer in self.parts.values():
+            optimizer.backend = backend  # type: ignore[attr-defined]
+
+    def fused_update(self, name: str) -> kernels.FusedUpdate:
+        """A parameter's update as FBGEMM's backward pass does it in the place of `step`.
+
+        Raises:
+            SettingsError: if FBGEMM has no such update.
+        """
+        optimizer, weight = next(
+            self._places[f"{part}/{name}"] for part in self.parts if f"{part}/{name}" in self._places
+        )
+        assert isinstance(optimizer, _Rows)
+        if optimizer.moves_every_row or optimizer.rule not in kernels.FBGEMM_RULES:
+            asked = optimizer.moves_every_row or f"optimizer '{self.settings_of(name).optimizer}'"
+            raise SettingsError(
+                f"{name}: {asked} is none that fbgemm updates tables by; it has {listed(kernels.FBGEMM_RULES)}"
+            )
+        (group,) = optimizer.param_groups
+        rule, held = optimizer.rule, optimizer
+        return kernels.FusedUpdate(rule, group, lambda: held.row_states(group, weight), lambda: held.count_step(weight))
 
     def set_learning_rates(self, step: int, *, steps_per_epoch: int, epochs: int) -> None:
         """The rates of step number `step` (0 is the first), each part's by its own schedule."""
@@ -296,6 +320,12 @@ class _Rows(optim.Optimizer):
     moves_every_row: str | None = None
     """The setting by which this optimizer would move rows that have no gradient, if any."""
 
+    rule: ClassVar[kernels.Rule | None] = None
+    """The formula among the kernels' that updates rows in one pass, if there is one."""
+
+    backend: kernels.Backend | None = None
+    """What updates rows; when not said Triton on a GPU that has it, else torch."""
+
     # Subclasses of fused optimizers say `_step_supports_amp_scaling = False`: else a GradScaler leaves the gradients to
     # the fused kernel to unscale, and the rows would be forgotten.
 
@@ -316,8 +346,11 @@ class _Rows(optim.Optimizer):
                 parameter.grad = None
             self._step_whole()
             for group, parameter, gradient in sparse:
-                ids, values = sum_rows(gradient)
-                self.update_rows(group, parameter, ids, values.to(parameter.dtype))
+                if self.rule and kernels.uses_triton(self.backend, parameter.device) and kernels.can_update(parameter):
+                    self._update_by_kernel(group, parameter, gradient)
+                else:
+                    ids, values = sum_rows(gradient)
+                    self.update_rows(group, parameter, ids, values.to(parameter.dtype))
         finally:
             for _, parameter, gradient in sparse:
                 parameter.grad = gradient
@@ -328,6 +361,36 @@ class _Rows(optim.Optimizer):
     @abstractmethod
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """Update the rows `ids` (m,), all different, by their gradients (m, dim)."""
+
+    def row_states(self, group: Group, weight: Tensor) -> list[Tensor]:  # noqa: ARG002
+        """The tensors beside a table that the kernels' formula takes, made where they are not there yet."""
+        return []
+
+    def count_step(self, weight: Tensor) -> None:
+        """One step more, where the state counts them."""
+        if "step" in self.state[weight]:
+            self.state[weight]["step"] += 1
+
+    def _update_by_kernel(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+        """Update the rows of a sparse gradient in one pass."""
+        assert self.rule is not None
+        states = self.row_states(group, weight)
+        self.count_step(weight)
+        betas, corrections = group.get("betas", (0.0, 0.0)), None
+        if self.rule == "adam":
+            left = [1 - beta ** self.state[weight]["step"] for beta in betas]
+            corrections = torch.stack(left).to(weight.device, torch.float32)
+        kernels.update_rows(
+            self.rule,
+            weight,
+            gradient._indices()[0],
+            gradient._values(),
+            states,
+            lr=group["lr"],
+            eps=group.get("eps", 0.0),
+            betas=betas,
+            corrections=corrections,
+        )
 
     def _check_rows(self) -> None:
         if self.moves_every_row is None:
@@ -347,6 +410,8 @@ class _Rows(optim.Optimizer):
 
 class Sgd(_Rows, optim.SGD):
     """w <- w - lr g, with momentum m: u <- m u + g, w <- w - lr u."""
+
+    rule: ClassVar[kernels.Rule | None] = "sgd"
 
     def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
         optim.SGD.__init__(
@@ -369,6 +434,8 @@ class Sgd(_Rows, optim.SGD):
 class Adagrad(_Rows, optim.Adagrad):
     """n <- n + g^2, w <- w - lr g / (sqrt(n) + eps); n starts at `initial_accumulator`. Duchi et al. 2011."""
 
+    rule: ClassVar[kernels.Rule | None] = "adagrad"
+
     def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
         optim.Adagrad.__init__(
             self,
@@ -382,10 +449,14 @@ class Adagrad(_Rows, optim.Adagrad):
         self._step_supports_amp_scaling = False
         self.moves_every_row = _moving(settings, "weight_decay")
 
+    def row_states(self, group: Group, weight: Tensor) -> list[Tensor]:  # noqa: ARG002
+        """The sums of squares (rows, dim)."""
+        return [self.state[weight]["sum"]]
+
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """The same formula on the rows."""
         state = self.state[weight]
-        state["step"] += 1
+        self.count_step(weight)
         with _rows_of(ids, state["sum"], weight) as (total, rows):
             total.addcmul_(gradient, gradient)
             rows.addcdiv_(gradient, total.sqrt().add_(group["eps"]), value=-group["lr"])
@@ -396,6 +467,8 @@ class Adam(_Rows, optim.Adam):
 
     AdamW (Loshchilov & Hutter 2019) decays the weights apart from the gradient.
     """
+
+    rule: ClassVar[kernels.Rule | None] = "adam"
 
     def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
         decoupled = settings.optimizer == "adamw"
@@ -412,18 +485,23 @@ class Adam(_Rows, optim.Adam):
         self._step_supports_amp_scaling = False
         self.moves_every_row = "optimizer 'adamw'" if decoupled else _moving(settings, "weight_decay")
 
-    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
-        """Lazily: moments of the rows seen, bias correction by all steps."""
+    def row_states(self, group: Group, weight: Tensor) -> list[Tensor]:
+        """The moments (rows, dim)."""
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros((), device=weight.device if group["fused"] else "cpu")
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
-        state["step"] += 1
+        return [state["exp_avg"], state["exp_avg_sq"]]
+
+    def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
+        """Lazily: moments of the rows seen, bias correction by all steps."""
+        moments, state = self.row_states(group, weight), self.state[weight]
+        self.count_step(weight)
         beta1, beta2 = group["betas"]
         # As tensors: a GPU's count is not waited for.
         first, second = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
-        with _rows_of(ids, state["exp_avg"], state["exp_avg_sq"], weight) as (mean, square, rows):
+        with _rows_of(ids, *moments, weight) as (mean, square, rows):
             mean.lerp_(gradient, 1 - beta1)
             square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             rows.addcdiv_(mean, (square / second).sqrt_().add_(group["eps"]).mul_(first), value=-group["lr"])
@@ -566,6 +644,8 @@ class RowwiseAdagrad(_Own):
     A table's state is as long as the table instead of as large. A vector's every element is a row.
     """
 
+    rule: ClassVar[kernels.Rule | None] = "rowwise_adagrad"
+
     def __init__(self, settings: OptimizerSettings, named: list[Any]) -> None:
         defaults = {
             "lr": settings.learning_rate,
@@ -583,6 +663,10 @@ class RowwiseAdagrad(_Own):
             rows = len(weight) if weight.dim() else 1
             state["sum"] = torch.full((rows, 1), group["start"], dtype=weight.dtype, device=weight.device)
         return state["sum"]  # type: ignore[no-any-return]
+
+    def row_states(self, group: Group, weight: Tensor) -> list[Tensor]:
+        """The rows' accumulators (rows, 1)."""
+        return [self._sums(group, weight)]
 
     def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
         """The formula on all rows."""

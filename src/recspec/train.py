@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recspec import __version__, bundle, checkpoint, config, metrics
+from recspec import __version__, bundle, checkpoint, config, kernels, metrics
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
@@ -57,6 +57,11 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         "auto",
         description="update only the rows of embedding tables that a step has seen: auto where that is faster and "
         "the optimizer then does exactly the same",
+    )
+    embedding_backend: Literal["auto", "torch", "triton", "fbgemm"] = Field(
+        "auto",
+        description="what looks up and updates the rows of embedding tables: auto takes triton on a GPU that has it, "
+        "else torch",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none when not given")
     average: float = Field(
@@ -259,6 +264,7 @@ class TrainingRun:
         self.sampler = self._make_sampler()
         self.steps_per_epoch = self.loader.num_batches
         self.optimizers = Optimizers(self.model.named_parameters(), settings, settings.part_settings)
+        self.embedding_backend = self._choose_embedding_backend()
         self.sparse = self._choose_sparse()
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.average = Average(self.model, settings.average) if settings.average else None
@@ -644,7 +650,7 @@ class TrainingRun:
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
         may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
-        may_change |= set(PlacementSettings.model_fields)
+        may_change |= {*PlacementSettings.model_fields, "embedding_backend"}
         parts = (self.settings, *self.settings.part_settings.values())
         if all(part.schedule in ("constant", "step") for part in parts):
             may_change.add("epochs")
@@ -737,6 +743,53 @@ class TrainingRun:
             device=self.ranks.device,
         )
 
+    def _choose_embedding_backend(self) -> kernels.Backend:
+        """What looks up and updates embedding tables, told to all that do.
+
+        Raises:
+            SettingsError: naming all that stands in the way of what was asked for.
+        """
+        asked, device = self.settings.embedding_backend, self.ranks.device
+        backend: kernels.Backend = "triton" if kernels.uses_triton(None, device) else "torch"
+        problems = []
+        if asked != "auto":
+            backend = asked
+            why_not = kernels.why_not(backend, device)
+            problems += [why_not] if why_not else []
+        tables = {name: module for name, module in self.model.named_modules() if isinstance(module, Embeddings)}
+        for module in tables.values():
+            module.backend = backend
+        self.optimizers.use_backend(backend)
+        if backend == "fbgemm":
+            problems += self._fuse_updates(tables)
+        if problems:
+            raise SettingsError.of(f"train.embedding_backend is {backend}; auto takes what is there", problems)
+        return backend
+
+    def _fuse_updates(self, tables: Mapping[str, Embeddings]) -> list[str]:
+        """Let FBGEMM update embedding tables in the backward pass; gives what needs their gradients."""
+        settings = self.settings
+        needs = {
+            f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
+            f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
+            "train.sparse_gradients is never": settings.sparse_gradients == "never",
+            "train.compile is true": settings.compile,
+            f"{self.ranks.world_size} processes train together": self.ranks.world_size > 1,
+        }
+        problems = [
+            f"{what}, which needs gradients, and fbgemm updates tables in the backward pass and leaves none"
+            for what, is_so in needs.items()
+            if is_so
+        ]
+        for prefix, module in tables.items():
+            for key, store in module.stores.items():
+                try:
+                    if store.requires_grad and f"{prefix}.stores.{key}" not in self.shards:
+                        module.updates[key] = self.optimizers.fused_update(f"{prefix}.stores.{key}")
+                except SettingsError as error:
+                    problems.append(str(error))
+        return problems
+
     def _choose_sparse(self) -> dict[str, nn.Parameter]:
         """Switch on sparse gradients of embedding tables where the settings and the rows of a batch speak for them."""
         settings, chosen = self.settings, dict[str, nn.Parameter]()
@@ -749,6 +802,8 @@ class TrainingRun:
         rows = math.ceil(settings.batch_size / self.ranks.world_size)
         for prefix, module in self.model.named_modules():
             for key, store in module.stores.items() if isinstance(module, Embeddings) else ():
+                if key in module.updates:
+                    continue
                 name = f"{prefix}.stores.{key}"
                 divided = name in self.shards
                 held = self.shards.num_rows(name) // self.ranks.world_size if divided else store.shape[0]
@@ -793,6 +848,7 @@ class TrainingRun:
             "threads": torch.get_num_threads(),
             "precision": self.precision,
             "precision_reason": self.why_precision,
+            "embedding_backend": self.embedding_backend,
             "sparse_gradients": list(self.sparse) + [name for name in self.shards.stores if self._is_sparse(name)],
             "sharding": str(self.shards.placement.plan).splitlines() if self.shards.stores else None,
             "offloaded": sorted(self.shards.placement.offloaded),

@@ -80,6 +80,7 @@ class Dlrm(Model):
                 combiner=settings.combiner,
                 start="uniform",
                 max_rows=settings.max_table_size,
+                narrow=True,
             )
         if self.numbers:
             self.bottom = Mlp((len(self.numbers), *settings.bottom))
@@ -109,7 +110,8 @@ class Dlrm(Model):
         side_by_side = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if self.settings.interaction == "cat":
             return side_by_side
-        dots = dot_interaction(side_by_side.view(len(side_by_side), -1, self.settings.embedding_dim))
+        vectors = side_by_side.view(len(side_by_side), -1, self.settings.embedding_dim)
+        dots = dot_interaction(vectors, self.embeddings.backend)
         return torch.cat([*dense, dots], dim=1)
 
 
