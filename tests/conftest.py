@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy or torch is loaded: several tests run side by side
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is loaded: its kernels then run without a GPU
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
