@@ -549,7 +549,7 @@ def test_the_sample_is_split_as_measured(tmp_path: Path, real_data: Callable[[st
 
 
 @pytest.mark.slow
-def test_spark_prepares_the_same_rows_of_days(tmp_path: Path) -> None:
+def test_spark_prepares_the_same_rows_of_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:
         pytest.skip("Spark needs a command `java`")
@@ -560,6 +560,8 @@ def test_spark_prepares_the_same_rows_of_days(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         prepare(tmp_path / "raw", tmp_path / "spark", run={"engine": "spark", "threads": 2,
                 "progress": stop_at("finding ids")}, **settings)  # fmt: skip
-    prepare(tmp_path / "raw", tmp_path / "spark", run={"engine": "spark", "threads": 2}, **settings)
+    monkeypatch.setenv("SPARK_MASTER", "local[2]")  # as on a cluster, whose settings are left alone
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    prepare(tmp_path / "raw", tmp_path / "spark", run={"engine": "spark"}, **settings)
     assert bytes_of(tmp_path / "spark") == bytes_of(tmp_path / "duckdb")
     assert pq.read_metadata(tmp_path / "spark" / "vocabularies" / "C1.parquet").num_columns == 1

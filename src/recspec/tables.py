@@ -300,6 +300,11 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
 SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
+SPARK_LOCAL = (
+    "spark.driver.bindAddress", "spark.driver.host", "spark.driver.memory", "spark.local.dir", "spark.ui.enabled",
+    "spark.sql.shuffle.partitions",
+)  # fmt: skip
+"""Settings of a session on this machine alone."""
 SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
 
 
@@ -329,10 +334,10 @@ class _Spark:
             "spark.sql.shuffle.partitions": str(2 * (threads or os.cpu_count() or 1)),
             "spark.sql.csv.parser.columnPruning.enabled": "false",  # else a bad value in an unread column passes
         }
-        if "SPARK_MASTER" in os.environ:  # a cluster's executors must reach the driver
-            del settings["spark.driver.bindAddress"], settings["spark.driver.host"]
         if memory_limit is not None:
             settings["spark.driver.memory"] = f"{max(memory_limit // 2**20, 512)}m"
+        if "SPARK_MASTER" in os.environ:  # a cluster, or spark-submit, has its own
+            settings = {name: value for name, value in settings.items() if name not in SPARK_LOCAL}
         builder = sql.SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
