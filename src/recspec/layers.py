@@ -279,14 +279,16 @@ class Embeddings(nn.Module):
             rows = self._rows(name, batch[name]) + self.first_row[name]
             wanted.append(torch.where(batch[name] != 0, rows, -1).flatten())
         table, places = self.fetch[key](torch.cat(wanted))
+        # On a CPU summing the gradients of equal rows later, sorted, takes a fifth of the time.
+        sparse = table.requires_grad and table.device.type == "cpu"
         place_of = dict(zip((*scalars, *lists), torch.split(places, [len(ids) for ids in wanted]), strict=True))
         parts = []
         if scalars:
             ids = torch.stack([place_of[name] for name in scalars], dim=1)
-            parts.append(F.embedding(ids, table).flatten(1))
+            parts.append(F.embedding(ids, table, sparse=sparse).flatten(1))
         for name in lists:
             bags = place_of[name].view(batch[name].shape)
-            parts.append(F.embedding_bag(bags, table, mode=self.combiner, padding_idx=0))
+            parts.append(F.embedding_bag(bags, table, mode=self.combiner, padding_idx=0, sparse=sparse))
         return parts
 
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from recspec import config, machine
 from recspec.distributed import Ranks, ShardingPlan, Streamed, Table, plan_sharding, rows_of_block
 from recspec.errors import SettingsError
+from recspec.kernels import segments, sum_rows
 from recspec.layers import Embeddings, RowsHeld, holding
 
 M = TypeVar("M", bound=nn.Module)
@@ -218,9 +219,9 @@ class _Store:
         """Rows here and their gradients, of the passes since the last step."""
 
     def keys(self, rows: Tensor) -> Tensor:
-        """Owner and owner's row in one number, for rows of the store (n,); -1 stays."""
+        """1 + owner and owner's row in one number, for rows of the store (n,); 0 for -1."""
         piece = torch.bucketize(rows, self._starts, right=True)
-        return torch.where(rows < 0, -1, rows + self._moves[piece])
+        return torch.where(rows < 0, 0, rows + self._moves[piece] + 1)
 
     def vectors(self, rows: Tensor) -> Tensor:
         """Rows held here, on the device."""
@@ -230,7 +231,9 @@ class _Store:
     def gradient(self, *, sparse: bool) -> Tensor:
         """The sum of what the passes brought; sparse, or of all rows held."""
         weight = self.weight
-        rows = torch.cat([rows.to(weight.device) for rows, _ in self.gradients] or [torch.zeros(0, dtype=torch.int64)])
+        rows = torch.cat(
+            [rows.to(weight.device) for rows, _ in self.gradients] or [weight.new_zeros(0, dtype=torch.int64)]
+        )
         values = [values.to(weight.device) for _, values in self.gradients]
         total = torch.cat(values) if values else weight.new_zeros(0, self.width)
         self.gradients.clear()
@@ -281,9 +284,8 @@ class Shards:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def fetch(self, store: _Store, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of rows of a store (n,), -1 for padding: see `layers.Fetch`."""
-        keys = torch.cat([rows.new_full((1,), -1), store.keys(rows)])  # so that padding comes first
-        keys, places = distinct(keys)
-        vectors, asked, wanted = self._ask(store, keys[1:])
+        keys, places = distinct(torch.cat([rows.new_zeros(1), store.keys(rows)]))  # padding is there, and comes first
+        vectors, asked, wanted = self._ask(store, keys[1:] - 1)
         table = torch.cat([vectors.new_zeros(1, store.width), vectors])
         if torch.is_grad_enabled() and store.weight.requires_grad:
             self._rounds.append(_Round(store, table.requires_grad_(), asked, wanted))
@@ -329,7 +331,7 @@ class Shards:
         """Send the gradients of a backward pass to the ranks that hold the rows, as the mean over ranks."""
         for each in self._rounds:
             table, width = each.table, each.store.width
-            gradient = (torch.zeros_like(table) if table.grad is None else table.grad)[1:].flatten()
+            gradient = _whole(table)[1:].flatten()
             send = [count * width for count in each.asked]
             receive = [len(rows) * theirs.width for theirs, rows in each.wanted]
             parts = torch.split(self.ranks.swap(gradient, send, receive) / self.ranks.world_size, receive)
@@ -382,8 +384,22 @@ class Shards:
 
 
 def distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Different keys, ascending (m,), and the place of each key among them (n,)."""
-    return cast(tuple[Tensor, Tensor], torch.unique(keys, return_inverse=True))
+    """Different keys, none negative, ascending (m,), and the place of each key among them (n,)."""
+    if keys.device.type != "cpu":
+        return cast(tuple[Tensor, Tensor], torch.unique(keys, return_inverse=True))
+    found, order, starts = segments(keys)
+    counts = torch.diff(starts, append=torch.tensor([len(keys)]))
+    places = torch.empty_like(keys)
+    places[order] = torch.arange(len(found)).repeat_interleave(counts)
+    return found, places
+
+
+def _whole(table: Tensor) -> Tensor:
+    """The gradient of a fetched table, of every row."""
+    if table.grad is None or not table.grad.is_sparse:
+        return torch.zeros_like(table) if table.grad is None else table.grad
+    rows, sums = sum_rows(table.grad)
+    return torch.zeros_like(table).index_copy_(0, rows, sums)
 
 
 def _parameter(key: str) -> str:
