@@ -21,7 +21,7 @@ import pytest
 
 from recspec import tables
 from recspec.card import check
-from recspec.datasets import criteo, prepared, scatter
+from recspec.datasets import DATASETS, criteo, prepared, scatter
 from recspec.encoding import BucketEncoder, Encoders, ScaleEncoder
 from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
@@ -143,6 +143,9 @@ def test_integers_are_cut_into_buckets_of_the_squared_logarithm() -> None:
     cuts = criteo.log_squared_boundaries(values, np.ones(10, np.int64), 0)
     assert cuts == [0, 1, 2, 3, 5, 6, 8, 98]
     assert math.log(97) ** 2 < 21 <= math.log(98) ** 2
+    largest = np.array([3, 2**40])
+    (cut,) = criteo.log_squared_boundaries(largest, np.ones(2, np.int64), 0)
+    assert math.log(cut - 1) ** 2 < math.floor(math.log(2**40) ** 2) <= math.log(cut) ** 2
     assert BucketEncoder(boundaries=cuts).ids([-9, -2, 0, 3, 4, 97, 98, None]).tolist() == [1, 1, 2, 5, 5, 8, 9, 0]
 
 
@@ -372,6 +375,14 @@ def test_another_job_starts_anew(tmp_path: Path) -> None:
     spec = prepare(raw, tmp_path / "out")
     assert column(spec, "train", "C1") == [2, 1, 1, 2, 3, 1]
     assert bytes_of(tmp_path / "out") == bytes_of(prepare(raw, tmp_path / "fresh").folder)
+
+
+def test_a_dataset_that_can_not_be_resumed_clears_away_what_was_left_in_its_place(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        prepare(write(tmp_path / "train.txt"), tmp_path / "out", run={"progress": stop_at("encoding rows")})
+    synthetic = DATASETS["synthetic"]
+    synthetic.prepare(tmp_path, tmp_path / "out", synthetic.Settings(num_rows=300))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "train.txt"]
 
 
 def test_two_processes_do_not_prepare_one_folder(tmp_path: Path) -> None:

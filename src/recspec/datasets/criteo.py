@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,12 +55,13 @@ Found = TypeVar("Found")
 DAY = re.compile(r"day_([0-9]+)(\.gz)?")
 LOG_PLUS = 3
 """Numbers are published as ln(x + 3); the least there are is -3 in the Terabyte, -2 in Kaggle's file."""
-LARGEST = 2**62
 BLOCK_ROWS = 262_144
 """Rows encoded at once."""
 PROBLEMS_SHOWN = 10
 JOINED_BYTES = 64
 """What one value of a vocabulary takes in the engine's memory while rows are joined to it."""
+ASSUMED_BYTES = 4 << 30
+"""Memory that vocabularies are joined within where no limit is given."""
 
 
 class Settings(BaseSettings):
@@ -609,8 +609,8 @@ def _groups(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 def _joined_values(memory_limit: str | None) -> int:
     """Values of vocabularies to join at once: a third of the memory for them."""
-    limit = limit_bytes(memory_limit) if memory_limit else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(limit) // 3 // JOINED_BYTES
+    limit = limit_bytes(memory_limit) if memory_limit else ASSUMED_BYTES
+    return limit // 3 // JOINED_BYTES
 
 
 def log_squared_boundaries(values: NDArray[np.int64], counts: NDArray[np.int64], least: int) -> list[int]:
@@ -622,7 +622,7 @@ def log_squared_boundaries(values: NDArray[np.int64], counts: NDArray[np.int64],
         values: Different integers, in rising order.
         counts: In how many rows each stands.
     """
-    kinds = np.array([_log_squared(value) for value in values.tolist()], np.int64)
+    kinds = _log_squared(values)
     starts = np.flatnonzero(np.diff(kinds, prepend=kinds[:1] - 1))
     sizes = np.add.reduceat(counts, starts) if len(starts) else counts
     cuts: list[int] = []
@@ -637,19 +637,19 @@ def log_squared_boundaries(values: NDArray[np.int64], counts: NDArray[np.int64],
     return cuts
 
 
-def _log_squared(value: int) -> int:
-    """The bucket's name: integers up to 2 keep theirs, larger ones follow from 3 on."""
-    return value if value <= 2 else 2 + math.floor(math.log(value) ** 2)
+def _log_squared(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The buckets' names: integers up to 2 keep theirs, larger ones follow from 3 on."""
+    return np.where(values <= 2, values, 2 + np.floor(np.log(np.maximum(values, 1)) ** 2).astype(np.int64))
 
 
 def _first_of(value: int) -> int:
     """The least integer in the same bucket."""
     if value <= 2:
         return value
-    first = max(math.floor(math.exp(math.sqrt(_log_squared(value) - 2))) - 2, 3)
-    while _log_squared(first) < _log_squared(value):
-        first += 1
-    return first
+    name = int(_log_squared(np.array([value]))[0])
+    near = math.floor(math.exp(math.sqrt(name - 2)))
+    candidates = np.arange(max(near - 2, 3), near + 3)
+    return int(candidates[_log_squared(candidates) >= name][0])
 
 
 def _write_vocabulary(batches: Iterator[pa.RecordBatch], place: Path) -> None:

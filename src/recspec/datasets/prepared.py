@@ -88,6 +88,8 @@ def run(
     _remove_abandoned(job.out)
     if _holds(job.out, identity, force):
         return _prepared(job, f"already prepared: {job.out} holds what was asked for")
+    if resumable_by is None and _owner(_unfinished(job.out)) is None:  # of another dataset that was to be here
+        shutil.rmtree(_unfinished(job.out), ignore_errors=True)
     started = time.perf_counter()
     place = _beside(job.out) if resumable_by is None else _resumed(job.out, {**identity, "engine": resumable_by})
     with place as folder:
