@@ -35,6 +35,9 @@ class DlrmSettings(config.Settings):
         "dot", description="dot products of all pairs beside the bottom MLP's output, or all vectors side by side"
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden ReLU of the top MLP")
+    embedding_std: float | None = Field(
+        None, ge=0, description="deviation of an embedding's first values; null starts uniform within 1 / sqrt(rows)"
+    )
     combiner: Literal["sum", "mean"] = Field("sum", description="how a list's embeddings are pooled")
     max_table_size: int | None = Field(
         None, ge=2, description="most rows of a table; ids beyond share rows by remainder. null: a row for every id"
@@ -79,8 +82,8 @@ class Dlrm(Model):
                 dict.fromkeys(self.ids, settings.embedding_dim),
                 combiner=settings.combiner,
                 start="uniform",
+                std=settings.embedding_std,
                 max_rows=settings.max_table_size,
-                narrow=True,
             )
         if self.numbers:
             self.bottom = Mlp((len(self.numbers), *settings.bottom))
@@ -110,8 +113,7 @@ class Dlrm(Model):
         side_by_side = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if self.settings.interaction == "cat":
             return side_by_side
-        vectors = side_by_side.view(len(side_by_side), -1, self.settings.embedding_dim)
-        dots = dot_interaction(vectors, self.embeddings.backend)
+        dots = dot_interaction(side_by_side.view(len(side_by_side), -1, self.settings.embedding_dim))
         return torch.cat([*dense, dots], dim=1)
 
 
