@@ -280,7 +280,7 @@ class Embeddings(nn.Module):
             wanted.append(torch.where(batch[name] != 0, rows, -1).flatten())
         table, places = self.fetch[key](torch.cat(wanted))
         # On a CPU summing the gradients of equal rows later, sorted, takes a fifth of the time.
-        sparse = table.requires_grad and table.device.type == "cpu"
+        sparse = table.requires_grad and table.device.type == "cpu" and not torch.compiler.is_compiling()
         place_of = dict(zip((*scalars, *lists), torch.split(places, [len(ids) for ids in wanted]), strict=True))
         parts = []
         if scalars:
