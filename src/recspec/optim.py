@@ -19,7 +19,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -407,8 +406,9 @@ class Adam(_Rows, optim.Adam):
             state["exp_avg_sq"] = torch.zeros_like(weight)
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        # As tensors: a GPU's count is not waited for.
-        first, second = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        # As tensors, a GPU's count is not waited for; in double precision, as 1 - 0.999 is small.
+        count = state["step"].double()
+        first, second = 1 - beta1**count, 1 - beta2**count
         with _rows_of(ids, state["exp_avg"], state["exp_avg_sq"], weight) as (mean, square, rows):
             mean.lerp_(gradient, 1 - beta1)
             square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -464,11 +464,11 @@ class RmsProp(_Own):
         """The formula on blocks; rows that sparse gradients left behind catch up first."""
         step, state = self._count(group, weight), self.state[weight]
         if "row_step" in state:
-            state["square"].mul_(_missed(group["rho"], step, state.pop("row_step")))
+            state["square"].mul_(_missed(group["rho"], step - 1, state.pop("row_step")))
         velocity = [state["velocity"]] if group["momentum"] else []
-        for rows, square, slope, *speed in _blocks(weight, state["square"], gradient, *velocity):
+        for root, rows, square, slope, *speed in _blocks(1, weight, state["square"], gradient, *velocity):
             square.mul_(group["rho"]).addcmul_(slope, slope, value=1 - group["rho"])
-            root = square.sqrt().add_(group["eps"])
+            torch.sqrt(square, out=root).add_(group["eps"])
             if speed:
                 rows.sub_(speed[0].mul_(group["momentum"]).addcdiv_(slope, root), alpha=group["lr"])
             else:
@@ -521,29 +521,29 @@ class Ftrl(_Own):
 
     def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
         """The formula on blocks."""
-        for block in _blocks(weight, *self._state(group, weight), gradient):
+        for block in _blocks(2, weight, *self._state(group, weight), gradient):
             self._update(group, block)
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """The formula on the rows."""
         with _rows_of(ids, weight, *self._state(group, weight)) as rows:
-            self._update(group, (*rows, gradient))
+            self._update(group, (torch.empty_like(gradient), torch.empty_like(gradient), *rows, gradient))
 
     @staticmethod
     def _update(group: Group, block: tuple[Tensor, ...]) -> None:
-        weight, accumulator, linear, gradient = block
+        fresh, root, weight, accumulator, linear, gradient = block
         rate, l1, l2 = group["lr"], group["l1"], group["l2"]
         if rate == 0:
             return
-        fresh = torch.addcmul(accumulator, gradient, gradient)
-        root = fresh.sqrt()
-        shrunk = accumulator.sqrt_().sub_(root)  # -lr s, in the accumulator's place
-        linear.add_(gradient).addcmul_(shrunk, weight, value=1 / rate)
+        torch.sqrt(torch.addcmul(accumulator, gradient, gradient, out=fresh), out=root)
+        accumulator.sqrt_().sub_(root)  # -lr s, until the accumulator gets its new value
+        linear.add_(gradient).addcmul_(accumulator, weight, value=1 / rate)
         accumulator.copy_(fresh)
         if l2:
             root.add_(2 * l2 * rate)
         pulled = nn.functional.softshrink(linear, l1) if l1 else linear
-        torch.div(pulled, root, out=weight).mul_(-rate)
+        torch.div(pulled, root, out=fresh)
+        torch.mul(fresh, -rate, out=weight)
 
 
 class RowwiseAdagrad(_Own):
@@ -597,9 +597,9 @@ def _can_fuse(named: Sequence[tuple[str, nn.Parameter]], *devices: str) -> bool:
 
 # --- rows and blocks -------------------------------------------------------------------------------------------------
 
-BLOCK = 1 << 16
-"""Numbers of a parameter that are updated together on a CPU: few enough that a block of weights, state and gradient
-stays in the cache from one operation to the next."""
+BLOCK = 1 << 15
+"""Numbers of a parameter that a CPU's thread updates together: few enough that a block of weights, state and gradient
+stays in the cache from one operation to the next, and as many as torch gives a thread at least."""
 
 
 def sum_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -629,14 +629,14 @@ def _segments(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     keys.sort()
     found = keys >> place_bits
     starts = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
-    order = (keys & ((1 << place_bits) - 1)).astype(np.int64)
-    return torch.from_numpy(found[starts].astype(np.int64)), torch.from_numpy(order), torch.from_numpy(starts)
+    places = (keys & ((1 << place_bits) - 1)).astype(np.int64)
+    return torch.from_numpy(found[starts].astype(np.int64)), torch.from_numpy(places), torch.from_numpy(starts)
 
 
 @contextmanager
 def _rows_of(ids: Tensor, *tables: Tensor) -> Iterator[list[Tensor]]:
     """Copies of the rows `ids` of each table, written back at the end of the block."""
-    rows = [table.index_select(0, ids) for table in tables]
+    rows = [_gather(table, ids) for table in tables]
     yield rows
     for table, changed in zip(tables, rows, strict=True):
         if table.device.type == "cpu" and table.is_contiguous():
@@ -645,21 +645,32 @@ def _rows_of(ids: Tensor, *tables: Tensor) -> Iterator[list[Tensor]]:
             table.index_copy_(0, ids, changed)
 
 
+def _gather(table: Tensor, ids: Tensor) -> Tensor:
+    """The rows `ids` (m, dim)."""
+    if table.device.type != "cpu":
+        return table.index_select(0, ids)
+    # Bags of one row: they fetch ahead, index_select does not, and a table's rows are never in the cache.
+    return nn.functional.embedding_bag(ids, table, torch.arange(len(ids)), mode="sum")
+
+
 def _bytes_of(table: Tensor) -> npt.NDArray[np.void]:
     """The rows as so many bytes each (rows,): NumPy writes them whole, twice as fast as torch number by number."""
     rows = table.detach().view(torch.uint8).numpy()
     return rows.view(np.dtype((np.void, rows.shape[1])))[:, 0]
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors, alike in shape, as flat views of `BLOCK` numbers on a CPU; as they are elsewhere."""
-    first = tensors[0]
-    if first.device.type != "cpu" or first.numel() <= BLOCK or not all(tensor.is_contiguous() for tensor in tensors):
-        yield tensors
+def _blocks(spare: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """`spare` tensors to compute in, then the tensors, all alike in shape: on a CPU a block at a time, flat.
+
+    Memory to compute in is taken once: what the kernel has to hand out anew costs more than the arithmetic.
+    """
+    first, size = tensors[0], BLOCK * torch.get_num_threads()
+    if first.device.type != "cpu" or first.numel() <= size or not all(tensor.is_contiguous() for tensor in tensors):
+        yield (*(torch.empty_like(first) for _ in range(spare)), *tensors)
         return
-    flat = [tensor.view(-1) for tensor in tensors]
-    for start, stop in pairwise([*range(0, first.numel(), BLOCK), first.numel()]):
-        yield tuple(tensor[start:stop] for tensor in flat)
+    room = [first.new_empty(size) for _ in range(spare)]
+    for blocks in zip(*(torch.split(tensor.view(-1), size) for tensor in tensors), strict=True):
+        yield (*(each[: len(blocks[0])] for each in room), *blocks)
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------
