@@ -144,6 +144,13 @@ def at_least(table: Table, key: str, rows: int) -> Table:
     return table.semi_join(counts, key)
 
 
+def left_join(table: Table, other: Table, *keys: str) -> Table:
+    """All rows of a table with the further columns of another, joined by columns of the same names."""
+    renamed = other.rename({f"_{key}": key for key in keys})
+    joined = table.left_join(renamed, [table[key] == renamed[f"_{key}"] for key in keys])
+    return joined.drop(*(f"_{key}" for key in keys))
+
+
 def counts_by(table: Table, key: str) -> Table:
     """Each value of a column once, sorted, with the `rows` that hold it; missing values are left out."""
     present = table.filter(table[key].notnull())
