@@ -206,6 +206,19 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("user_id,item_id\n1,7\n")
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--out", tmp_path / "scored.csv")
     assert (status, "1 rows" in said) == (0, True)
+    status, printed, said = run("evaluate", trained, made, "--protocol", "sampled", "--k", "5", "--k", "2", "--json")
+    assert status == 0, said
+    assert {"hit_rate@5", "hit_rate@2"} <= set(json.loads(printed)["metrics"]["sampled"])
+    assert "hit_rate@10" not in json.loads(printed)["metrics"]["sampled"]
+
+    status, _, said = run("predict", trained, made, "--split", "valid", "--out", tmp_path / "valid.jsonl")
+    assert (status, "rows" in said) == (0, True)
+    first = json.loads((tmp_path / "valid.jsonl").read_text().splitlines()[0])
+    assert list(first) == ["user_id", "item_id", "label", "probability"]
+    status, _, said = run("predict", trained, made)
+    assert (status, "is a prepared dataset; say which split with --split: train, valid, test" in said) == (2, True)
+    status, _, said = run("predict", trained, tmp_path / "rows.csv", "--split", "test")
+    assert (status, "is a file of raw rows, which has no split; leave --split test out" in said) == (2, True)
 
 
 def test_a_recipe_with_changes_over_it(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec import predict
+from recspec import card, predict
 from recspec.datasets import DATASETS
-from recspec.errors import BundleError, DataError, SettingsError
+from recspec.errors import BundleError, DataError, SettingsError, SpecError
+from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.predict import Predictor, predict_file, read_users, recommend_to_parquet
+from recspec.predict import Predictor, predict_file, predict_split, read_users, recommend_to_parquet
+from recspec.storage import open_split
 from recspec.train import TrainSettings, train
 
 SETTINGS = {"factors": 4, "layers": (8, 4), "dropout": 0.0}
@@ -268,3 +272,92 @@ def test_ids_out_of_range_are_named_where_ids_are_themselves(bare: Predictor) ->
         bare.predict(pa.table({"u": [0, 8], "i": [6, 1]}))
     assert "column 'u': row 2 is 8; expected an id in [0, 8)" in str(caught.value)
     assert "column 'i': row 1 is 6; expected an id in [0, 6)" in str(caught.value)
+
+
+# --- a split of a prepared dataset ---
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_raw_rows(
+    predictor: Predictor, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(predict, "ROWS", 7)  # in blocks
+    spec = FeatureSpec.load(raw.parent / "data")
+    stages: list[tuple[str, float, float | None]] = []
+    out = tmp_path / f"scored{suffix}"
+    done = predict_split(predictor, spec, "test", out, progress=lambda *step: stages.append(step))
+    table = read(out)
+    assert table.column_names == ["user_id", "item_id", "label", "probability"]
+    assert done.rows == table.num_rows == open_split(spec, "test").num_rows
+    assert stages[-1] == ("predict", done.rows, done.rows)
+    held = open_split(spec, "test", ["user_id", "item_id", "label"]).read(0, 2**62)
+    assert table.column("user_id").to_pylist() == predictor.raw_ids("user", held["user_id"]).to_pylist()
+    assert table.column("item_id").to_pylist() == predictor.raw_ids("item", held["item_id"]).to_pylist()
+    np.testing.assert_array_equal(table.column("label").to_numpy(), held["label"])
+    again, _ = predictor.predict(table.select(["user_id", "item_id"]))
+    np.testing.assert_allclose(table.column("probability").to_numpy(), again, rtol=1e-5)
+
+
+def read(file: Path) -> pa.Table:
+    if file.suffix == ".parquet":
+        return pq.read_table(file)
+    return pa_csv.read_csv(file) if file.suffix == ".csv" else pa_json.read_json(file)
+
+
+def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
+    rows = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
+    for split in rows:
+        (tmp_path / f"{split}.csv").write_text("0,0,1\n7,5,0\n3,2,1\n")
+    given = {
+        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}, "shown": {"dtype": "int64"}},
+        "source_spec": {
+            split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in rows.items()
+        },
+        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+    }
+    spec = FeatureSpec.from_dict(given, tmp_path)
+    predict_split(bare, spec, "later", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["u", "i", "probability"]
+    assert table.column("u").to_pylist() == [0, 7, 3]
+    assert (card.describe(spec).splits["later"].label_mean, card.describe(spec).splits["train"].label_mean) == (
+        None,
+        pytest.approx(2 / 3),
+    )
+    card.check(spec)
+    with pytest.raises(SpecError, match=r"split 'later' does not hold the label 'y', so it has no metrics; `recspec p"):
+        evaluate_model(bare.model, spec, "later")
+    given["source_spec"] |= {"valid": given["source_spec"]["later"]}
+    with pytest.raises(
+        SpecError, match=r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
+    ):
+        FeatureSpec.from_dict(given, tmp_path)
+
+
+def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("70,0,0,1\n70,1,1,0\n900,2,3,1\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}},
+            "source_spec": {
+                "train": [{"type": "csv", "features": ["shown", "u", "i", "y"], "files": ["train.csv"]}],
+            },
+            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"], "group": ["shown"]},
+        },
+        tmp_path,
+    )
+    predict_split(trained(spec, tmp_path / "run"), spec, "train", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["shown", "u", "i", "y", "probability"]
+    assert table.column("shown").to_pylist() == [70, 70, 900]
+
+
+def test_another_dataset_or_split_is_refused(predictor: Predictor, bare: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    with pytest.raises(SpecError, match="not the dataset that the model was trained on"):
+        predict_split(bare, spec, "test", tmp_path / "out.csv")
+    with pytest.raises(SpecError, match="unknown split 'tst'"):
+        predict_split(predictor, spec, "tst", tmp_path / "out.csv")
+    with pytest.raises(SettingsError, match=r"--out .*out.txt: expected a name that ends in .csv, .jsonl, .parquet"):
+        predict_split(predictor, spec, "test", tmp_path / "out.txt")
+    assert not list(tmp_path.iterdir())

@@ -110,8 +110,8 @@ class SplitCard:
     rows: int
     files: int
     bytes: int
-    label_mean: float
-    """Mean of the label: the share of positives where it is 0 or 1."""
+    label_mean: float | None
+    """Mean of the label: the share of positives where it is 0 or 1. None where the split has no label."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ def describe(spec: FeatureSpec) -> Card:
             label_sum += _add(figures, columns, spec.label)
         paths = {spec.path(file) for chunk in spec.sources[split] for file in chunk.files}
         size = sum(path.stat().st_size for path in paths)
-        splits[split] = SplitCard(reader.num_rows, len(paths), size, label_sum / reader.num_rows)
+        label_mean = label_sum / reader.num_rows if spec.label in reader.features else None
+        splits[split] = SplitCard(reader.num_rows, len(paths), size, label_mean)
     features = {name: figure.card(spec, name) for name, figure in figures.items()}
     return Card(str(spec.folder), splits, features, tuple(_notes(spec, figures)))
 

@@ -249,17 +249,32 @@ def evaluate(
 @app.command()
 def predict(
     run: Run,
-    rows: Annotated[Path, typer.Argument(help="raw rows: csv, jsonl or parquet", metavar="ROWS")],
-    out_file: Annotated[Path | None, typer.Option("--out", help="file to write; standard output without")] = None,
+    rows: Annotated[Path, typer.Argument(help="raw rows (csv, jsonl, parquet), or a prepared dataset", metavar="ROWS")],
+    split: Annotated[str | None, typer.Option(help="which split of a prepared dataset")] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="file to write: csv, jsonl or parquet; standard output without")
+    ] = None,
     device: Device = "auto",
+    allow_outside: Outside = False,
 ) -> None:
-    """Raw rows with a column `probability` added."""
+    """Raw rows with a column `probability` added; or each row of a prepared split."""
     from recspec.machine import keep_freed_memory
-    from recspec.predict import Predictor, predict_file
+    from recspec.predict import Predictor, predict_file, predict_split
 
     keep_freed_memory()
+    is_prepared = rows.is_dir() or rows.suffix in (".yaml", ".yml")
+    if split is not None and not is_prepared:
+        raise SettingsError(f"predict: {rows} is a file of raw rows, which has no split; leave --split {split} out")
+    spec = FeatureSpec.load(rows, allow_outside=allow_outside) if is_prepared else None
+    if spec is not None and split is None:
+        splits = ", ".join(spec.splits)
+        raise SettingsError(f"predict: {rows} is a prepared dataset; say which split with --split: {splits}")
     predictor = Predictor.open(run, device=device)
-    counts = predict_file(predictor, rows, out_file)
+    if spec is None or split is None:
+        counts = predict_file(predictor, rows, out_file)
+    else:
+        with _stages() as progress:
+            counts = predict_split(predictor, spec, split, out_file, progress=progress)
     for note in counts.notes():
         err.print(f"note: {note}", markup=False, highlight=False)
     if out_file is not None:

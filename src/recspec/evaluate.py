@@ -192,7 +192,7 @@ def evaluate(
         SettingsError: an unknown protocol, or a cut-off longer than every list of candidates.
     """
     ranks = ranks or Ranks()
-    _check_same_features(trained.model, spec)
+    check_same_features(trained.model, spec)
     question = Question(spec, split, protocols, settings or EvaluateSettings())
     model = _evaluate(_ModelScores(trained.model, question, ranks), question, ranks, progress or _silent)
     beside: dict[str, Evaluation] = {}
@@ -385,7 +385,12 @@ class Question:
         self.spec, self.split, self.settings = spec, split, settings
         self.asked = protocols or None
         self.ks = settings.ks or _cut_offs(spec)
-        spec.columns(split)  # an unknown split is an error before an unknown protocol is
+        held = spec.columns(split)  # an unknown split is an error before an unknown protocol is
+        if spec.label not in held:
+            raise SpecError(
+                f"{spec.folder}: split '{split}' does not hold the label '{spec.label}', so it has no metrics; "
+                "`recspec predict` writes its probabilities"
+            )
         problems = [unknown("protocol", name, PROTOCOLS) for name in protocols or () if name not in PROTOCOLS]
         if problems:
             raise SettingsError.of("protocols", problems)
@@ -425,12 +430,12 @@ class Question:
     @property
     def has_users(self) -> bool:
         """Whether a feature tells users apart."""
-        return _id_feature(self.spec, "user") is not None
+        return id_feature(self.spec, "user") is not None
 
     @property
     def has_items(self) -> bool:
         """Whether a feature tells items apart."""
-        return _id_feature(self.spec, "item") is not None
+        return id_feature(self.spec, "item") is not None
 
     @property
     def lists_candidates(self) -> bool:
@@ -521,7 +526,8 @@ class Question:
         return "full" not in protocols and self.spec.group is not None
 
 
-def _id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
+def id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
+    """The feature that tells users or items apart, if there is one."""
     try:
         return spec.user_id if role == "user" else spec.item_id
     except SpecError:
@@ -529,7 +535,7 @@ def _id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
 
 
 def _read_rows(spec: FeatureSpec, split: str) -> Rows:
-    user, item = _id_feature(spec, "user"), _id_feature(spec, "item")
+    user, item = id_feature(spec, "user"), id_feature(spec, "item")
     group = spec.group if spec.group is not None else user
     held = spec.columns(split)
     leak = _leak(spec)
@@ -998,8 +1004,12 @@ def _facts(ranking: Ranking) -> dict[str, object]:
 # --- small things ----------------------------------------------------------------------------------------------------
 
 
-def _check_same_features(model: Model, spec: FeatureSpec) -> None:
-    """The dataset must hold what the model reads, with the ids it was built for."""
+def check_same_features(model: Model, spec: FeatureSpec) -> None:
+    """The dataset must hold what the model reads, with the ids it was built for.
+
+    Raises:
+        SpecError: naming every feature that is missing or of another kind.
+    """
     problems = []
     for name in model.features():
         if name not in spec.features:

@@ -771,15 +771,20 @@ def _channel_problem(rule: Channel, channel: str, name: str, feature: Feature) -
     return None
 
 
+CHOSEN_ON = ("valid", "validation", "val")
+"""Splits that choose a model, so they need labels; one that is only predicted may lack them."""
+
+
 def _check_splits_hold_channels(spec: FeatureSpec) -> Iterator[Problem]:
-    groups = set(_members(spec, "group").values())
+    groups, labels = set(_members(spec, "group").values()), set(_members(spec, "label").values())
     used = {name: channel for channel, names in spec.channels.items() for name in names if name in spec.features}
     for split, chunks in spec.sources.items():
         if not chunks:
             continue
         held = {name for chunk in chunks for name in chunk.features}
         for name, channel in used.items():
-            if name not in held and not (name in groups and split == "train"):
+            waived = name in groups if split == "train" else name in labels and split not in CHOSEN_ON
+            if name not in held and not waived:
                 what = f"no chunk holds the feature '{name}' of the channel '{channel}'{nearest(name, held)}"
                 yield ("source_spec", split), f"{what}; every split holds every feature that a channel names"
 

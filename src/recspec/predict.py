@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -24,13 +25,14 @@ import torch
 from torch import Tensor
 
 from recspec import bundle
-from recspec.batch import Batch, num_rows, take
+from recspec.batch import Batch, num_rows, take, to_device
 from recspec.bundle import Bundle, Seen
 from recspec.distributed import pick_device
 from recspec.encoding import Encoders, Vocabulary
 from recspec.errors import BundleError, DataError, SettingsError, listed, nearest
+from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
-from recspec.storage import Ragged
+from recspec.storage import Column, Ragged, open_split
 
 ROWS = 65_536
 """Raw rows read, scored and written at once."""
@@ -44,6 +46,10 @@ ROW_FORMATS = (".csv", ".jsonl", ".parquet")
 Role = Literal["user", "item"]
 ROLES: tuple[Role, ...] = ("user", "item")
 Progress = Callable[[str, float, float | None], None]
+
+
+def silent(stage: str, done: float, total: float | None) -> None:
+    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +137,8 @@ class Predictor:
         given = [name for name in wanted if name not in looked_up]
         columns = self._encode_columns(rows, given)
         batch = {name: _tensor(columns[name], self.spec, name).to(self.device) for name in given}
-        for name, (id_feature, catalogue) in looked_up.items():
-            batch[name] = catalogue.features[name].index_select(0, batch[id_feature].long())
+        for name, (own_id, catalogue) in looked_up.items():
+            batch[name] = catalogue.features[name].index_select(0, batch[own_id].long())
         unknown = {
             name: int((batch[name] == 0).sum())
             for name in given
@@ -153,15 +159,15 @@ class Predictor:
         for role in ROLES:
             if not self.spec.role(role):
                 continue
-            id_feature = self._id_feature(role)
+            own_id = self._id_feature(role)
             missing = [
                 name
                 for name in self.spec.role(role)
-                if name in wanted and name != id_feature and not self._has_column(name, columns)
+                if name in wanted and name != own_id and not self._has_column(name, columns)
             ]
-            if missing and id_feature in wanted:
+            if missing and own_id in wanted:
                 catalogue = self.users if role == "user" else self.items
-                found |= {name: (id_feature, catalogue) for name in missing if name in catalogue.features}
+                found |= {name: (own_id, catalogue) for name in missing if name in catalogue.features}
         return found
 
     def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
@@ -328,6 +334,58 @@ def predict_file(predictor: Predictor, rows: Path, out: Path | None) -> Predicti
     return total
 
 
+def predict_split(
+    predictor: Predictor, spec: FeatureSpec, split: str, out: Path | None, *, progress: Progress = silent
+) -> Predictions:
+    """Score a split of a prepared dataset, labelled or not, and write a row of it each: who, what, how likely.
+
+    Columns: the group, the user's and the item's id (raw values where a vocabulary is there, null for the unknown
+    one), the label, as far as the split holds them, and `probability`. Written as the ending of `out` says, CSV to
+    standard output without one; in blocks, so memory does not grow with the rows.
+
+    Raises:
+        SpecError: an unknown split, or another dataset than the model was trained on.
+        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet.
+    """
+    held = spec.columns(split)
+    check_same_features(predictor.model, spec)
+    features = predictor.model.features()
+    ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
+    shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
+    vocabularies = {name: found for name in shown if (found := _vocabulary_of(spec, name)) is not None}
+    reader = open_split(spec, split, tuple(dict.fromkeys((*features, *shown))))
+    total = Predictions()
+    with _row_writer(out) as write, torch.inference_mode():
+        for start, stop in pairwise(reader.blocks(ROWS).tolist()):
+            progress("predict", start, reader.num_rows)
+            columns = reader.read(start, stop)
+            batch = to_device(as_batch({name: columns[name] for name in features}, spec), predictor.device)
+            parts = [predictor.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, stop - start, ROWS)]
+            probability = torch.sigmoid(torch.cat(parts)).cpu().numpy()
+            rows = {name: _raw(columns[name], spec, name, vocabularies.get(name)) for name in shown}
+            write(pa.table({**rows, "probability": pa.array(probability)}))
+            total.rows += stop - start
+    progress("predict", total.rows, reader.num_rows)
+    return total
+
+
+def _vocabulary_of(spec: FeatureSpec, name: str) -> Vocabulary | None:
+    """The raw values of a feature's ids, where `prepare` left them beside the specification."""
+    folder = spec.metadata.get("vocabularies")
+    if not isinstance(folder, str) or not spec.features[name].is_categorical:
+        return None
+    file = spec.path(f"{folder}/{spec.vocabulary(name)}.parquet")
+    return Vocabulary.load(file) if file.is_file() else None
+
+
+def _raw(column: Column, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None) -> pa.Array:
+    assert not isinstance(column, Ragged), "a group, an id or a label is a scalar"
+    if vocabulary is not None:
+        return vocabulary.decode(column.astype(np.int64))
+    shift = spec.shift(name)
+    return pa.array(column - shift if shift else column)
+
+
 def read_users(path: Path) -> list[str]:
     """Raw user ids of a text file, one a line; empty lines are passed over.
 
@@ -439,16 +497,16 @@ class _Catalogue:
 def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catalogue:
     """The catalogue that the bundle keeps, or where there is none, the bare ids."""
     spec = trained.spec
-    id_feature = spec.user_id if role == "user" else spec.item_id
-    first_id = int(spec.reserves_unknown(id_feature))
-    features: Batch = {id_feature: torch.arange(spec.num_ids(id_feature), device=device)}
+    own_id = spec.user_id if role == "user" else spec.item_id
+    first_id = int(spec.reserves_unknown(own_id))
+    features: Batch = {own_id: torch.arange(spec.num_ids(own_id), device=device)}
     catalogues = spec.metadata.get("catalogues")
     file = catalogues.get(role) if isinstance(catalogues, dict) else None
     if not isinstance(file, str):
         return _Catalogue(features, first_id, None)
     table = pq.read_table(trained.folder / file)
     for name in table.column_names:
-        if name in spec.features and name != id_feature:
+        if name in spec.features and name != own_id:
             tensor = _tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
             features[name] = torch.cat([nobody, tensor]).to(device)
