@@ -208,7 +208,13 @@ def evaluate(
     protocol: Annotated[list[str] | None, typer.Option(help="rows, sampled or full; all that fit by default")] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("--k", "-k", min=1, help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default"),
+        typer.Option(
+            "-k",
+            "--k",
+            min=1,
+            metavar="N",
+            help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default",
+        ),
     ] = None,
     baselines: Annotated[bool, typer.Option(help="fit the classic baselines and print them beside")] = False,
     json_output: Json = False,
