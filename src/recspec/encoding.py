@@ -369,7 +369,7 @@ class Encoders:
     def save(self, folder: Path) -> None:
         """Write `encoders.json` and every vocabulary."""
         data = {name: _told(encoder) for name, encoder in self.encoders.items()}
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / VOCABULARIES).mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{ENCODERS_FILE}.tmp"
         temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         temporary.replace(folder / ENCODERS_FILE)
