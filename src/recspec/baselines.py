@@ -46,7 +46,7 @@ ROWS_PER_BLOCK = 1 << 16
 MOST_ENTRIES = 1 << 26
 """Entries of the one-hot matrix that logistic regression is fitted on, 8 bytes each: 2 million rows of 32 features."""
 
-TUNING_ROWS = 300_000
+TUNING_ROWS = 200_000
 """Rows on which the strengths of logistic regression are compared; the strength does not grow with the rows."""
 
 HELD_OUT = 0.1
@@ -657,7 +657,7 @@ def _choose_strength(
 
 
 def _fit_logistic(
-    blocks: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-9
+    blocks: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-8
 ) -> NDArray[np.float64]:
     """Weights (D,) and intercept of least loss. fp32 matrix, fp64 sums."""
     optimize, special = require_extra("scipy.optimize", "baselines"), require_extra("scipy.special", "baselines")
