@@ -596,3 +596,13 @@ def test_settings_that_do_not_go_together_are_refused(values: dict[str, object],
 
 def test_step_decay_with_a_factor_for_each_entry() -> None:
     assert [step_decay(step, at=[1, 3], factor=[0.5, 0.1]) for step in range(4)] == [1.0, 0.5, 0.5, 0.05]
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "ftrl", "rowwise_adagrad"])
+def test_a_gradient_that_lies_otherwise_in_memory_is_the_same_gradient(optimizer: str) -> None:
+    gradient = torch.arange(6.0).view(2, 3)
+    plain, turned = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))
+    plain.grad, turned.grad = gradient, gradient.t().contiguous().t()
+    for weight in (plain, turned):
+        Optimizers([("weight", weight)], settings(optimizer)).step()
+    assert torch.equal(plain, turned)
