@@ -347,8 +347,8 @@ def _summary(backend: Backend, rows: Table) -> dict[str, object]:
     found = fetch(backend, counts).to_pylist()[0]
     return {
         "displays": found["displays"],
-        "displays_without_click": found["none"] or 0,
-        "displays_with_several_clicks": found["several"] or 0,
+        "displays_without_click": int(found["none"] or 0),
+        "displays_with_several_clicks": int(found["several"] or 0),
     }
 
 
@@ -602,6 +602,7 @@ def recognise(raw: Path, names: Sequence[str]) -> dict[str, Place]:
     for place in found:
         by_name.setdefault(Path(place.member or place.file).name, []).append(place)
     problems, places = [], {}
+    others = set(by_name) - {f"{name}.csv" for name in TABLES}
     for name in names:
         candidates = by_name.get(f"{name}.csv") or by_name.get(f"{name}.csv.zip") or []
         if len(candidates) == 1:
@@ -610,7 +611,7 @@ def recognise(raw: Path, names: Sequence[str]) -> dict[str, Place]:
             where = listed(str(place.member or place.file) for place in candidates)
             problems.append(f"{name}.csv stands in several places: {where}; name the folder you mean")
         else:
-            problems.append(f"{name}.csv is missing, and {name}.csv.zip too{nearest(f'{name}.csv', by_name)}")
+            problems.append(f"{name}.csv is missing, and {name}.csv.zip too{nearest(f'{name}.csv', others)}")
     if problems:
         raise DataError.of(f"{raw}: not Outbrain's tables", problems)
     return places
