@@ -1225,7 +1225,10 @@ def test_the_papers_own_files_have_the_published_sizes(tmp_path: Path, real_data
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["movielens-1m", "ncf", "table-interactions", "table-clicks", "synthetic-clicks"])
+@pytest.mark.parametrize(
+    "name",
+    ["movielens-1m", "ncf", "table-interactions", "table-clicks", "table-hashed", "synthetic-clicks", "adult"],
+)
 def test_spark_prepares_the_same_rows(name: str, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:

@@ -551,9 +551,10 @@ def _whole_or_text(array: pa.Array) -> pa.Array:
 def _as_text(array: pa.Array) -> pa.Array:
     if pa.types.is_string(array.type):
         return array
-    if pa.types.is_floating(array.type):  # 42.0 is how a table with gaps spells 42
+    if pa.types.is_floating(array.type):  # 42.0 is how a table with gaps spells 42, and NaN how it spells a gap
         whole = _as_int64(array)
-        return pc.coalesce(whole.cast(pa.string()), array.cast(pa.string()))
+        known = pc.if_else(pc.is_nan(array), None, array)
+        return pc.coalesce(whole.cast(pa.string()), known.cast(pa.string()))
     if _is_list(array.type):
         raise DataError("holds lists; expected one value a row")
     return array.cast(pa.string())
