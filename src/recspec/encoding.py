@@ -270,7 +270,7 @@ class CrossEncoder(_Encoder):
             try:
                 prints.append(self._print(name, _arrow(part)))
             except DataError as error:
-                raise DataError.of(f"'{name}'", error.problems) from None
+                raise DataError(f"'{name}': {'; '.join(error.problems)}") from None
         return _within(cross(prints), self.cardinality)
 
     def _print(self, name: str, array: pa.Array) -> Prints:
