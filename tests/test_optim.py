@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -18,44 +20,44 @@ from recspec.optim import (
     Optimizers,
     OptimizerSettings,
     learning_rate_factor,
-    make_optimizer,
     polynomial_decay,
+    sparse_pays,
     step_decay,
     sum_rows,
+    updates_rows_exactly,
     warm_up,
 )
 
-NAMES = ("adam", "adamw", "sgd", "adagrad", "rmsprop")
+EVERY = get_args(OptimizerSettings.model_fields["optimizer"].annotation)
 
 
-def parameter() -> nn.Parameter:
-    return nn.Parameter(torch.tensor([1.0, -2.0]))
+def settings(optimizer: str, **values: object) -> OptimizerSettings:
+    return OptimizerSettings.model_validate({"optimizer": optimizer, "learning_rate": 0.5, **values})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_optimizer_takes_one_step_against_the_gradient(name: str) -> None:
-    weight = parameter()
-    optimizer = make_optimizer(name, [weight], learning_rate=0.1)
+    weight = nn.Parameter(torch.tensor([0.0, 0.0]))
     weight.grad = torch.tensor([1.0, -4.0])
-    optimizer.step()
-    assert weight[0].item() < 1.0
-    assert weight[1].item() > -2.0
+    Optimizers([("weight", weight)], settings(name, learning_rate=0.1)).step()
+    assert weight[0].item() < 0.0
+    assert weight[1].item() > 0.0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_fused_optimizer_gives_what_the_plain_one_gives(name: str) -> None:
-    plain_class = {
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adagrad", "rmsprop"])
+def test_what_torch_has_is_as_torch_has_it(name: str, momentum: float) -> None:
+    """torch's plain loops, given the same settings."""
+    plain_class: Callable[..., torch.optim.Optimizer] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
+        "sgd": partial(torch.optim.SGD, momentum=momentum),
         "adagrad": torch.optim.Adagrad,
-        "rmsprop": torch.optim.RMSprop,
+        "rmsprop": partial(torch.optim.RMSprop, alpha=0.9, eps=1e-7, momentum=momentum),
     }[name]
-    ours, plain = parameter(), parameter()
-    first = make_optimizer(name, [ours], learning_rate=0.1, weight_decay=0.01)
+    ours, plain = (nn.Parameter(torch.tensor([1.0, -2.0])) for _ in range(2))
+    first = Optimizers([("weight", ours)], settings(name, learning_rate=0.1, weight_decay=0.01, momentum=momentum))
     second = plain_class([plain], lr=0.1, weight_decay=0.01, foreach=False)
-    if name == "adagrad":
-        second.param_groups[0]["eps"] = 1e-8
     for gradient in ([1.0, -4.0], [0.5, 0.25], [-2.0, 3.0]):
         ours.grad, plain.grad = torch.tensor(gradient), torch.tensor(gradient)
         first.step()
@@ -64,24 +66,23 @@ def test_a_fused_optimizer_gives_what_the_plain_one_gives(name: str) -> None:
 
 
 def test_sgd_with_momentum_by_hand() -> None:
-    weight = nn.Parameter(torch.tensor([1.0]))
-    optimizer = make_optimizer("sgd", [weight], learning_rate=0.1, momentum=0.5)
-    for _ in range(2):
-        weight.grad = torch.tensor([1.0])
-        optimizer.step()
     # Velocities 1 and 1.5: 1 - 0.1 - 0.15.
-    assert weight.item() == pytest.approx(0.75)
+    seen = step_by_step(settings("sgd", learning_rate=0.1, momentum=0.5), [1.0], [1.0], [1.0])
+    assert seen[-1] == [pytest.approx(0.75)]
 
 
 def test_adam_takes_the_published_betas() -> None:
-    optimizer = make_optimizer("adam", [parameter()], learning_rate=0.0045, betas=(0.25, 0.5))
-    assert optimizer.param_groups[0]["betas"] == (0.25, 0.5)
-    assert optimizer.param_groups[0]["fused"]
+    weight = nn.Parameter(torch.ones(1))
+    adam = Optimizers([("weight", weight)], settings("adam", learning_rate=0.0045, betas=(0.25, 0.5))).parts[""]
+    assert adam.param_groups[0]["betas"] == (0.25, 0.5)
+    assert adam.param_groups[0]["fused"]
 
 
-def test_an_unknown_optimizer_is_told_the_nearest_name() -> None:
-    with pytest.raises(SettingsError, match=r"unknown optimizer 'adamm' \(did you mean 'adam'\?\); known: 'adam', "):
-        make_optimizer("adamm", [parameter()], learning_rate=0.1)
+def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        SettingsError, match=r"train: setting 'optimizer' is 'adamm': input should be 'adam', 'adamw', "
+    ):
+        config.build(OptimizerSettings, "train", {"optimizer": "adamm"})
 
 
 def test_warm_up_climbs_linearly_and_its_first_step_learns() -> None:
@@ -135,11 +136,6 @@ def test_an_unknown_schedule_is_told_the_nearest_name() -> None:
 # --- several optimizers over parts -----------------------------------------------------------------------------------
 
 SPARSE_EXACT = ("sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl")
-EVERY = get_args(OptimizerSettings.model_fields["optimizer"].annotation)
-
-
-def settings(optimizer: str, **values: object) -> OptimizerSettings:
-    return OptimizerSettings.model_validate({"optimizer": optimizer, "learning_rate": 0.5, **values})
 
 
 def step_by_step(given: OptimizerSettings, start: list[float], *gradients: list[float]) -> list[list[float]]:
@@ -606,3 +602,19 @@ def test_a_gradient_that_lies_otherwise_in_memory_is_the_same_gradient(optimizer
     for weight in (plain, turned):
         Optimizers([("weight", weight)], settings(optimizer)).step()
     assert torch.equal(plain, turned)
+
+
+def test_which_rows_are_updated_exactly() -> None:
+    exact = [name for name in EVERY if updates_rows_exactly(settings(name))]
+    assert sorted(exact) == sorted(SPARSE_EXACT)
+    assert not updates_rows_exactly(settings("sgd", momentum=0.5))
+    assert not updates_rows_exactly(settings("adagrad", weight_decay=0.1))
+    assert updates_rows_exactly(settings("adagrad", schedule="linear", warmup_epochs=1))
+    assert not updates_rows_exactly(settings("ftrl", schedule="linear"))
+    assert not updates_rows_exactly(settings("ftrl", warmup_epochs=1))
+
+
+def test_sparse_gradients_pay_for_large_tables_and_few_ids() -> None:
+    assert sparse_pays(100_000, 16, 8192)
+    assert not sparse_pays(100_000, 16, 100_000)
+    assert not sparse_pays(1000, 64, 8192)
