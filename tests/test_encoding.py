@@ -359,6 +359,13 @@ def test_columns_that_a_cross_lacks_are_each_named_once() -> None:
         CROSSED.encode(pa.table({"age": ["old"], "job": ["cook"]}), ["age_x_job"])
 
 
+def test_a_number_that_its_buckets_lack_is_named_by_its_column() -> None:
+    encoders = Encoders({"age_bucket": BucketEncoder(column="age", boundaries=(18,)), "age": NumberEncoder()})
+    with pytest.raises(DataError) as caught:
+        encoders.encode(pa.table({"job": ["cook"]}))
+    assert caught.value.problems == ("no column 'age' that 'age_bucket' is made from; found 'job'",)
+
+
 def test_a_cross_has_boundaries_of_its_own_columns_only() -> None:
     with pytest.raises(ValidationError, match=r"boundaries: unknown column 'ages' \(did you mean 'age'\?\)"):
         CrossEncoder(columns=("age", "job"), cardinality=9, boundaries={"ages": (1,)})

@@ -472,7 +472,10 @@ class Encoders:
         missing: dict[str, str] = {}
         for name in features:
             encoder = self._encoder(name)
-            raw = encoder.columns if isinstance(encoder, CrossEncoder) else (name,)
+            if isinstance(encoder, CrossEncoder):
+                raw = encoder.columns
+            else:  # a number's buckets are made from the number's column, whatever they are called
+                raw = (encoder.column if encoder.column is not None and encoder.column in self.encoders else name,)
             for column, source in zip(raw, self._sources(name, columns), strict=True):
                 if source is None:
                     missing.setdefault(column, "" if column == name else f" that '{name}' is made from")
