@@ -935,7 +935,7 @@ def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_on
     (tmp_path / "train.csv").write_text((tmp_path / "test.csv").read_text())
     spec = spec.replace(sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(),
                                                                    "files": ["train.csv"]})]})  # fmt: skip
-    few = partial(logistic_regression, most_entries=600)
+    few = partial(logistic_regression, most_entries=1200)
     monkeypatch.setattr(evaluation, "ROW_BASELINES", {"logistic_regression": few})
     report = evaluate(Trained(Score(spec)), spec, "test", baselines=True)
     assert set(report.baselines) == {"logistic_regression"}
