@@ -156,11 +156,14 @@ def _build(
     progress("comparing documents", 0, None)
     weights = {aspect: backend.stage(_weights(tables[f"documents_{aspect}"], key)) for aspect, key in ASPECTS.items()}
     pairs = backend.stage(_with_similarities(backend, rows, weights))
-    full = _with_lists(_with_pairs(_with_statistics(rows, statistics), pairs), tables, displays)
-    if reader:
-        full = page_views.added(backend, full, reader, weights)
+    full = page_views.added(backend, rows, reader, weights) if reader else rows
+    full = _with_statistics(full, statistics)
+    full = left_join(full, pairs, "document_id", "document_id_promo")
+    full = _with_lists(backend, full, tables, displays)
     columns = _columns(backend, rows, statistics, settings)
-    full = backend.stage(full.drop("timestamp", "fold", *(["uuid"] if reader else [])))
+    full = full.drop("timestamp", "fold", "uuid")
+    if settings.submission:  # it is read twice
+        full = backend.stage(full)
     source = clicks.Source(
         dataset=NAME,
         rows=full.filter(full[SPLIT] != UNLABELLED),
@@ -472,11 +475,7 @@ def similarity_name(aspect: str) -> str:
     return f"document_id_document_id_promo_sim_{aspect}"
 
 
-def _with_pairs(rows: Table, pairs: Table) -> Table:
-    return left_join(rows, pairs, "document_id", "document_id_promo")
-
-
-def _with_lists(rows: Table, tables: Mapping[str, Table], displays: Table) -> Table:
+def _with_lists(backend: Backend, rows: Table, tables: Mapping[str, Table], displays: Table) -> Table:
     """Rows with the landing document's most confident values of each aspect, as one text."""
     for aspect, key in ASPECTS.items():
         table = tables[f"documents_{aspect}"].semi_join(displays, "document_id")
@@ -492,7 +491,7 @@ def _with_lists(rows: Table, tables: Mapping[str, Table], displays: Table) -> Ta
         lists = (
             placed.filter(placed["_place"] < LIST_LENGTH).group_by("document_id").aggregate(**{f"{key}_list": joined})
         )
-        rows = left_join(rows, lists, "document_id")
+        rows = left_join(rows, backend.stage(lists), "document_id")
     return rows
 
 
