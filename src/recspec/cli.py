@@ -25,7 +25,7 @@ from rich.table import Table
 from recspec import __version__, config
 from recspec.errors import Interrupted, RecspecError, SettingsError, unknown
 from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
-from recspec.machine import wait_politely
+from recspec.machine import pin, wait_politely
 
 if TYPE_CHECKING:
     from recspec.evaluate import Report
@@ -182,6 +182,7 @@ def train(
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
+    _keep_to_cores(train_settings.affinity)
     with join(device) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
         with display:
@@ -398,6 +399,7 @@ def bench_train(
     keep_freed_memory()
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
     spec = FeatureSpec.load(data) if data is not None else None
+    _keep_to_cores(train_settings.affinity)
     with join(device) as ranks:
         figures = bench_training(
             model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks, steps=steps, warmup=warmup
@@ -497,6 +499,17 @@ def _settings_of(
         config.build(MODELS[model].Settings, where, loaded.settings, assigned["settings"]),
         config.build(TrainSettings, where, loaded.train, faster, assigned["train"]),
     )
+
+
+def _keep_to_cores(affinity: str) -> None:
+    """Pin this process to its cores, with a thread for each."""
+    import torch
+
+    from recspec.distributed import place
+
+    cores = pin(affinity, *place())
+    if cores is not None:
+        torch.set_num_threads(len(cores))
 
 
 def _chunk_type(name: str) -> ChunkType:

@@ -31,7 +31,7 @@ from recspec.evaluate import LOWER_IS_BETTER, evaluate_model, positives
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings
 from recspec.loader import Loader, Part, Share
-from recspec.machine import cpu_multiplies_bf16, parse_bytes
+from recspec.machine import Affinity, cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.optim import Optimizers, OptimizerSettings, sparse_pays, updates_rows_exactly
@@ -83,6 +83,9 @@ class TrainSettings(OptimizerSettings):
     seed: int = Field(0, ge=0, description="of weights, order, negatives and dropout")
     deterministic: bool = Field(False, description="only deterministic kernels; slower on a GPU")
     compile: bool = Field(False, description="torch.compile the step; pays on a GPU")
+    affinity: Affinity = Field(
+        "disabled", description="which cores each process of a machine keeps to; see docs/training.md"
+    )
     memory_budget: str = Field("4GB", description="a split larger than this is streamed instead of held in memory")
     checkpoint_minutes: float = Field(
         10, ge=0, description="minutes between checkpoints within an epoch; 0: every step"
@@ -614,7 +617,7 @@ class TrainingRun:
 
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
-        may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
+        may_change = {"affinity", "log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
         parts = (self.settings, *self.settings.part_settings.values())
         if all(part.schedule in ("constant", "step") for part in parts):
             may_change.add("epochs")
