@@ -75,7 +75,7 @@ REQUIREMENTS = {
 
 DIFFERENCES = (
     "peers compute in fp32 as torch does by default, helped ones through oneDNN, recspec as its `precision` says",
-    "recspec updates the embedding rows in use, peers all rows at every step; RMSprop gives the same weights both ways",
+    "peers update all rows of all tables at every step, recspec those in use where that pays (`sparse_gradients` in runs)",
     "torch-rechub's MLP is measured without its batch normalisation; its wide part has one more weight a feature",
     "DeepCTR-Torch and torch-rechub start embeddings with deviation 1e-4, recspec Glorot-normal; no side has L2",
     "recspec's command line tells glibc to keep freed memory; peers run with the allocator as it is",
@@ -247,6 +247,7 @@ def measure_recspec(data: str, *, setting: str, precision: str, batch_size: int,
         "precision": run.precision,
         "torch": torch.__version__,
         "peak_memory_bytes": peak_memory(),
+        "sparse_gradients": list(run.sparse),
         "linear_weights": weights,
         "matrix_rate": rate,
     }
