@@ -75,7 +75,7 @@ REQUIREMENTS = {
 
 DIFFERENCES = (
     "peers compute in fp32 as torch does by default, helped ones through oneDNN, recspec as its `precision` says",
-    "peers update all rows of all tables at every step, recspec those in use where that pays (`sparse_gradients` in runs)",
+    "peers update all rows of all tables at every step, recspec those in use where that pays (`sparse_gradients`)",
     "torch-rechub's MLP is measured without its batch normalisation; its wide part has one more weight a feature",
     "DeepCTR-Torch and torch-rechub start embeddings with deviation 1e-4, recspec Glorot-normal; no side has L2",
     "recspec's command line tells glibc to keep freed memory; peers run with the allocator as it is",
