@@ -150,7 +150,7 @@ def _build(
     reader = page_views.of_displays(backend, tables, displays) if settings.page_views else None
     progress("joining tables", 0, None)
     rows = backend.stage(_joined(tables, reader.displays if reader else displays))
-    _check_displays(backend, rows, files["clicks_train"])
+    _check_displays(backend, rows)
     progress("counting clicks", 0, None)
     statistics = _statistics(backend, rows, settings)
     progress("comparing documents", 0, None)
@@ -275,17 +275,23 @@ def _check(backend: Backend, tables: Mapping[str, Table], files: Mapping[str, Pa
     for entry in fetch(backend, wrong).to_pylist():
         line = f"{files['clicks_train']}: line {entry[ROW] + 2:,}"
         problems.append(f"{line}: column 'clicked' is {entry['clicked']}; expected 0 or 1")
+    if "clicks_test" in tables:
+        both = tables["clicks_test"].semi_join(labelled, "display_id").select("display_id").distinct()
+        first = fetch(backend, both.order_by("display_id").limit(5)).column("display_id").to_pylist()
+        if first:
+            problems.append(f"{files['clicks_test']}: displays {first} stand in clicks_train.csv too; expected others")
     if problems:
         raise DataError.of("Outbrain's tables", problems)
 
 
-def _check_displays(backend: Backend, rows: Table, path: Path) -> None:
+def _check_displays(backend: Backend, rows: Table) -> None:
     lost = rows.filter(rows["timestamp"].isnull())
     first = fetch(backend, lost.select(GROUP).distinct().order_by(GROUP).limit(5)).column(GROUP).to_pylist()
     if first:
-        count = count_rows(backend, lost)
-        raise DataError(f"{path}: {count:,} rows are of displays that events.csv doesn't name, such as {first}; "
-                        "expected one event a display")  # fmt: skip
+        raise DataError(
+            f"Outbrain's tables: {count_rows(backend, lost):,} rows of clicks are of displays that events.csv doesn't "
+            f"name, such as {first}; expected one event a display"
+        )
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
