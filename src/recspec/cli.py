@@ -382,7 +382,9 @@ def version() -> None:
 @bench_app.command("train")
 def bench_train(
     model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
-    data: Annotated[Path | None, typer.Option(help="a prepared dataset; made-up data of ml-1m's shape without")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="a prepared dataset; made-up data of a published shape without")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="a YAML recipe")] = None,
     settings: Set = None,
     steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,

@@ -72,7 +72,9 @@ class Settings(BaseSettings):
 
     valid: float = Field(0.1, gt=0, lt=1, description="share of adult.data for valid; adult.test is test")
     seed: int = Field(1, ge=0, description="of the rows for valid")
-    num_buckets: int = Field(200, ge=2, description="about equally full buckets a number is cut into; ages as published")
+    num_buckets: int = Field(
+        200, ge=2, description="about equally full buckets a number is cut into; ages as published"
+    )
     crosses: Crosses = Field((*TUTORIAL, *EARNED), description="features hashed together, each cross a feature a_x_b")
     cross_cardinality: int = Field(10_000, ge=2, le=2**31, description="ids of each cross")
 
