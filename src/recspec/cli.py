@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, get_args
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -42,6 +43,7 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Throughput and latency of a model on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
+FEW_STEPS = 5
 WIDE = 160  # columns of a table that no terminal shows, but a file or a pipe takes
 
 out = Console(width=None if sys.stdout.isatty() else WIDE)
@@ -492,15 +494,22 @@ def _settings_of(
     loaded = config.load_recipe(recipe) if recipe is not None else config.Recipe()
     if loaded.model not in (None, model):
         raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
-    where = f"recipe {recipe} and --set" if recipe is not None else "--set"
+    given = [name for name, there in ((f"recipe {recipe}", recipe is not None), ("--set", assignments)) if there]
+    where = " and ".join(given) or "settings"
     assigned = config.assign(
         config.parse_assignments(assignments), {"settings": MODELS[model].Settings, "train": TrainSettings}
     )
     faster = {"precision": "auto"} if amp else {}
-    return (
-        config.build(MODELS[model].Settings, where, loaded.settings, assigned["settings"]),
-        config.build(TrainSettings, where, loaded.train, faster, assigned["train"]),
-    )
+    model_layers, train_layers = (loaded.settings, assigned["settings"]), (loaded.train, faster, assigned["train"])
+    problems: list[str] = []
+    for settings_type, layers in ((MODELS[model].Settings, model_layers), (TrainSettings, train_layers)):
+        try:
+            config.build(settings_type, where, *layers)
+        except SettingsError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError.of(where, problems)
+    return config.build(MODELS[model].Settings, where, *model_layers), config.build(TrainSettings, where, *train_layers)
 
 
 def _keep_to_cores(affinity: str) -> None:
@@ -606,14 +615,23 @@ class _TrainingDisplay:
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
         drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
+        steps = _number(event, "steps_per_epoch")
         err.print(
             f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters; {rows:,.0f} rows{drawn}, "
-            f"{_number(event, 'steps_per_epoch'):,.0f} steps an epoch, {event['loader']} loader\n"
+            f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['loader']} loader\n"
             f"{event['device']}, {event['threads']} threads; "
             f"precision {event['precision']}: {event['precision_reason']}",
             highlight=False,
             markup=False,
         )
+        if event["not_read"]:
+            err.print(f"not read by this model: {_cell(event['not_read'])}", highlight=False, markup=False)
+        if steps < FEW_STEPS < rows:
+            err.print(
+                f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them",
+                highlight=False,
+                markup=False,
+            )
         if _number(event, "resumed_at_step"):
             epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
@@ -681,7 +699,7 @@ def _print_settings(title: str, model: type[BaseModel]) -> None:
         default = (
             "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
         )
-        table.add_row(name, default, field.description or "")
+        table.add_row(name, escape(default), escape(field.description or ""))
     out.print(table)
 
 

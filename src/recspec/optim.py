@@ -92,6 +92,18 @@ class OptimizerSettings(config.Settings):
         return self
 
 
+READ_BY: Mapping[str, frozenset[str]] = {
+    "betas": frozenset({"adam", "adamw"}),
+    "momentum": frozenset({"sgd", "rmsprop"}),
+    "eps": frozenset({"adam", "adamw", "adagrad", "rowwise_adagrad", "rmsprop"}),
+    "rho": frozenset({"rmsprop"}),
+    "initial_accumulator": frozenset({"adagrad", "rowwise_adagrad", "ftrl"}),
+    "l1": frozenset({"ftrl"}),
+    "l2": frozenset({"ftrl"}),
+}
+"""Settings that are not of every optimizer, and the optimizers that read them."""
+
+
 class Optimizers:
     """Several optimizers over disjoint parts of a model, stepped as one.
 
