@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -404,3 +405,31 @@ def test_the_new_kinds_come_back_from_their_file_and_are_pinned(tmp_path: Path) 
     }
     with pytest.raises(DataError, match="feature 'word' is encoded by hash; it has no vocabulary"):
         encoders.vocabulary_of("word")
+
+
+def test_what_stood_for_missing_when_fitted_is_missing_again(tmp_path: Path) -> None:
+    said: dict[str, Any] = {"strip": True, "missing_values": ("?",)}
+    encoders = Encoders(
+        {
+            "job": VocabularyEncoder(vocabulary="job", **said),
+            "city": HashEncoder(cardinality=100, **said),
+            "tags": HashEncoder(cardinality=100, separator="|", length=3, **said),
+            "age": ScaleEncoder(mean=10, std=2, **said),
+            "age_bucket": BucketEncoder(column="age", boundaries=(18,), **said),
+            "age_x_job": CrossEncoder(columns=("age", "job"), cardinality=1000, boundaries={"age": (18,)}, **said),
+        },
+        {"job": Vocabulary.of(["?", "cook"])},
+    )
+    encoders.save(tmp_path)
+    encoders = Encoders.load(tmp_path)
+    marked = {"job": [" ?", " cook "], "city": ["?", " Rome"], "tags": ["?|a", " a"], "age": [" ?", " 40"]}
+    plain = {"job": [None, "cook"], "city": [None, "Rome"], "tags": ["a", "a"], "age": [None, "40"]}
+    for name, values in encoders.encode(pa.table(plain)).items():
+        found = encoders.encode(pa.table(marked), [name])[name]
+        np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(values, axis=None), name)
+    assert column(HashEncoder(cardinality=100), ["?", " a"]) != column(HashEncoder(cardinality=100), [None, "a"])
+
+
+def test_blanks_around_a_columns_name_do_not_count_unless_the_feature_has_them() -> None:
+    spaced = Encoders({" b": NumberEncoder(), "c": NumberEncoder()})
+    assert spaced.named(["a", " b", " c ", " d", "d"]) == ["a", " b", "c", " d", "d"]

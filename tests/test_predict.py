@@ -15,6 +15,7 @@ import torch
 
 from recspec import card, predict
 from recspec.datasets import DATASETS
+from recspec.datasets.adult import LAYOUT
 from recspec.errors import BundleError, DataError, SettingsError, SpecError
 from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
@@ -178,10 +179,26 @@ def test_liked_items_and_the_busiest_user(predictor: Predictor, raw: Path) -> No
     assert predictor.liked("nobody") == []
 
 
-def test_a_model_without_users_says_to_predict(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "bundle", type("Empty", (), {"seen": None, "folder": "here"})())
-    with pytest.raises(BundleError, match="here: holds no users and items, so it can't recommend; use predict"):
-        _ = predictor.seen
+@pytest.mark.parametrize(("role", "lacks"), [("item", "user to recommend to"), ("user", "item to recommend")])
+def test_a_model_without_users_or_items_says_to_predict(tmp_path: Path, role: str, lacks: str) -> None:
+    (tmp_path / "train.csv").write_text("0,1\n1,0\n2,1\n" * 5)
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"who": {"cardinality": 3}, "y": {}},
+            "source_spec": {"train": [{"type": "csv", "features": ["who", "y"], "files": ["train.csv"]}]},
+            "channel_spec": {role: ["who"], "label": ["y"]},
+        },
+        tmp_path,
+    )
+    wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (4,), "embedding_dim": 2})
+    train("wide_deep", spec, tmp_path / "run", settings=TrainSettings(epochs=0), model_settings=wide_deep)
+    model = Predictor.open(tmp_path / "run", device="cpu")
+    message = rf"run/bundle: this model has no {lacks}; score rows with `recspec predict`$"
+    with pytest.raises(BundleError, match=message):
+        model.recommend([1])
+    for users in (None, [1]):
+        with pytest.raises(BundleError, match=message):
+            recommend_to_parquet(model, users, tmp_path / "out.parquet")
 
 
 # --- predict ---------------------------------------------------------------------------------------------------------
@@ -212,6 +229,59 @@ def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor,
     expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
     np.testing.assert_allclose(scored, expected, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
+
+
+ADULT = """\
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Canada, <=50K
+52, Private, 209642, HS-grad, 9, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, 0, 45, Canada, >50K
+31, ?, 45781, Masters, 14, Never-married, ?, Not-in-family, White, Female, 14084, 0, 50, ?, >50K
+?, Private, 338409, 11th, 7, Never-married, Sales, Own-child, Black, Female, 0, 1902, 20, Cuba, <=50K
+"""
+
+
+@pytest.fixture(scope="module")
+def adult(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """A census whose publisher marks missing values by ? and puts a blank after every comma."""
+    folder = tmp_path_factory.mktemp("adult")
+    (folder / "raw").mkdir()
+    (folder / "raw" / "adult.data").write_text(ADULT * 20)
+    (folder / "raw" / "adult.test").write_text("|1x3 Cross validator\n" + ADULT.replace("K\n", "K.\n"))
+    DATASETS["adult"].prepare(folder / "raw", folder / "data", DATASETS["adult"].Settings())
+    wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (8,), "dropout": 0.0})
+    settings = TrainSettings(epochs=2, batch_size=16, learning_rate=0.05, tensorboard=False)
+    train("wide_deep", FeatureSpec.load(folder / "data"), folder / "run", settings=settings, model_settings=wide_deep)
+    return Predictor.open(folder / "run", device="cpu")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_raw_rows_get_what_their_prepared_split_gets_though_values_are_missing_or_have_blanks(
+    adult: Predictor, tmp_path: Path, suffix: str
+) -> None:
+    folder = adult.bundle.folder.parent.parent
+    names = (*LAYOUT, "label")
+    text = (folder / "raw" / "adult.test").read_text().split("\n", 1)[1]
+    rows = [dict(zip(names, line.split(","), strict=True)) for line in text.splitlines()]
+    raw = tmp_path / f"raw{suffix}"
+    if suffix == ".csv":
+        raw.write_text(", ".join(names) + "\n" + text)
+    elif suffix == ".jsonl":
+        raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), raw)
+    predict_file(adult, raw, tmp_path / "raw.out.parquet")
+    predict_split(adult, FeatureSpec.load(folder / "data"), "test", tmp_path / "split.parquet")
+    found, expected = (pq.read_table(tmp_path / name)["probability"].to_pylist()
+                       for name in ("raw.out.parquet", "split.parquet"))  # fmt: skip
+    assert found == expected
+    assert len(set(found)) == 4
+
+
+def test_only_numbers_of_a_csv_file_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n,x,flag,time,day,land\n7,.5,true,12:30,2020-01-02,NA\n8,1,false,13:00,,NA\n")
+    (rows,) = predict._read_rows(tmp_path / "rows.csv")
+    assert rows.to_pylist()[0] == {
+        "n": 7, "x": 0.5, "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"
+    }  # fmt: skip
 
 
 def test_unknown_values_are_counted_and_scored_as_unknown(predictor: Predictor, tmp_path: Path) -> None:
@@ -256,6 +326,23 @@ def test_rows_that_were_scored_already_are_refused(predictor: Predictor, tmp_pat
     (tmp_path / "rows.csv").write_text("user_id,item_id,probability\nu1,100,0.5\n")
     with pytest.raises(DataError, match="has a column 'probability' already; rename or remove it"):
         predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
+
+
+def test_of_raw_rows_the_columns_asked_for_are_written(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("why,user_id,item_id\na,u1,100\nb,u2,129\n")
+    predict_file(predictor, tmp_path / "rows.csv", tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    for columns in (["item_id", "why"], ["why", "probability", "why"], []):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=columns)
+        expected = [*dict.fromkeys(name for name in columns if name != "probability"), "probability"]
+        assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(expected))
+    message = (
+        r"--columns: .*rows.csv: unknown columns 'user' \(did you mean 'user_id'\?\), 'x'; "
+        r"known: 'why', 'user_id', 'item_id'$"
+    )
+    with pytest.raises(SettingsError, match=message):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "none.csv", columns=["user", "x", "why"])
+    assert not (tmp_path / "none.csv").exists()
 
 
 def test_a_failed_file_leaves_the_old_one(predictor: Predictor, tmp_path: Path) -> None:
@@ -350,6 +437,33 @@ def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names == ["shown", "u", "i", "y", "probability"]
     assert table.column("shown").to_pylist() == [70, 70, 900]
+
+
+def test_of_a_split_the_features_asked_for_are_written(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    predict_split(predictor, spec, "test", tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    predict_split(predictor, spec, "test", tmp_path / "some.parquet", columns=["kind", "user_id"])
+    table = pq.read_table(tmp_path / "some.parquet")
+    assert table.column_names == ["kind", "user_id", "probability"]
+    assert table.select(["user_id", "probability"]).equals(whole.select(["user_id", "probability"]))
+    assert set(table.column("kind").to_pylist()) <= set("abc")
+    with pytest.raises(SettingsError, match=r"--columns: .*, split 'test': unknown column 'title'; known: 'user_id', "):
+        predict_split(predictor, spec, "test", tmp_path / "none.csv", columns=["title"])
+
+
+def test_raw_rows_beside_the_splits_are_pointed_to(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    file = spec.folder / "clicks_test.parquet"
+    pq.write_table(pa.table({"user_id": ["u1"], "item_id": [100]}), file)
+    message = (
+        rf"unknown split 'clicks_test'; known: .*; {file} is there: if it holds raw rows, `recspec predict RUN {file}`$"
+    )
+    try:
+        with pytest.raises(SpecError, match=message):
+            predict_split(predictor, spec, "clicks_test", tmp_path / "out.csv")
+    finally:
+        file.unlink()
 
 
 def test_another_dataset_or_split_is_refused(predictor: Predictor, bare: Predictor, raw: Path, tmp_path: Path) -> None:

@@ -177,6 +177,20 @@ class Scaler:
 class _Encoder(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    strip: bool = Field(False, description="blanks around a text don't count")
+    missing_values: tuple[str, ...] = Field((), description="texts that stand for a missing value")
+
+    def present(self, values: RawValues) -> pa.Array:
+        """Raw values as `prepare` saw them: without the blanks around them, and null where they say missing."""
+        array = _arrow(values)
+        if not _is_text(array.type):
+            return array
+        if self.strip:
+            array = pc.utf8_trim_whitespace(array)
+        if self.missing_values:
+            array = pc.if_else(pc.is_in(array, pa.array(self.missing_values, array.type)), None, array)
+        return array
+
 
 class _OneColumn(_Encoder):
     column: str | None = Field(None, description="the raw column's name, where it is not the feature's")
@@ -426,12 +440,24 @@ class Encoders:
         """
         return self._encode(feature, [values])
 
+    def named(self, columns: Sequence[str]) -> list[str]:
+        """Names of raw columns without the blanks around them, as files have that put ", " between values.
+
+        A name stays as it is where a feature is made from just that, or where another column would bear it too.
+        """
+        made_from = {*self.encoders}
+        for encoder in self.encoders.values():
+            made_from |= {*encoder.columns} if isinstance(encoder, CrossEncoder) else {encoder.column or ""}
+        plain = [name if name in made_from else name.strip() for name in columns]
+        return [name if plain.count(short) > 1 else short for name, short in zip(columns, plain, strict=True)]
+
     def can_encode(self, feature: str, columns: Sequence[str]) -> bool:
         """Whether the raw columns that a feature is made from are all there."""
         return None not in self._sources(feature, columns)
 
     def _encode(self, feature: str, parts: Sequence[RawValues]) -> NDArray[np.generic] | Lists:
         encoder = self._encoder(feature)
+        parts = [encoder.present(part) for part in parts]
         if isinstance(encoder, CrossEncoder):
             return encoder.ids(parts)
         (values,) = parts
@@ -444,8 +470,8 @@ class Encoders:
         ids = encoder.ids if isinstance(encoder, HashEncoder) else self.vocabularies[encoder.vocabulary].encode
         if encoder.length is None:
             return ids(values)
-        flat, offsets = split_lists(_arrow(values), encoder.separator)
-        return _without_unknown(ids(flat), offsets, encoder.length)
+        flat, offsets = split_lists(values, encoder.separator)
+        return _without_unknown(ids(encoder.present(flat)), offsets, encoder.length)
 
     def _encoder(self, feature: str) -> Encoder:
         if feature not in self.encoders:
@@ -486,7 +512,7 @@ def _told(encoder: Encoder) -> dict[str, object]:
     """An encoder as the file keeps it, without what goes without saying."""
     defaults = {name: field.default for name, field in type(encoder).model_fields.items() if name != "kind"}
     told = encoder.model_dump(mode="json").items()
-    return {name: value for name, value in told if name not in defaults or value != defaults[name]}
+    return {name: value for name, value in told if name not in defaults or getattr(encoder, name) != defaults[name]}
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -583,7 +609,7 @@ def _as_int64(array: pa.Array) -> pa.Array:
 
 def _as_numbers(array: pa.Array) -> NDArray[np.float64]:
     """Numbers as float64, NaN where one is missing."""
-    if pa.types.is_string(array.type):
+    if _is_text(array.type):
         text = pc.utf8_trim_whitespace(array)
         array = pc.if_else(pc.equal(text, ""), None, text)
     try:
@@ -606,6 +632,10 @@ def _not_numbers(array: pa.Array) -> list[str]:
         if len(problems) == 3:
             break
     return problems or [f"holds {array.type}; expected numbers"]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

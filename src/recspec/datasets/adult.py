@@ -132,6 +132,8 @@ def prepare(
                 rows=_split(_read(backend, work / "adult.csv"), settings),
                 ids={},
                 columns={"context": columns(settings)},
+                strip=True,
+                missing_values=(MISSING,),
                 summary={"positives": positives},
             )
             return clicks.write(backend, folder, source, progress=progress)

@@ -171,6 +171,7 @@ def _build(
         columns=columns,
         grouped="ids",
         kept=(page_views.LEAK,) if reader else (),
+        missing_values=(NULL,),
         summary=_summary(backend, rows),
     )
     (folder / VOCABULARIES).mkdir()  # everything is hashed, so it stays empty
