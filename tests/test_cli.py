@@ -215,8 +215,13 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert (status, "rows" in said) == (0, True)
     first = json.loads((tmp_path / "valid.jsonl").read_text().splitlines()[0])
     assert list(first) == ["user_id", "item_id", "label", "probability"]
-    status, _, said = run("predict", trained, made)
-    assert (status, "is a prepared dataset; say which split with --split: train, valid, test" in said) == (2, True)
+    status, printed, said = run("predict", trained, made, "--columns", "item_id, user_id", "--out", tmp_path / "t.csv")
+    assert (status, printed) == (0, ""), said
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[0] == '"item_id","user_id","probability"'
+    assert len(lines) == 1 + report["protocols"]["rows"]["rows"]  # of test, as evaluate
+    status, _, said = run("predict", trained, tmp_path / "rows.csv", "--columns", "item")
+    assert (status, "unknown column 'item' (did you mean 'item_id'?)" in said) == (2, True)
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--split", "test")
     assert (status, "is a file of raw rows, which has no split; leave --split test out" in said) == (2, True)
 

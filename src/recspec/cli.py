@@ -259,7 +259,11 @@ def evaluate(
 def predict(
     run: Run,
     rows: Annotated[Path, typer.Argument(help="raw rows (csv, jsonl, parquet), or a prepared dataset", metavar="ROWS")],
-    split: Annotated[str | None, typer.Option(help="which split of a prepared dataset")] = None,
+    split: Annotated[str | None, typer.Option(help="which split of a prepared dataset; test by default")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="columns to write before `probability`; of a file all, of a split the ids"),
+    ] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="file to write: csv, jsonl or parquet; standard output without")
     ] = None,
@@ -275,15 +279,13 @@ def predict(
     if split is not None and not is_prepared:
         raise SettingsError(f"predict: {rows} is a file of raw rows, which has no split; leave --split {split} out")
     spec = FeatureSpec.load(rows, allow_outside=allow_outside) if is_prepared else None
-    if spec is not None and split is None:
-        splits = ", ".join(spec.splits)
-        raise SettingsError(f"predict: {rows} is a prepared dataset; say which split with --split: {splits}")
+    chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
     predictor = Predictor.open(run, device=device)
-    if spec is None or split is None:
-        counts = predict_file(predictor, rows, out_file)
+    if spec is None:
+        counts = predict_file(predictor, rows, out_file, columns=chosen)
     else:
         with _stages() as progress:
-            counts = predict_split(predictor, spec, split, out_file, progress=progress)
+            counts = predict_split(predictor, spec, split or "test", out_file, columns=chosen, progress=progress)
     for note in counts.notes():
         err.print(f"note: {note}", markup=False, highlight=False)
     if out_file is not None:
