@@ -610,6 +610,11 @@ def test_a_table_hashes_cuts_and_crosses_by_setting(tmp_path: Path) -> None:
         ({"crosses": [["device", "prise"]]}, r"setting 'crosses': unknown feature 'prise'"),
         ({"crosses": [["device", "price"]]}, "'price' is a number, which can't be crossed; cross its bucket"),
         ({"crosses": [["device", "tags"]]}, "'tags' is a list, which can't be crossed; leave it out"),
+        ({"hashed": {"what": 9}}, "setting 'hashed': 'what' is the item's id, which has a vocabulary; leave it out"),
+        ({"buckets": {"who": 9}}, "setting 'buckets': 'who' is the user's id, which has a vocabulary; leave it out"),
+        ({"hashed": {"when": 9}}, "setting 'hashed': 'when' is a column, but no feature; add it to context_features"),
+        ({"buckets": {"when": 9}}, "setting 'buckets': 'when' is a column, but no feature; add it to context_features"),
+        ({"crosses": [["device", "when"]]}, "'crosses': 'when' is a column, but no feature; add it to context_feat"),
     ],
 )
 def test_columns_that_can_not_be_hashed_cut_or_crossed_are_named(
@@ -618,6 +623,18 @@ def test_columns_that_can_not_be_hashed_cut_or_crossed_are_named(
     case = CASES["table-clicks"]
     with pytest.raises(SettingsError, match=message):
         run(case, case.write(tmp_path / "raw"), tmp_path / "out", settings=settings)
+
+
+@pytest.mark.parametrize("name", ["table-interactions", "table-clicks"])
+def test_a_table_brings_its_cut_offs(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    raw = case.write(tmp_path / "raw")
+    assert "cut_offs" not in run(case, raw, tmp_path / "without").spec.metadata
+    asked = run(case, raw, tmp_path / "out", settings={**case.settings, "cut_offs": [5, 12]}).spec
+    assert asked.metadata["cut_offs"] == [5, 12]
+    assert FeatureSpec.load(tmp_path / "out").metadata["cut_offs"] == [5, 12]
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        DATASETS["table"].Settings.model_validate({"cut_offs": [0]})
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ class Settings(BaseSettings):
     )
     crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features hashed together, a_x_b")
     cross_cardinality: Cardinality = Field(10_000, description="ids of each cross")
+    cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="the k that `evaluate` takes where none is named, such as [12]"
+    )
     users: str | None = Field(None, description="file with one row a user, beside the rows; joined by the user's id")
     items: str | None = Field(None, description="file with one row an item, beside the rows; joined by the item's id")
     title: str | None = Field(None, description="column of the items' file that people read; `title` when null")
@@ -153,9 +156,10 @@ def prepare(
                 _read(backend, [sides["items"]], settings.separator) if sides["items"] else None,
             )
             plan = _plan(tables, settings, raw)
-            if settings.label is None:
-                return _write_interactions(backend, folder, tables, plan, settings, progress)
-            return _write_clicks(backend, folder, tables, plan, settings, progress)
+            written = _write_interactions if settings.label is None else _write_clicks
+            spec = written(backend, folder, tables, plan, settings, progress)
+            further = {"cut_offs": list(settings.cut_offs)} if settings.cut_offs else {}
+            return spec.replace(metadata={**spec.metadata, **further})
 
     return prepared.run(job, build, force=force)
 
@@ -277,18 +281,28 @@ def _plan(tables: _Tables, settings: Settings, raw: Path) -> _Plan:
             hint = nearest(name, settings.features)
             problems.append(f"'{name}' is set as numeric, categorical or list, but is no feature{hint}")
     problems += [
-        f"setting '{setting}': {unknown('feature', name, settings.features)}"
-        for setting, named in (("hashed", [*settings.hashed]), ("buckets", [*settings.buckets]))
+        f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
+        for setting, named in (("hashed", settings.hashed), ("buckets", settings.buckets))
         for name in named
         if name not in settings.features
     ]
-    crosses = _crosses([column for columns in found.values() for column in columns], settings, problems)
+    crosses = _crosses([column for columns in found.values() for column in columns], settings, tables, problems)
     if problems:
         raise SettingsError.of(f"{raw}: settings", problems)
     return _Plan(found["user"], found["item"], found["context"], crosses, in_rows["user"], in_rows["item"])
 
 
-def _crosses(features: Sequence[Column], settings: Settings, problems: list[str]) -> list[Column]:
+def _no_feature(name: str, settings: Settings, tables: _Tables, known: Sequence[str]) -> str:
+    """Why a name is none of the features that may stand in its place."""
+    for role, identity in (("user", settings.user), ("item", settings.item)):
+        if name == identity:
+            return f"'{name}' is the {role}'s id, which has a vocabulary; leave it out"
+    if name in tables.rows.columns and name != ROW:
+        return f"'{name}' is a column, but no feature; add it to context_features"
+    return unknown("feature", name, known)
+
+
+def _crosses(features: Sequence[Column], settings: Settings, tables: _Tables, problems: list[str]) -> list[Column]:
     """The crosses asked for; each counts as context, for it may change with the moment."""
     ids = {settings.user: USER, settings.item: ITEM}
     by_name = {column.name: column for column in features}
@@ -298,7 +312,7 @@ def _crosses(features: Sequence[Column], settings: Settings, problems: list[str]
         for name in cross:
             column = by_name.get(name)
             if name not in known:
-                problems.append(f"setting 'crosses': {unknown('feature', name, known)}")
+                problems.append(f"setting 'crosses': {_no_feature(name, settings, tables, known)}")
             elif column is not None and (column.kind in ("number", "list") or column.is_list):
                 what, do = ("a list", "leave it out") if column.kind != "number" else ("a number", "cross its bucket")
                 problems.append(f"setting 'crosses': '{name}' is {what}, which can't be crossed; {do}")
