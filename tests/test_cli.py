@@ -160,6 +160,16 @@ def test_synthesize_makes_data_of_a_specifications_shape(run: Cli, tmp_path: Pat
     assert (status, "train 200 rows" in printed) == (0, True)
 
 
+def test_a_specification_without_files_is_described_by_its_features(run: Cli, tmp_path: Path) -> None:
+    text = WORKED_EXAMPLE.split("source_spec:")[0] + "channel_spec:" + WORKED_EXAMPLE.split("channel_spec:")[1]
+    (tmp_path / "feature_spec.yaml").write_text(text)
+    status, printed, said = run("describe", tmp_path)
+    assert status == 0, said
+    assert "splits" not in printed
+    assert "2,655" in printed
+    assert "notes: the specification names no files; `recspec synthesize` makes some" in printed
+
+
 def test_schema_is_json(run: Cli) -> None:
     status, printed, _ = run("schema")
     assert status == 0

@@ -719,7 +719,7 @@ def _print_section(title: str, value: object) -> None:
         for name, row in value.items():
             table.add_row(str(name), *(_cell(row.get(column)) for column in columns))
         out.print(table)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and value:
         _print_figures(title, value)
     elif _cell(value):
         out.print(f"{title}: {_cell(value)}", highlight=False, markup=False)

@@ -37,6 +37,7 @@ CHUNK_TYPES: tuple[str, ...] = get_args(ChunkType)
 ROLES: tuple[str, ...] = get_args(Role)
 SPLITS = ("train", "valid", "test")
 LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
+NO_FILES = "the specification names no files; `recspec synthesize` makes some"
 MAX_DEPTH = 50  # of lists and mappings inside one another
 MAX_VALUES = 1_000_000  # in the file once its aliases are followed: far beyond any real one, and quick to refuse
 
@@ -441,6 +442,8 @@ class FeatureSpec:
         Raises:
             SpecError: if there is no such split.
         """
+        if not self.splits:
+            raise SpecError(f"{self.folder}: {NO_FILES}")
         if split not in self.splits:
             raise SpecError(f"{self.folder}: {unknown('split', split, self.splits)}")
         return tuple(name for chunk in self.sources[split] for name in chunk.features)
