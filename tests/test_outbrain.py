@@ -605,6 +605,28 @@ def test_malformed_and_contradicting_lines_are_named(table: str, line: str, mess
     assert not (tmp_path / "out").exists()
 
 
+def test_an_ad_that_a_display_names_twice_counts_once_and_as_clicked_if_it_was(tmp_path: Path) -> None:
+    clicks = TABLES["clicks_train"]
+    plain = prepare(write(tmp_path / "raw", clicks_train=clicks), tmp_path / "plain", **BY_HAND)
+    assert plain.summary["repeated_rows"] == 0
+    clicked = next(line for line in clicks[1:] if line.endswith(",1"))
+    missed = next(line for line in clicks[1:] if line.endswith(",0"))
+    # once more each, the clicked one also as not clicked, before its own row: that row is to win
+    place = clicks.index(clicked)
+    lines = [*clicks[:place], clicked[:-1] + "0", *clicks[place:], clicked, missed]
+    again = prepare(write(tmp_path / "raw twice", clicks_train=lines), tmp_path / "again", **BY_HAND)
+    assert again.summary["repeated_rows"] == 3
+    assert again.summary["rows"] == plain.summary["rows"]
+    for split in plain.spec.splits:
+        assert rows_of(again.spec, split) == rows_of(plain.spec, split)
+
+
+def rows_of(spec: FeatureSpec, split: str) -> list[tuple[int, int, float]]:
+    """Display, ad and label of each row, in order."""
+    columns = open_split(spec, split, ["group", "ad_id", "label"]).read(0, 10**9)
+    return list(zip(*(np.asarray(columns[name]).tolist() for name in ("group", "ad_id", "label")), strict=True))
+
+
 def test_displays_without_or_with_several_clicks_are_counted(tmp_path: Path) -> None:
     lines = [line.replace("901,2,1", "901,2,0") for line in TABLES["clicks_train"]]
     first = FOLDS[0][0]

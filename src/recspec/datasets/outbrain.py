@@ -41,7 +41,19 @@ from recspec.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEnc
 from recspec.errors import DataError, listed, nearest, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import SPLIT
-from recspec.tables import ROW, Backend, ColumnType, TextFile, blocks, connect, count_rows, counts_by, fetch, left_join
+from recspec.tables import (
+    ROW,
+    Backend,
+    ColumnType,
+    TextFile,
+    blocks,
+    connect,
+    count_rows,
+    counts_by,
+    fetch,
+    keep_earliest,
+    left_join,
+)
 
 NAME = "outbrain"
 
@@ -145,6 +157,7 @@ def _build(
     progress("reading tables", 0, None)
     tables = _read(backend, files)
     _check(backend, tables, files)
+    tables["clicks_train"], repeated = _each_ad_once(backend, tables["clicks_train"])
     progress("splitting displays", 0, None)
     displays = backend.stage(_displays(tables, settings))
     reader = page_views.of_displays(backend, tables, displays) if settings.page_views else None
@@ -172,7 +185,7 @@ def _build(
         grouped="ids",
         kept=(page_views.LEAK,) if reader else (),
         missing_values=(NULL,),
-        summary=_summary(backend, rows),
+        summary={**_summary(backend, rows), "repeated_rows": repeated},
     )
     (folder / VOCABULARIES).mkdir()  # everything is hashed, so it stays empty
     spec = clicks.write(backend, folder, source, progress=progress)
@@ -283,6 +296,19 @@ def _check(backend: Backend, tables: Mapping[str, Table], files: Mapping[str, Pa
             problems.append(f"{files['clicks_test']}: displays {first} stand in clicks_train.csv too; expected others")
     if problems:
         raise DataError.of("Outbrain's tables", problems)
+
+
+def _each_ad_once(backend: Backend, labelled: Table) -> tuple[Table, int]:
+    """The clicks with one row for each ad of a display, and how many rows that leaves out.
+
+    MAP takes a display's rows for different ads. The clicked row stays, else the first.
+    """
+    pairs = labelled.select("display_id", "ad_id").distinct()
+    repeated = count_rows(backend, labelled) - count_rows(backend, pairs)
+    if repeated:
+        order = [ibis.desc("clicked"), ROW]
+        labelled = backend.stage(keep_earliest(labelled, ["display_id", "ad_id"], order).order_by(ROW))
+    return labelled, repeated
 
 
 def _check_displays(backend: Backend, rows: Table) -> None:
