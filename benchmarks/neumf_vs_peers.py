@@ -13,28 +13,33 @@ recspec but what it measures, and under RecBole's interpreter nothing of recspec
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import venv
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from _side_by_side import (
+    Clock,
+    Contender,
+    answer,
+    circumstances,
+    environments,
+    parser,
+    peer_python,
+    print_differences,
+    print_table,
+    ratios,
+    run_in_turns,
+    summarise,
+    write,
+)
 
 SIZES: dict[str, Any] = {"factors": 64, "layers": [256, 256, 128, 64], "dropout": 0.5, "negatives": 4}
 """The published sizes (He et al. 2017 in the form published for MovieLens 20M)."""
 
 LEARNING_RATE = 0.0045
-WARM_UP = 5  # batches
-
 REQUIREMENTS = ("recbole==1.2.1", "numpy==1.26.4", "pandas==2.2.3", "scipy==1.11.4")
-TORCH = "torch==2.13.0"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 DIFFERENCES = (
     "recspec drops units after every hidden ReLU (448 a sample), RecBole at the input of every linear layer (640)",
@@ -47,41 +52,32 @@ def main() -> None:
     """Measure everybody in turns, print a table, write JSON."""
     arguments = _arguments()
     if arguments.measure:
-        given = json.loads(arguments.measure)
-        print(json.dumps(MEASURES[given.pop("who")](**given)))
+        answer(arguments.measure, MEASURES)
         return
     with tempfile.TemporaryDirectory() as scratch:
         report = compare(arguments, Path(scratch))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"\nwritten to {arguments.out}")
+    write(report, arguments.out)
 
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """All measurements of a run."""
-    from recspec import machine
     from recspec.bench import interactions_like_ml_1m
     from recspec.feature_spec import FeatureSpec
 
-    peer = peer_python(arguments.environment)
+    peer = peer_python("RecBole", arguments.environment, REQUIREMENTS)
     spec = FeatureSpec.load(arguments.data) if arguments.data else interactions_like_ml_1m(scratch / "data")
     rows = write_atomic_file(spec, scratch / "atomic")
     common = {"batch_size": arguments.batch_size, "seconds": arguments.seconds, "threads": arguments.threads}
-    contenders: dict[str, tuple[str, dict[str, Any]]] = {
-        "recspec": (sys.executable, {"who": "recspec", "data": str(spec.folder.resolve()), "reject": False, **common}),
-        "recspec, rejecting": (
-            sys.executable,
-            {"who": "recspec", "data": str(spec.folder.resolve()), "reject": True, **common},
-        ),
-        "RecBole": (str(peer), {"who": "recbole", "data": str(scratch / "atomic"), **common}),
+    ours, here = {"who": "recspec", "data": str(spec.folder.resolve()), **common}, Path(sys.executable)
+    contenders = {
+        "recspec": Contender(here, {**ours, "reject": False}),
+        "recspec, rejecting": Contender(here, {**ours, "reject": True}),
+        "RecBole": Contender(peer, {"who": "recbole", "data": str(scratch / "atomic"), **common}),
     }
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
-    for turn in range(arguments.rounds):
-        for name, (python, measure) in contenders.items():
-            found[name].append(_measured(python, measure))
-            print(f"round {turn + 1}: {name} {found[name][-1]['samples_per_second']:,.0f} samples/s", file=sys.stderr)
-    summary = {name: _summary(runs) for name, runs in found.items()}
-    _print_table(summary)
+    runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
+    summary = summarise(runs)
+    print_table(summary, "RecBole")
+    print_differences(DIFFERENCES)
     return {
         "what": "NeuMF training, samples/s with drawn negatives included",
         "sizes": SIZES,
@@ -90,32 +86,11 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "data": spec.metadata.get("dataset", "made up in ml-1m's shape"),
         "rows": rows,
         "results": summary,
-        "ratio": round(summary["recspec"]["samples_per_second"] / summary["RecBole"]["samples_per_second"], 2),
-        "ratio_per_cpu_second": round(
-            summary["recspec"]["samples_per_cpu_second"] / summary["RecBole"]["samples_per_cpu_second"], 2
-        ),
-        "runs": found,
+        **ratios(summary, "recspec", "RecBole"),
+        "runs": runs,
         "differences": DIFFERENCES,
-        "machine": machine.describe(),
-        "load_average": os.getloadavg()[0],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        **circumstances(),
     }
-
-
-def peer_python(folder: Path) -> Path:
-    """The interpreter of RecBole's environment, which is made where there is none."""
-    python, ready = folder / "bin" / "python", folder / "ready"
-    if ready.is_file():
-        return python
-    print(f"making RecBole's environment in {folder}", file=sys.stderr)
-    venv.create(folder, with_pip=True, clear=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet"]
-    if subprocess.run([*pip, TORCH]).returncode:
-        subprocess.run([*pip, TORCH, "--index-url", CPU_INDEX], check=True)
-    subprocess.run([*pip, *REQUIREMENTS], check=True)
-    ready.touch()
-    return python
 
 
 def write_atomic_file(spec: Any, folder: Path) -> int:
@@ -171,7 +146,7 @@ def measure_recspec(data: str, *, reject: bool, batch_size: int, seconds: float,
 
         with arithmetic(run.precision, settings.deterministic):
             rate = matrix_rate(run.precision, torch.device("cpu"))
-            clock = _Clock(seconds)
+            clock = Clock(seconds)
             over = False
             while not over:
                 for _ in run.epoch():
@@ -229,7 +204,7 @@ def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int)
     init_seed(0, True)
     train_data, _, _ = data_preparation(config, create_dataset(config))
     model = NeuMF(config, train_data.dataset)
-    clock = _Clock(seconds)
+    clock = Clock(seconds)
 
     class UntilTimeIsOver:
         """RecBole's loader, with the clock between its batches."""
@@ -259,109 +234,12 @@ def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int)
 MEASURES: dict[str, Callable[..., dict[str, Any]]] = {"recspec": measure_recspec, "recbole": measure_recbole}
 
 
-class _Clock:
-    """Time and samples between the end of the warm-up and the first batch that ends after `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.batches = seconds, 0
-        self.first = self.last = (0.0, 0.0, 0)
-
-    def tick(self, samples: int) -> bool:
-        """A batch has been trained on, `samples` in all so far; tells whether the time is over."""
-        self.batches += 1
-        self.last = (time.perf_counter(), time.process_time(), samples)
-        if self.batches == WARM_UP:
-            self.first = self.last
-        return self.is_over
-
-    @property
-    def is_over(self) -> bool:
-        return self.batches > WARM_UP and self.last[0] - self.first[0] >= self.seconds
-
-    def result(self) -> dict[str, Any]:
-        wall, cpu, samples = (last - first for last, first in zip(self.last, self.first, strict=True))
-        return {
-            "samples": samples,
-            "batches": self.batches - WARM_UP,
-            "seconds": wall,
-            "samples_per_second": samples / wall,
-            "samples_per_cpu_second": samples / cpu,
-        }
-
-
-# --- around the measurements -----------------------------------------------------------------------------------------
-
-
-def _measured(python: str, measure: dict[str, Any]) -> dict[str, Any]:
-    """What a process of its own says of one contender."""
-    threads = str(measure["threads"])
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        # For both sides, as recspec's command line has it: threads that wait don't spin beside other work.
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    with tempfile.TemporaryDirectory() as folder:  # RecBole leaves logs and checkpoints where it runs
-        done = subprocess.run(
-            [python, str(Path(__file__).resolve()), "--measure", json.dumps(measure)],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds, and the slowest and fastest."""
-    speeds = [run["samples_per_second"] for run in runs]
-    summary = {
-        "samples_per_second": round(statistics.median(speeds)),
-        "slowest": round(min(speeds)),
-        "fastest": round(max(speeds)),
-        "samples_per_cpu_second": round(statistics.median(run["samples_per_cpu_second"] for run in runs)),
-        **{name: runs[0][name] for name in ("parameters", "precision", "torch")},
-    }
-    shares = [run["share_of_matrix_rate"] for run in runs if "share_of_matrix_rate" in run]
-    return {**summary, "share_of_matrix_rate": round(statistics.median(shares), 3)} if shares else summary
-
-
-def _print_table(summary: dict[str, dict[str, Any]]) -> None:
-    base = summary["RecBole"]
-    print(f"{'':20}{'samples/s':>12}{'slowest':>12}{'fastest':>12}{'ratio':>8}{'per CPU second':>16}{'ratio':>8}")
-    for name, row in summary.items():
-        print(
-            f"{name:20}{row['samples_per_second']:12,}{row['slowest']:12,}{row['fastest']:12,}"
-            f"{row['samples_per_second'] / base['samples_per_second']:8.2f}{row['samples_per_cpu_second']:16,}"
-            f"{row['samples_per_cpu_second'] / base['samples_per_cpu_second']:8.2f}"
-        )
-    for difference in DIFFERENCES:
-        print(f"  - {difference}")
-
-
-def _commit() -> str | None:
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(git, capture_output=True, text=True)
-    return done.stdout.strip() or None
-
-
 def _arguments() -> argparse.Namespace:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, help="a prepared dataset; made-up rows in ml-1m's shape without")
-    parser.add_argument("--environment", type=Path, default=cache / "recspec" / "peers" / "recbole")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=65536, help="negatives included")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "neumf_vs_peers.json")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    results = Path(__file__).parent / "results"
+    options = parser(__doc__, batch_size=65536, out=results / "neumf_vs_peers.json")
+    options.add_argument("--data", type=Path, help="a prepared dataset; made-up rows in ml-1m's shape without")
+    options.add_argument("--environment", type=Path, default=environments() / "recbole")
+    return options.parse_args()
 
 
 if __name__ == "__main__":

@@ -283,7 +283,8 @@ def mixed_rows(folder: Path, num_rows: int = 400) -> tuple[FeatureSpec, np.ndarr
     return spec, np.column_stack((scaled, np.eye(4)[ids], counts)), labels
 
 
-def test_logistic_regression_is_scikit_learns(tmp_path: Path) -> None:
+def test_logistic_regression_is_scikit_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "NUM_BINS", 1)  # none
     spec, matrix, labels = mixed_rows(tmp_path)
     fitted = logistic_regression(spec, ["train"], l2=2.0)
     theirs = sklearn.linear_model.LogisticRegression(C=1 / 2.0, tol=1e-10, max_iter=5000).fit(matrix, labels)
@@ -312,6 +313,21 @@ def test_rows_beyond_what_fits_are_left_out_evenly(tmp_path: Path) -> None:
     found = fitted.logits({"x": np.arange(4)})
     np.testing.assert_allclose(found[:2], found[:2].mean(), atol=0.2)  # early and late rows weigh the same
     np.testing.assert_allclose(found[2:], found[2:].mean(), atol=0.2)
+
+
+def test_a_number_whose_effect_is_no_line_is_learnt_by_its_bins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.tile(np.arange(10.0), 20)
+    columns = {"x": x, "label": ((x >= 4) & (x < 6)).astype(int)}
+    spec = rows_of(tmp_path, columns, {"x": {"dtype": "float64"}})
+    fitted = logistic_regression(spec, ["train"], l2=0.1)
+    assert metrics.auc(logits(fitted, spec), columns["label"]) == 1.0
+    monkeypatch.setattr(baselines, "NUM_BINS", 4)  # of 2, 3, 2 and 3 values: 5 shares one with 6
+    coarse = logistic_regression(spec, ["train"], l2=0.1).logits({"x": np.array([0.0, 1.0, 4.0, 5.0, 6.0, 99.0])})
+    assert coarse[2] > max(coarse[0], coarse[1]) + 1
+    assert coarse[3] == pytest.approx(coarse[4], abs=1.0)
+    assert np.isfinite(coarse).all()
 
 
 @pytest.mark.parametrize("labels", [[1, 1], [0, 0]])

@@ -53,10 +53,16 @@ def test_a_sound_dataset_passes(tmp_path: Path) -> None:
     assert count_rows(spec) == {"train": 3, "test": 3}
 
 
-def test_a_dataset_without_files_passes(tmp_path: Path) -> None:
+def test_a_dataset_without_files_passes_and_its_card_says_what_the_specification_does(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {})
     check(spec)
-    assert describe(spec).splits == {}
+    found = describe(spec)
+    assert (found.splits, list(found.features)) == ({}, NAMES)
+    assert found.notes == ("the specification names no files; `recspec synthesize` makes some",)
+    tags, price = found.features["tags"], found.features["price"]
+    assert (tags.roles, tags.dtype, tags.cardinality, tags.length) == (("item",), "int64", 4, 3)
+    read = (tags.minimum, tags.maximum, tags.distinct, tags.zero_share, tags.list_lengths, price.mean)
+    assert read == (None,) * 6
 
 
 def test_problems_of_all_splits_are_told_at_once(tmp_path: Path) -> None:

@@ -160,6 +160,16 @@ def test_synthesize_makes_data_of_a_specifications_shape(run: Cli, tmp_path: Pat
     assert (status, "train 200 rows" in printed) == (0, True)
 
 
+def test_a_specification_without_files_is_described_by_its_features(run: Cli, tmp_path: Path) -> None:
+    text = WORKED_EXAMPLE.split("source_spec:")[0] + "channel_spec:" + WORKED_EXAMPLE.split("channel_spec:")[1]
+    (tmp_path / "feature_spec.yaml").write_text(text)
+    status, printed, said = run("describe", tmp_path)
+    assert status == 0, said
+    assert "splits" not in printed
+    assert "2,655" in printed
+    assert "notes: the specification names no files; `recspec synthesize` makes some" in printed
+
+
 def test_schema_is_json(run: Cli) -> None:
     status, printed, _ = run("schema")
     assert status == 0
@@ -206,6 +216,24 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("user_id,item_id\n1,7\n")
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--out", tmp_path / "scored.csv")
     assert (status, "1 rows" in said) == (0, True)
+    status, printed, said = run("evaluate", trained, made, "--protocol", "sampled", "--k", "5", "--k", "2", "--json")
+    assert status == 0, said
+    assert {"hit_rate@5", "hit_rate@2"} <= set(json.loads(printed)["metrics"]["sampled"])
+    assert "hit_rate@10" not in json.loads(printed)["metrics"]["sampled"]
+
+    status, _, said = run("predict", trained, made, "--split", "valid", "--out", tmp_path / "valid.jsonl")
+    assert (status, "rows" in said) == (0, True)
+    first = json.loads((tmp_path / "valid.jsonl").read_text().splitlines()[0])
+    assert list(first) == ["user_id", "item_id", "label", "probability"]
+    status, printed, said = run("predict", trained, made, "--columns", "item_id, user_id", "--out", tmp_path / "t.csv")
+    assert (status, printed) == (0, ""), said
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[0] == '"item_id","user_id","probability"'
+    assert len(lines) == 1 + report["protocols"]["rows"]["rows"]  # of test, as evaluate
+    status, _, said = run("predict", trained, tmp_path / "rows.csv", "--columns", "item")
+    assert (status, "unknown column 'item' (did you mean 'item_id'?)" in said) == (2, True)
+    status, _, said = run("predict", trained, tmp_path / "rows.csv", "--split", "test")
+    assert (status, "is a file of raw rows, which has no split; leave --split test out" in said) == (2, True)
 
 
 def test_a_recipe_with_changes_over_it(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:

@@ -219,3 +219,50 @@ def test_a_setting_without_a_default_is_asked_for() -> None:
 def test_settings_can_not_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Model().factors = 3  # type: ignore[misc]
+
+
+class Tables(Settings):
+    """Settings that are tables."""
+
+    widths: dict[str, int] = Field({})
+    parts: dict[str, dict[str, object]] = Field({})
+    crosses: tuple[tuple[str, ...], ...] = ()
+    hidden: tuple[int, ...] = Field((8,), min_length=1)
+
+
+def test_one_entry_of_a_table_is_set_and_the_others_stay() -> None:
+    recipe = {"widths": {"a": 1, "b": 2}, "parts": {"wide": {"optimizer": "ftrl", "rate": 1}, "deep": {"rate": 2}}}
+    assigned = assign(
+        {"widths.b": 5, "train.parts.wide.rate": 3, "parts.deep.mlp.rate": 4}, {"train": Tables}
+    )["train"]  # fmt: skip
+    made = build(Tables, "here", recipe, assigned)
+    assert made.widths == {"a": 1, "b": 5}
+    assert made.parts == {
+        "wide": {"optimizer": "ftrl", "rate": 3}, "deep": {"rate": 2}, "deep.mlp": {"rate": 4}
+    }  # fmt: skip
+
+
+def test_a_whole_table_takes_the_place_of_another() -> None:
+    assigned = assign({"widths": {"c": 7}}, {"train": Tables})["train"]
+    assert build(Tables, "here", {"widths": {"a": 1}}, assigned).widths == {"c": 7}
+
+
+def test_what_is_no_table_has_no_entries() -> None:
+    with pytest.raises(SettingsError, match=r"unknown setting 'hidden\.0'"):
+        assign({"hidden.0": 7}, {"train": Tables})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"crosses": ["a", "b"]}, r"setting 'crosses\[0\]' is 'a': expected a list, as \[a, b\]; a list of lists is"),
+        ({"hidden": []}, r"setting 'hidden' is \[\]: expected a list that is not empty"),
+        (
+            {"parts": {"wide": "ftrl"}},
+            r"setting 'parts\.wide' is 'ftrl': expected names and values, as \{name: value\}",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_shape_is_answered_in_yaml(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        build(Tables, "here", values)

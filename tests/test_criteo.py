@@ -309,13 +309,25 @@ def stop_at(stage: str) -> Callable[[str, int, int | None], None]:
     return progress
 
 
+RESUMED = {"num_numerical": 13, "num_categorical": 6, "shuffle": True, "buckets": True, "scale": True}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """What a run that nothing ends leaves, and beside it the raw files."""
+    folder = tmp_path_factory.mktemp("whole")
+    for day, rows in enumerate((300, 200)):
+        made_up_criteo.write(folder / "raw" / f"day_{day}", num_rows=rows, seed=day, num_categorical=6)
+    return prepare(folder / "raw", folder / "out", **RESUMED)
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_run_that_ended_goes_on_where_it_was(stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up_criteo.write_days(tmp_path / "raw", [300, 200])
-    settings = {"num_numerical": 13, "num_categorical": 26, "shuffle": True, "buckets": True, "scale": True}
-    whole = prepare(tmp_path / "raw", tmp_path / "whole", **settings)
+def test_a_run_that_ended_goes_on_where_it_was(
+    stage: str, whole: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = whole.folder.parent / "raw"
     with pytest.raises(Stop) as caught:
-        prepare(tmp_path / "raw", tmp_path / "out", run={"progress": stop_at(stage)}, **settings)
+        prepare(raw, tmp_path / "out", run={"progress": stop_at(stage)}, **RESUMED)
     unfinished = tmp_path / ".out.unfinished.tmp"
     (note,) = caught.value.__notes__
     assert note == (
@@ -328,9 +340,9 @@ def test_a_run_that_ended_goes_on_where_it_was(stage: str, tmp_path: Path, monke
         raise AssertionError("the raw files were read once and need not be read again")
 
     monkeypatch.setattr(tables._DuckDB, "read_text", read)
-    again = prepare(tmp_path / "raw", tmp_path / "out", **settings)
+    again = prepare(raw, tmp_path / "out", **RESUMED)
     assert again == whole.replace(folder=again.folder)
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+    assert bytes_of(tmp_path / "out") == bytes_of(whole.folder)
     assert not list(tmp_path.glob(".*"))
 
 

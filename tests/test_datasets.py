@@ -21,13 +21,16 @@ import pytest
 from recspec import metrics
 from recspec.card import check
 from recspec.datasets import DATASETS, movielens, prepared
+from recspec.datasets.columns import boundaries
 from recspec.datasets.interactions import _Seen
 from recspec.datasets.movielens import LAYOUTS, recognise
 from recspec.datasets.synthetic import GENRES, write_movielens_like
-from recspec.encoding import Encoders
+from recspec.encoding import BucketEncoder, CrossEncoder, Encoders, HashEncoder, ScaleEncoder, VocabularyEncoder
 from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
+from recspec.hashing import cross, fingerprint64
 from recspec.storage import open_split
+from tests import made_up_outbrain
 
 # --- raw rows --------------------------------------------------------------------------------------------------------
 
@@ -109,6 +112,22 @@ def write_table(folder: Path) -> Path:
     return path
 
 
+ADULT = """\
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Canada, <=50K
+52, Private, 209642, HS-grad, 9, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, 0, 45, Canada, >50K
+31, ?, 45781, Masters, 14, Never-married, ?, Not-in-family, White, Female, 14084, 0, 50, ?, >50K
+17, Private, 338409, 11th, 7, Never-married, Sales, Own-child, Black, Female, 0, 1902, 20, Cuba, <=50K
+""".splitlines()
+
+
+def write_adult(folder: Path) -> Path:
+    """The layout of UCI Adult: a remark at the head of adult.test, where labels end in a dot, and empty lines."""
+    folder.mkdir(parents=True)
+    (folder / "adult.data").write_text("".join(f"{row}\n" for row in ADULT * 20) + "\n")
+    (folder / "adult.test").write_text("|1x3 Cross validator\n" + "".join(f"{row}.\n" for row in ADULT))
+    return folder
+
+
 def nothing(folder: Path) -> Path:
     return folder
 
@@ -135,6 +154,12 @@ CASES = {
                                "context_features": ["device"]}),
     "table-clicks": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
                          "lists": ["tags"], "context_features": ["price", "device"]}),
+    "table-hashed": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
+                         "lists": ["tags"], "context_features": ["price", "device"], "buckets": {"price": 4},
+                         "hashed": {"tags": 9, "device": 50}, "crosses": [["device", "price_bucket"], ["who", "what"]],
+                         "cross_cardinality": 1000}),
+    "adult": Case("adult", write_adult, {"num_buckets": 4, "cross_cardinality": 1000}),
+    "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=2000)),
     "synthetic-clicks": Case("synthetic", nothing, {"num_rows": 2000}),
     "synthetic-interactions": Case("synthetic", nothing, {"kind": "interactions", "num_rows": 3000}),
 }  # fmt: skip
@@ -186,6 +211,20 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Made(case, raw, folder / "out", result, stages)
 
 
+WITHOUT_IDS = ("adult", "outbrain")
+"""Datasets of rows that name neither users nor items."""
+
+
+def with_ids(spec: FeatureSpec) -> list[str]:
+    """The roles that have an id."""
+    return list(spec.metadata["catalogues"])
+
+
+def ids_of(spec: FeatureSpec) -> dict[str, str]:
+    """The id of each role that has one."""
+    return {role: spec.user_id if role == "user" else spec.item_id for role in with_ids(spec)}
+
+
 # --- what every dataset promises -------------------------------------------------------------------------------------
 
 
@@ -200,14 +239,15 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     assert spec.splits == ("train", "valid", "test")
     assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
-    assert {path.name for path in made.out.iterdir()} == expected | {"users.parquet", "items.parquet"}
+    assert {path.name for path in made.out.iterdir()} == expected | {f"{role}s.parquet" for role in with_ids(spec)}
+    assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 
 
 def test_id_zero_is_nobodys(made: Made) -> None:
     spec = made.result.spec
-    users = open_split(spec, "train", [spec.user_id]).read(0, 10**9)[spec.user_id]
-    assert np.asarray(users).min() >= 1
-    assert spec.reserves_unknown(spec.user_id)
+    for name in ids_of(spec).values():
+        assert np.asarray(open_split(spec, "train", [name]).read(0, 10**9)[name]).min() >= 1
+    assert all(spec.reserves_unknown(name) for name, feature in spec.features.items() if feature.is_categorical)
     for name, feature in spec.features.items():
         assert not feature.is_list or feature.padding == 0, name
 
@@ -215,7 +255,12 @@ def test_id_zero_is_nobodys(made: Made) -> None:
 def test_vocabularies_give_the_cardinalities_and_the_way_back(made: Made) -> None:
     encoders = Encoders.load(made.out)
     for name, feature in made.result.spec.features.items():
-        if feature.is_categorical and name in encoders.encoders:
+        encoder = encoders.encoders.get(name)
+        if isinstance(encoder, (HashEncoder, BucketEncoder, CrossEncoder)):
+            assert encoder.cardinality == feature.cardinality
+            with pytest.raises(DataError, match=f"feature '{name}' is encoded by {encoder.kind}; it has no vocabulary"):
+                encoders.vocabulary_of(name)
+        elif feature.is_categorical and encoder is not None:
             vocabulary = encoders.vocabulary_of(name)
             assert vocabulary.cardinality == feature.cardinality
             ids = np.arange(1, vocabulary.cardinality)
@@ -226,7 +271,7 @@ def test_vocabularies_give_the_cardinalities_and_the_way_back(made: Made) -> Non
 def test_catalogues_have_a_row_for_every_id_and_agree_with_the_rows(made: Made) -> None:
     spec = made.result.spec
     columns = open_split(spec, "train").read(0, 10**9)
-    for role, identity in (("user", spec.user_id), ("item", spec.item_id)):
+    for role, identity in ids_of(spec).items():
         catalogue = pq.read_table(made.out / f"{role}s.parquet")
         assert catalogue.column(identity).to_pylist() == list(range(1, spec.num_ids(identity)))
         ids = np.asarray(columns[identity])
@@ -240,11 +285,15 @@ def test_catalogues_have_a_row_for_every_id_and_agree_with_the_rows(made: Made) 
 def test_the_files_hold_what_the_encoders_make_of_raw_values(made: Made) -> None:
     encoders = Encoders.load(made.out)
     spec = made.result.spec
+    if not with_ids(spec):
+        pytest.skip("no ids; the dataset's own tests compare rows")
     pairs = raw_pairs(spec, "train")
     columns = open_split(spec, "train", [spec.user_id, spec.item_id, spec.label]).read(0, 10**9)
     positive = np.asarray(columns[spec.label]) == 1
     for place, name in enumerate((spec.user_id, spec.item_id)):
-        raw = encoders.encoders[name].column or name
+        encoder = encoders.encoders[name]
+        assert isinstance(encoder, VocabularyEncoder)
+        raw = encoder.column or name
         texts = pa.table({raw: [str(pair[place]) for pair in pairs]})
         assert encoders.encode(texts, [name])[name].tolist() == np.asarray(columns[name])[positive].tolist()  # type: ignore[union-attr]
 
@@ -280,8 +329,8 @@ def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -
 def test_the_summary_counts_the_rows_of_the_files(made: Made) -> None:
     spec, summary = made.result.spec, made.result.summary
     assert summary["rows"] == {split: open_split(spec, split).num_rows for split in spec.splits}
-    assert summary["users"] == spec.num_ids(spec.user_id) - 1
-    assert summary["items"] == spec.num_ids(spec.item_id) - 1
+    for role, identity in ids_of(spec).items():
+        assert summary[f"{role}s"] == spec.num_ids(identity) - 1
     assert isinstance(summary["seconds"], float)
     assert made.result.message == f"prepared {made.case.dataset} in {made.out}"
 
@@ -390,6 +439,232 @@ def test_a_run_killed_between_its_two_renames_loses_nothing(tmp_path: Path) -> N
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     (tmp_path / "out").rename(tmp_path / f".out.{dead.stdout.decode().strip()}.old.tmp")
     assert prepare_movielens(raw, tmp_path / "out").message.startswith("already prepared")
+
+
+# --- UCI Adult -------------------------------------------------------------------------------------------------------
+
+
+def prepare_adult(raw: Path, out: Path, **settings: object) -> prepared.Prepared:
+    return run(Case("adult", write_adult, settings), raw, out)
+
+
+def test_adult_is_cut_into_train_and_valid_and_its_test_is_the_published_one(tmp_path: Path) -> None:
+    result = prepare_adult(write_adult(tmp_path / "raw"), tmp_path / "out", valid=0.25)
+    rows = result.summary["rows"]
+    assert rows["train"] + rows["valid"] == 80  # type: ignore[index]
+    assert 10 <= rows["valid"] <= 30  # type: ignore[index]
+    assert rows["test"] == 4  # type: ignore[index]
+    assert result.summary["positives"] == 42
+    columns = open_split(result.spec, "test").read(0, 10**9)
+    assert np.asarray(columns["label"]).tolist() == [0, 1, 1, 0]
+
+
+def test_adult_features_are_those_worked_by_hand(tmp_path: Path) -> None:
+    result = prepare_adult(write_adult(tmp_path / "raw"), tmp_path / "out", crosses=[["education", "age_bucket"]])
+    columns = {name: np.asarray(column) for name, column in open_split(result.spec, "test").read(0, 10**9).items()}
+    assert columns["occupation"].tolist() == [1, 2, 0, 3]  # Adm-clerical, Exec-managerial, missing, Sales
+    assert columns["native_country"].tolist() == [1, 1, 0, 2]  # Canada, Canada, missing, Cuba
+    assert columns["age_bucket"].tolist() == [5, 8, 4, 1]  # cut at 18, 25, 30, 35, 40, 45, 50, 55, 60 and 65
+    assert columns["capital_gain_bucket"].tolist() == [2, 1, 3, 1]  # zero keeps a bucket to itself
+    encoders = Encoders.load(tmp_path / "out")
+    gain = encoders.encoders["capital_gain"]
+    assert isinstance(gain, ScaleEncoder)
+    expected = (np.log1p([2174, 0, 14084, 0]) - gain.mean) / gain.std
+    assert columns["capital_gain"].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    parts = [fingerprint64(pa.array(["Bachelors", "HS-grad", "Masters", "11th"])), np.array([4, 7, 3, 0], np.uint64)]
+    assert columns["education_x_age_bucket"].tolist() == (1 + cross(parts) % np.uint64(9_999)).tolist()
+    raw = pa.table({"age": ["39", "52", "31", "17"], "education": ["Bachelors", "HS-grad", "Masters", "11th"]})
+    served = encoders.encode(raw, ["education_x_age_bucket", "age_bucket", "age", "education"])
+    assert {name: np.asarray(column).tolist() for name, column in served.items()} == {
+        name: columns[name].tolist() for name in served
+    }
+
+
+def test_adult_is_fitted_on_train_alone(tmp_path: Path) -> None:
+    raw = write_adult(tmp_path / "raw")
+    before = prepare_adult(raw, tmp_path / "a").spec
+    with (raw / "adult.test").open("a") as file:
+        file.write(ADULT[0].replace("State-gov", "Astronaut").replace("39,", "90,") + ".\n")
+    after = prepare_adult(raw, tmp_path / "b").spec
+    assert before.features == after.features
+    assert np.asarray(open_split(after, "test", ["workclass"]).read(4, 5)["workclass"]).tolist() == [0]
+    assert (tmp_path / "a" / "encoders.json").read_bytes() == (tmp_path / "b" / "encoders.json").read_bytes()
+
+
+def test_adult_comes_from_a_zip_too(tmp_path: Path) -> None:
+    raw = write_adult(tmp_path / "raw")
+    with zipfile.ZipFile(tmp_path / "adult.zip", "w") as archive:
+        for path in raw.iterdir():
+            archive.write(path, path.name)
+    prepare_adult(raw, tmp_path / "a")
+    prepare_adult(tmp_path / "adult.zip", tmp_path / "b")
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+
+
+def test_adult_lines_that_are_malformed_are_named_all_at_once(tmp_path: Path) -> None:
+    raw = write_adult(tmp_path / "raw")
+    bad = [ADULT[0].replace("39,", "thirty,"), "1, 2", ADULT[1].replace(">50K", "rich")]
+    (raw / "adult.test").write_text("|1x3\n" + "\n".join([*bad, ADULT[2]]) + "\n")
+    with pytest.raises(DataError) as caught:
+        prepare_adult(raw, tmp_path / "out")
+    assert caught.value.problems == (
+        "adult.test: line 2 has age 'thirty'; expected a whole number",
+        "adult.test: line 3 has 2 values; expected 15, between commas",
+        "adult.test: line 4 has the label 'rich'; expected <=50K or >50K",
+    )
+    (raw / "adult.test").write_text("1, 2\n" * 50)
+    with pytest.raises(DataError) as caught:
+        prepare_adult(raw, tmp_path / "out")
+    assert len(caught.value.problems) == 11
+    assert caught.value.problems[-1] == "and perhaps more"
+
+
+def test_adult_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    raw = write_adult(tmp_path / "raw")
+    (raw / "adult.test").unlink()
+    with pytest.raises(
+        DataError, match=r"no 'adult\.test'; expected UCI's 'adult.data', 'adult.test', found 'adult.data'"
+    ):
+        prepare_adult(raw, tmp_path / "out")
+    (tmp_path / "adult.zip").write_text("no zip")
+    with pytest.raises(DataError, match=r"not a zip: .*; expected UCI's adult\.zip or its folder"):
+        prepare_adult(tmp_path / "adult.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("crosses", "message"),
+    [
+        ([["education", "ocupation"]], r"unknown feature to cross 'ocupation' \(did you mean 'occupation'\?\)"),
+        ([["education", "education"]], r"the cross \['education', 'education'\] must be of two different features"),
+        ([["education"]], r"the cross \['education'\] must be of two different features or more"),
+        ([["race", "gender"], ["race", "gender"]], r"the cross \['race', 'gender'\] is named twice"),
+    ],
+)
+def test_adult_crosses_that_can_not_be_are_explained(crosses: list[list[str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DATASETS["adult"].Settings.model_validate({"crosses": crosses})
+
+
+def test_the_whole_of_adult_is_prepared(real_data: Callable[[str], Path], tmp_path: Path) -> None:
+    result = prepare_adult(real_data("adult"), tmp_path / "out")
+    assert result.summary["rows"] == {"train": 29_234, "valid": 3_327, "test": 16_281}
+    assert result.summary["positives"] == 7_841 + 3_846
+    check(result.spec)
+
+
+# --- buckets, hashes and crosses of a table --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "counts", "num_buckets", "expected"),
+    [
+        ([1, 2, 3, 4], [1, 1, 1, 1], 2, (3.0,)),
+        ([4, 3, 2, 1], [1, 1, 1, 1], 4, (2.0, 3.0, 4.0)),
+        ([0, 5, 6, 7], [90, 2, 2, 2], 4, (5.0, 6.0, 7.0)),  # zeros fill one bucket, three are left
+        ([1, 2, 3], [1, 98, 1], 3, (2.0, 3.0)),
+        ([7], [5], 10, ()),
+        ([], [], 10, ()),
+    ],
+)
+def test_buckets_are_about_equally_full_and_none_is_empty(
+    values: list[int], counts: list[int], num_buckets: int, expected: tuple[float, ...]
+) -> None:
+    assert boundaries(np.array(values, np.int64), np.array(counts, np.int64), num_buckets) == expected
+
+
+def test_a_table_hashes_cuts_and_crosses_by_setting(tmp_path: Path) -> None:
+    case = CASES["table-hashed"]
+    raw = case.write(tmp_path / "raw")
+    spec = run(case, raw, tmp_path / "out").spec
+    encoders = Encoders.load(spec.folder)
+    kinds = {name: encoder.kind for name, encoder in encoders.encoders.items()}
+    assert kinds == {
+        "user_id": "vocabulary", "item_id": "vocabulary", "tags": "hash", "price": "scale", "price_bucket": "bucket",
+        "device": "hash", "device_x_price_bucket": "cross", "who_x_what": "cross",
+    }  # fmt: skip
+    assert spec.role("context") == ("price", "price_bucket", "device", "device_x_price_bucket", "who_x_what")
+    assert spec.features["tags"].length == 2
+    rows = pyarrow.csv.read_csv(raw)
+    train = open_split(spec, "train").read(0, 10**9)
+    bucket = np.bincount(np.asarray(train["price_bucket"]), minlength=5)
+    assert bucket[0] == 0
+    assert bucket[1:].min() > 0.9 * bucket[1:].max()
+    served = encoders.encode(rows, ["device_x_price_bucket", "who_x_what", "user_id", "price_bucket"])
+    prepared_rows = {
+        (int(user), int(at), int(pair))
+        for split in spec.splits
+        for columns in [open_split(spec, split).read(0, 10**9)]
+        for user, at, pair in zip(*(np.asarray(columns[n]) for n in ("user_id", "device_x_price_bucket", "who_x_what")))  # noqa: B905
+    }
+    assert prepared_rows == set(
+        zip(*(np.asarray(served[name]).tolist() for name in ("user_id", "device_x_price_bucket", "who_x_what")))  # noqa: B905
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hashed": {"devise": 10}}, "setting 'hashed': unknown feature 'devise'"),
+        ({"buckets": {"device": 3}}, "feature 'device' is no number, so it can't be cut into buckets; set it as num"),
+        ({"buckets": {"cost": 3}}, "setting 'buckets': unknown feature 'cost'"),
+        ({"crosses": [["device", "prise"]]}, r"setting 'crosses': unknown feature 'prise'"),
+        ({"crosses": [["device", "price"]]}, "'price' is a number, which can't be crossed; cross its bucket"),
+        ({"crosses": [["device", "tags"]]}, "'tags' is a list, which can't be crossed; leave it out"),
+        ({"hashed": {"what": 9}}, "setting 'hashed': 'what' is the item's id, which has a vocabulary; leave it out"),
+        ({"buckets": {"who": 9}}, "setting 'buckets': 'who' is the user's id, which has a vocabulary; leave it out"),
+        ({"hashed": {"when": 9}}, "setting 'hashed': 'when' is a column, but no feature; add it to context_features"),
+        ({"buckets": {"when": 9}}, "setting 'buckets': 'when' is a column, but no feature; add it to context_features"),
+        ({"crosses": [["device", "when"]]}, "'crosses': 'when' is a column, but no feature; add it to context_feat"),
+    ],
+)
+def test_columns_that_can_not_be_hashed_cut_or_crossed_are_named(
+    settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    case = CASES["table-clicks"]
+    with pytest.raises(SettingsError, match=message):
+        run(case, case.write(tmp_path / "raw"), tmp_path / "out", settings=settings)
+
+
+@pytest.mark.parametrize("name", ["table-interactions", "table-clicks"])
+def test_a_table_brings_its_cut_offs(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    raw = case.write(tmp_path / "raw")
+    assert "cut_offs" not in run(case, raw, tmp_path / "without").spec.metadata
+    asked = run(case, raw, tmp_path / "out", settings={**case.settings, "cut_offs": [5, 12]}).spec
+    assert asked.metadata["cut_offs"] == [5, 12]
+    assert FeatureSpec.load(tmp_path / "out").metadata["cut_offs"] == [5, 12]
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        DATASETS["table"].Settings.model_validate({"cut_offs": [0]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"buckets": {"price": [2, 1]}}, r"the boundaries of 'price' must rise, found \[2.0, 1.0\]"),
+        ({"crosses": [["a", "b"]]}, "crosses need a label; name its column, or leave crosses out"),
+        ({"label": "y", "crosses": [["a"]]}, r"a cross is of two different features or more and named once, .*\['a'\]"),
+    ],
+)
+def test_settings_of_buckets_and_crosses_that_do_not_fit_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DATASETS["table"].Settings.model_validate(settings)
+
+
+def test_the_real_part_of_outbrain_goes_through_prepare_table(real_data: Callable[[str], Path], tmp_path: Path) -> None:
+    settings = {
+        "label": "clicked", "user": None, "item": "ad_id", "timestamp": None, "group": "display_id", "split": "group",
+        "context_features": ["document_id", "platform", "geo_location", "day"], "categorical": ["day"],
+        "hashed": {"document_id": 1000, "geo_location": 2000}, "buckets": {"platform": [2, 3]},
+        "crosses": [["platform_bucket", "geo_location"], ["ad_id", "platform_bucket"]],
+    }  # fmt: skip
+    raw = real_data("outbrain") / "clicks_events_first1959displays.csv"
+    result = run(Case("table", nothing, settings), raw, tmp_path / "out")
+    assert sum(result.summary["rows"].values()) == 9_999  # type: ignore[attr-defined]
+    assert result.summary["positives"] == 1_959
+    check(result.spec)
+    groups = [set(np.asarray(open_split(result.spec, split, ["group"]).read(0, 10**9)["group"])) for split in
+              result.spec.splits]  # fmt: skip
+    assert len(set().union(*groups)) == 1_959 == sum(map(len, groups))
 
 
 # --- MovieLens -------------------------------------------------------------------------------------------------------
@@ -967,7 +1242,10 @@ def test_the_papers_own_files_have_the_published_sizes(tmp_path: Path, real_data
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["movielens-1m", "ncf", "table-interactions", "table-clicks", "synthetic-clicks"])
+@pytest.mark.parametrize(
+    "name",
+    ["movielens-1m", "ncf", "table-interactions", "table-clicks", "table-hashed", "synthetic-clicks", "adult"],
+)
 def test_spark_prepares_the_same_rows(name: str, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:

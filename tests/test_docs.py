@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from scripts.write_tables import SETTINGS, commands, documents, in_step
@@ -257,6 +260,17 @@ def test_links_between_documents_lead_somewhere() -> None:
             if anchor:
                 headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
                 assert anchor in {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in headings}
+
+
+def test_the_lines_that_make_a_submission_rank_each_displays_ads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (found for found in blocks(text_of("docs/serving.md"), "python") if "submission.csv" in found)
+    monkeypatch.chdir(tmp_path)
+    scores = {"display_id": [8, 7, 8, 7, 8], "ad_id": [100, 20, 3, 3, 20], "probability": [0.2, 0.1, 0.9, 0.4, 0.2]}
+    pq.write_table(pa.table(scores), "scores.parquet")
+    duckdb.sql("".join(re.findall(r'^    "(.*)"$', block, re.M)))
+    assert Path("submission.csv").read_text() == "display_id,ad_id\n7,3 20\n8,3 20 100\n"
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from recspec.encoding import (
     SMALL,
+    BucketEncoder,
+    CrossEncoder,
     Encoders,
+    HashEncoder,
     NumberEncoder,
     ScaleEncoder,
     Scaler,
@@ -20,6 +26,7 @@ from recspec.encoding import (
     split_lists,
 )
 from recspec.errors import DataError
+from recspec.hashing import cross, fingerprint64
 
 NUMBERS = Vocabulary.of([30, 10, 20])
 NAMES = Vocabulary.of(["b", "é", "a"])
@@ -237,3 +244,192 @@ def test_a_damaged_or_missing_file_of_encoders_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         Encoders.load(tmp_path)
     assert len(caught.value.problems) == 2
+
+
+# --- hashes, buckets, crosses, numbers -------------------------------------------------------------------------------
+
+WORDS = HashEncoder(cardinality=100)
+AGE = BucketEncoder(boundaries=(18, 25, 30))
+
+
+def column(encoder: object, values: object) -> list[float]:
+    """A column encoded by one encoder, as plain numbers."""
+    found = Encoders({"x": encoder}).encode_column("x", values)  # type: ignore[dict-item]
+    assert isinstance(found, np.ndarray)
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_hashed_value_is_its_fingerprint_within_the_cardinality_and_a_missing_one_zero() -> None:
+    assert column(WORDS, ["a", "", None, "a"]) == [12917804110809363939 % 99 + 1, 0, 0, 12917804110809363939 % 99 + 1]
+    assert column(WORDS, []) == []
+    assert column(HashEncoder(cardinality=2), ["a", "b", None]) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [[42, -7, None], [42.0, -7.0, None], ["42", "-7", None], np.array([42, -7, np.nan]), pa.array([42, -7, None])],
+)
+def test_whole_numbers_are_hashed_alike_however_they_are_spelled(spelled: object) -> None:
+    assert column(WORDS, spelled) == column(WORDS, ["42", "-7", ""])
+
+
+@pytest.mark.parametrize("spell", [str, int, float])
+def test_many_values_are_hashed_like_few(spell: type) -> None:
+    values = [spell(number % 50) for number in range(SMALL)]
+    assert column(WORDS, [*values, None]) == [*column(WORDS, values[:50]) * (SMALL // 50), *column(
+        WORDS, values[: SMALL % 50]), 0]  # fmt: skip
+
+
+def test_lists_are_hashed_value_by_value_without_empty_ones() -> None:
+    hashed = HashEncoder(cardinality=100, separator=" ", length=2)
+    values, offsets = Encoders({"x": hashed}).encode_column("x", ["a b c", "", None, "a  b"])
+    a, b = column(WORDS, ["a", "b"])
+    assert (np.asarray(values).tolist(), np.asarray(offsets).tolist()) == ([a, b, a, b], [0, 2, 2, 2, 4])
+
+
+def test_a_bucket_is_one_more_than_the_boundaries_that_are_at_most_as_large() -> None:
+    assert column(AGE, [17, 17.9, 18, 24, 25, 30, 99, None]) == [1, 1, 2, 2, 3, 4, 4, 0]
+    assert column(AGE, ["18", " ", "30.5"]) == [2, 0, 4]
+    assert AGE.cardinality == 5
+    assert column(BucketEncoder(boundaries=()), [1, None]) == [1, 0]
+
+
+@pytest.mark.parametrize(("boundaries", "message"), [((2, 1), "1 follows 2"), ((2, 2), "2 follows 2")])
+def test_boundaries_must_rise(boundaries: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValidationError, match=f"boundaries must rise; {message}"):
+        BucketEncoder(boundaries=boundaries)
+    with pytest.raises(ValidationError, match=f"boundaries must rise; {message}"):
+        CrossEncoder(columns=("a", "b"), cardinality=9, boundaries={"a": boundaries})
+    with pytest.raises(ValidationError, match="finite number"):
+        BucketEncoder(boundaries=(1, float("nan")))
+
+
+CROSSED = Encoders(
+    {
+        "age_x_job": CrossEncoder(columns=("age", "job"), cardinality=1000, boundaries={"age": (18, 25)}),
+        "job": VocabularyEncoder(vocabulary="job", column="job"),
+        "city_id": VocabularyEncoder(vocabulary="city_id", column="city"),
+        "city_x_job": CrossEncoder(columns=("city", "job"), cardinality=1000),
+    },
+    {"job": Vocabulary.of(["cook", "nurse"]), "city_id": Vocabulary.of(["Rome"])},
+)
+
+
+def crossed(*parts: list[int] | list[str]) -> list[int]:
+    """Ids of a cross of cardinality 1000, of fingerprints' texts or buckets."""
+    prints = [
+        np.array(part).astype(np.uint64) if isinstance(part[0], int) else fingerprint64(pa.array(part))
+        for part in parts
+    ]
+    return (1 + cross(prints) % np.uint64(999)).tolist()
+
+
+def test_a_cross_is_hashed_from_its_raw_columns() -> None:
+    raw = pa.table({"job": ["cook", "nurse", None, "cook"], "age": [17, 18, 40, None], "city": ["Rome"] * 4})
+    found = CROSSED.encode(raw, ["age_x_job", "city_x_job"])
+    assert np.asarray(found["age_x_job"]).tolist() == crossed([0, 1, 2, -1], ["cook", "nurse", "", "cook"])
+    assert np.asarray(found["city_x_job"]).tolist() == crossed(["Rome"] * 4, ["cook", "nurse", "", "cook"])
+    assert np.asarray(found["age_x_job"]).min() >= 1
+
+
+def test_a_cross_of_many_rows_is_like_one_of_few() -> None:
+    jobs = pa.array(["cook", "nurse", None])
+    few = CROSSED.encode(pa.table({"job": jobs, "city": jobs}), ["city_x_job"])["city_x_job"]
+    many = pa.concat_arrays([jobs] * SMALL)
+    found = CROSSED.encode(pa.table({"job": many, "city": many}), ["city_x_job"])["city_x_job"]
+    assert np.asarray(found).tolist() == np.asarray(few).tolist() * SMALL
+
+
+def test_a_cross_finds_a_raw_column_by_the_name_of_its_feature() -> None:
+    by_raw = CROSSED.encode(pa.table({"city": ["Rome"], "job": ["cook"]}), ["city_x_job"])
+    by_feature = CROSSED.encode(pa.table({"city_id": ["Rome"], "job": ["cook"]}), ["city_x_job"])
+    assert by_raw["city_x_job"] == by_feature["city_x_job"]
+    assert CROSSED.can_encode("city_x_job", ["city_id", "job"])
+    assert not CROSSED.can_encode("city_x_job", ["city_id"])
+
+
+def test_columns_that_a_cross_lacks_are_each_named_once() -> None:
+    with pytest.raises(DataError) as caught:
+        CROSSED.encode(pa.table({"ages": [1]}), ["age_x_job", "city_x_job", "job"])
+    assert caught.value.problems == (
+        "no column 'age' that 'age_x_job' is made from (did you mean 'ages'?); found 'ages'",
+        "no column 'city' that 'city_x_job' is made from; found 'ages'",
+        "no column 'job' that 'age_x_job' is made from; found 'ages'",
+    )
+    with pytest.raises(DataError, match="feature 'age_x_job': 'age': row 1 is 'old'; expected a number"):
+        CROSSED.encode(pa.table({"age": ["old"], "job": ["cook"]}), ["age_x_job"])
+
+
+def test_a_number_that_its_buckets_lack_is_named_by_its_column() -> None:
+    encoders = Encoders({"age_bucket": BucketEncoder(column="age", boundaries=(18,)), "age": NumberEncoder()})
+    with pytest.raises(DataError) as caught:
+        encoders.encode(pa.table({"job": ["cook"]}))
+    assert caught.value.problems == ("no column 'age' that 'age_bucket' is made from; found 'job'",)
+
+
+def test_a_cross_has_boundaries_of_its_own_columns_only() -> None:
+    with pytest.raises(ValidationError, match=r"boundaries: unknown column 'ages' \(did you mean 'age'\?\)"):
+        CrossEncoder(columns=("age", "job"), cardinality=9, boundaries={"ages": (1,)})
+
+
+def test_numbers_are_bounded_then_filled_then_their_logarithm_is_taken() -> None:
+    number = NumberEncoder(low=0, high=100, outside=1, missing=7, log1p=True)
+    assert column(number, [-1, 0, 3, 100, 101, None]) == pytest.approx(np.log([2, 1, 4, 101, 2, 8]).tolist())
+    assert column(NumberEncoder(low=0), [-5, None, 2]) == [0, 0, 2]
+    assert column(NumberEncoder(missing=3), [None, 1]) == [3, 1]
+    assert column(NumberEncoder(log1p=True), [-1, None]) == pytest.approx([-np.log(2), 0])
+
+
+def test_scaling_follows_the_logarithm_and_a_missing_number_is_the_mean_unless_filled() -> None:
+    scale = ScaleEncoder(mean=1, std=2, log1p=True)
+    assert column(scale, [0, np.e - 1, None]) == pytest.approx([-0.5, 0, 0])
+    assert column(scale.model_copy(update={"missing": 0.0}), [None]) == pytest.approx([-0.5])
+
+
+def test_the_new_kinds_come_back_from_their_file_and_are_pinned(tmp_path: Path) -> None:
+    encoders = Encoders(
+        {
+            "word": HashEncoder(cardinality=9, separator=",", length=3),
+            "age": AGE,
+            "pair": CrossEncoder(columns=("a", "b"), cardinality=5, boundaries={"a": (1.5,)}),
+            "days": NumberEncoder(column="day", low=0, log1p=True),
+        }
+    )
+    encoders.save(tmp_path)
+    assert Encoders.load(tmp_path) == encoders
+    assert json.loads((tmp_path / "encoders.json").read_text()) == {
+        "word": {"kind": "hash", "cardinality": 9, "separator": ",", "length": 3},
+        "age": {"kind": "bucket", "boundaries": [18, 25, 30]},
+        "pair": {"kind": "cross", "columns": ["a", "b"], "cardinality": 5, "boundaries": {"a": [1.5]}},
+        "days": {"column": "day", "low": 0, "log1p": True, "kind": "number"},
+    }
+    with pytest.raises(DataError, match="feature 'word' is encoded by hash; it has no vocabulary"):
+        encoders.vocabulary_of("word")
+
+
+def test_what_stood_for_missing_when_fitted_is_missing_again(tmp_path: Path) -> None:
+    said: dict[str, Any] = {"strip": True, "missing_values": ("?",)}
+    encoders = Encoders(
+        {
+            "job": VocabularyEncoder(vocabulary="job", **said),
+            "city": HashEncoder(cardinality=100, **said),
+            "tags": HashEncoder(cardinality=100, separator="|", length=3, **said),
+            "age": ScaleEncoder(mean=10, std=2, **said),
+            "age_bucket": BucketEncoder(column="age", boundaries=(18,), **said),
+            "age_x_job": CrossEncoder(columns=("age", "job"), cardinality=1000, boundaries={"age": (18,)}, **said),
+        },
+        {"job": Vocabulary.of(["?", "cook"])},
+    )
+    encoders.save(tmp_path)
+    encoders = Encoders.load(tmp_path)
+    marked = {"job": [" ?", " cook "], "city": ["?", " Rome"], "tags": ["?|a", " a"], "age": [" ?", " 40"]}
+    plain = {"job": [None, "cook"], "city": [None, "Rome"], "tags": ["a", "a"], "age": [None, "40"]}
+    for name, values in encoders.encode(pa.table(plain)).items():
+        found = encoders.encode(pa.table(marked), [name])[name]
+        np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(values, axis=None), name)
+    assert column(HashEncoder(cardinality=100), ["?", " a"]) != column(HashEncoder(cardinality=100), [None, "a"])
+
+
+def test_blanks_around_a_columns_name_do_not_count_unless_the_feature_has_them() -> None:
+    spaced = Encoders({" b": NumberEncoder(), "c": NumberEncoder()})
+    assert spaced.named(["a", " b", " c ", " d", "d"]) == ["a", " b", "c", " d", "d"]

@@ -77,6 +77,9 @@ def test_names_are_listed_as_they_stand_in_a_message() -> None:
         "unknown split 'tset' (did you mean 'test'?); known: 'train', 'test'"
     )
     assert unknown("split", "x", []) == "unknown split 'x'; known: none"
+    assert unknown("split", ["tset", "x"], ["train", "test"]) == (
+        "unknown splits 'tset' (did you mean 'test'?), 'x'; known: 'train', 'test'"
+    )
 
 
 def test_a_library_that_is_not_there_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

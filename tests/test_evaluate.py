@@ -179,19 +179,19 @@ def test_a_group_need_not_be_a_user(tmp_path: Path) -> None:
     result = evaluate_model(Ad(spec, np.zeros((1, 1))), spec, "test", settings=EvaluateSettings(ks=(1,)))
     assert result.metrics["sampled"]["hit_rate@1"] == 0.5
     assert result.metrics["rows"]["group_auc"] == 0.5
-    assert result.left_out == {"full": "the dataset has no user and item"}
+    assert result.left_out == {"full": "the dataset has no user and no item"}
 
 
-@pytest.mark.parametrize("metadata", [{}, {"test_samples_per_series": 3}])
-def test_a_cut_off_longer_than_every_list_is_an_error_where_it_was_asked_for_or_the_lists_are_made_to_one_length(
-    tmp_path: Path, metadata: dict[str, object]
+@pytest.mark.parametrize("ks", [None, (2, 10)])
+def test_a_cut_off_longer_than_every_list_is_an_error_where_the_lists_are_made_to_one_length(
+    tmp_path: Path, ks: tuple[int, ...] | None
 ) -> None:
-    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0), (0, 2, 0)]}, items=60, metadata=metadata)
+    rows = [(0, 3, 1), (0, 1, 0), (0, 2, 0)]
+    spec = dataset(tmp_path, {"test": rows}, items=60, metadata={"test_samples_per_series": 3})
     ranker = TableRanker(np.random.default_rng(0).random((4, 60)))
-    asked = EvaluateSettings() if metadata else EvaluateSettings(ks=(2, 10))
     message = r"k = 10: longer than every list of candidates \(the longest has 3.*choose k from 1 to 3, as --k 3"
     with pytest.raises(SettingsError, match=message):
-        evaluate_ranker(ranker, spec, "test", settings=asked)
+        evaluate_ranker(ranker, spec, "test", settings=EvaluateSettings(ks=ks))
 
 
 # --- groups of any size, as the ads of a page ---
@@ -246,11 +246,27 @@ def test_map_at_12_of_groups_of_any_size_by_hand(tmp_path: Path) -> None:
     )
 
 
-def test_a_cut_off_above_every_ragged_group_is_no_error_and_ranks_them_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ks", [None, (10,), (2,)])
+def test_a_cut_off_from_the_longest_ragged_group_on_ranks_them_whole_and_leaves_out_what_is_1_for_any_model(
+    tmp_path: Path, ks: tuple[int, ...] | None
+) -> None:
     spec = displays(tmp_path, [(1, 0, 0.9, 0), (1, 1, 0.5, 0), (2, 1, 0.7, 0), (2, 0, 0.1, 0)])
-    sampled = evaluate_model(Score(spec), spec, "test").metrics["sampled"]
-    assert sampled["mean_average_precision@10"] == 0.75
-    assert sampled["hit_rate@10"] == 1.0
+    found = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=ks))
+    k = (ks or (10,))[0]
+    assert found.metrics["sampled"] == {
+        f"ndcg@{k}": pytest.approx((1 / math.log2(3) + 1) / 2),
+        f"mean_average_precision@{k}": 0.75,
+        "mrr": 0.75,
+    }
+    assert found.protocols["sampled"]["certain"] == [f"hit_rate@{k}", f"recall@{k}"]
+    assert evaluation.describe("sampled", found.protocols["sampled"]).endswith(
+        f"the dataset's own; hit_rate@{k}, recall@{k} left out, 1 for any model)"
+    )
+    shorter = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
+    assert {name for name in shorter.metrics["sampled"] if name.startswith(("hit", "recall"))} == {
+        "hit_rate@1",
+        "recall@1",
+    }
 
 
 def test_groups_of_single_rows_are_not_ranked(tmp_path: Path) -> None:
@@ -697,6 +713,9 @@ def test_unknown_protocols_and_splits_are_refused(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]})
     with pytest.raises(SettingsError, match=r"unknown protocol 'sample' \(did you mean 'sampled'\?\)"):
         evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test", protocols=["sample"])
+    message = r"protocols: unknown protocols 'row' \(did you mean 'rows'\?\), 'x'; known: 'rows', 'sampled', 'full'$"
+    with pytest.raises(SettingsError, match=message):
+        evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test", protocols=["row", "x"])
     with pytest.raises(SpecError, match="unknown split 'tset'"):
         evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "tset")
 
@@ -719,7 +738,42 @@ def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
     assert missing["logistic_regression"] == missing["ease"] == "the dataset has no split 'train' to fit them on"
     found, missing = evaluate_baselines(question, ["test"])
     assert set(found) == set(ROW_BASELINES)
-    assert missing["ease"] == "the dataset has no user and item, which it recommends between"
+    assert missing["ease"] == "the dataset has no user and no item"
+    assert question.choose()[1] == {
+        "full": "the dataset has no user and no item",
+        "sampled": "the dataset has no user and no item, and no group",
+    }
+
+
+def test_a_dataset_with_an_item_but_no_user_lacks_the_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("7,0,1\n7,1,0\n8,1,1\n8,0,0\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "ad": {"cardinality": 2}, "label": {}},
+            "source_spec": {"train": [{"type": "csv", "features": ["shown", "ad", "label"], "files": ["train.csv"]}]},
+            "channel_spec": {"item": ["ad"], "group": ["shown"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+    question = Question(spec, "train", None, EvaluateSettings())
+    assert question.choose() == (("rows", "sampled"), {"full": "the dataset has no user"})
+    found, missing = evaluate_baselines(question)
+    assert set(found) == set(ROW_BASELINES)
+    assert missing == dict.fromkeys(BASELINES, "the dataset has no user")
+
+
+def test_users_that_no_feature_tells_apart_have_no_baselines(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("0.5,0,1\n0.1,1,0\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"age": {}, "ad": {"cardinality": 2}, "label": {}},
+            "source_spec": {"train": [{"type": "csv", "features": ["age", "ad", "label"], "files": ["train.csv"]}]},
+            "channel_spec": {"user": ["age"], "item": ["ad"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+    _, missing = evaluate_baselines(Question(spec, "train", None, EvaluateSettings()))
+    assert missing == dict.fromkeys(BASELINES, "the dataset has no user")
 
 
 def test_groups_of_positives_only_cannot_be_ranked_without_users_and_items(tmp_path: Path) -> None:
@@ -732,6 +786,9 @@ def test_groups_of_positives_only_cannot_be_ranked_without_users_and_items(tmp_p
         },
         tmp_path,
     )
+    assert Question(spec, "test", None, EvaluateSettings()).choose()[1]["sampled"] == (
+        "the split lists no negatives, and the dataset has no user and no item to draw them for"
+    )
     question = Question(spec, "test", ["sampled"], EvaluateSettings())
     with pytest.raises(SpecError, match=r"'sampled' on the split 'test', which lists no negatives, needs .* 'user'"):
         _ = question.candidates
@@ -743,6 +800,10 @@ def test_another_dataset_than_the_models_is_refused(tmp_path: Path) -> None:
     larger = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]}, items=7)
     with pytest.raises(SpecError, match="feature 'item' has 7 ids; the model was trained on 6"):
         evaluate(Trained(model), larger, "test")
+    with pytest.raises(
+        SpecError, match=r"unknown features 'user', 'item'; known: 'display', 'label', 'score', 'leak'$"
+    ):
+        evaluate(Trained(model), displays(tmp_path, [(0, 0, 0.5, 0)]), "test")
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -889,7 +950,8 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
     found, missing = evaluate_baselines(question, names=("popularity", "ease"))
     assert set(found) == {"popularity"}
     report = evaluation.Report("test", evaluate_ranker(TableRanker(taste), spec, "test"), found, missing)
-    assert report.verdicts == ("ease is not among the baselines: too many items",)
+    assert report.verdicts == ()
+    assert report.notes == ("ease left out: too many items",)
     assert report.to_dict()["left_out"] == {"ease": "too many items"}
 
 
@@ -935,13 +997,13 @@ def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_on
     (tmp_path / "train.csv").write_text((tmp_path / "test.csv").read_text())
     spec = spec.replace(sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(),
                                                                    "files": ["train.csv"]})]})  # fmt: skip
-    few = partial(logistic_regression, most_entries=600)
+    few = partial(logistic_regression, most_entries=1200)
     monkeypatch.setattr(evaluation, "ROW_BASELINES", {"logistic_regression": few})
     report = evaluate(Trained(Score(spec)), spec, "test", baselines=True)
     assert set(report.baselines) == {"logistic_regression"}
-    assert report.verdicts[-1] == (
-        "popularity, item_knn, ease, ials are not among the baselines: "
-        "the dataset has no user and item, which it recommends between"
-    )
-    (note,) = report.notes
+    *left_out, note = report.notes
+    assert left_out == [
+        "protocol full left out: the dataset has no user and no item",
+        "popularity, item_knn, ease, ials left out: the dataset has no user and no item",
+    ]
     assert re.fullmatch(rf"logistic_regression was fitted on an even sample of [56]\d\d of {len(rows):,} rows", note)

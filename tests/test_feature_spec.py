@@ -590,6 +590,11 @@ def test_an_unknown_split_names_the_nearest(tmp_path: Path) -> None:
         load(tmp_path, EXAMPLE).columns("tset")
 
 
+def test_a_split_of_a_specification_without_files_says_how_to_make_some() -> None:
+    with pytest.raises(SpecError, match=r"the specification names no files; `recspec synthesize` makes some$"):
+        spec_of(x={"cardinality": 3}).columns("train")
+
+
 # --- the object ------------------------------------------------------------------------------------------------------
 
 

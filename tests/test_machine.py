@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from recspec import machine
+from recspec.errors import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,81 @@ def test_waiting_threads_sleep_unless_the_user_says_otherwise(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     machine.wait_politely()
     assert {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ} == expected
+
+
+# --- cores of each process ---
+
+PAIRS = {core: (core % 4, core % 4 + 4) for core in range(8)}
+"""Eight cores that are four physical ones: 0 and 4, 1 and 5, 2 and 6, 3 and 7."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_ranks"),
+    [
+        ("disabled", [None, None, None]),
+        ("all", [(0, 1, 2, 3, 4, 5, 6, 7)] * 3),
+        ("single", [(0,), (1,), (2,)]),
+        ("single_unique", [(0, 4), (1, 5), (2, 6)]),
+        ("unique_interleaved", [(0, 3, 4, 7), (1, 5), (2, 6)]),
+        ("unique_contiguous", [(0, 1, 4, 5), (2, 6), (3, 7)]),
+    ],
+)
+def test_each_affinity_gives_the_cores_worked_by_hand(mode: str, of_ranks: list[tuple[int, ...] | None]) -> None:
+    assert [machine.cores_of(mode, rank, 3, range(8), PAIRS) for rank in range(3)] == of_ranks
+
+
+def test_only_cores_that_the_process_may_use_are_given() -> None:
+    allowed = {1, 5, 2, 7}  # physical ones: 1 with 5, 2 alone, 7 alone
+    assert machine.cores_of("all", 0, 2, allowed, PAIRS) == (1, 2, 5, 7)
+    found = [machine.cores_of("unique_contiguous", rank, 2, allowed, PAIRS) for rank in range(2)]
+    assert found == [(1, 2, 5), (7,)]
+
+
+def test_without_siblings_every_core_is_a_physical_one() -> None:
+    found = [machine.cores_of("unique_interleaved", rank, 2, range(5), {}) for rank in range(2)]
+    assert found == [(0, 2, 4), (1, 3)]
+    assert [machine.cores_of("single", rank, 3, range(2), {}) for rank in range(3)] == [(0,), (1,), (0,)]
+
+
+@pytest.mark.parametrize("mode", ["single_unique", "unique_interleaved", "unique_contiguous"])
+def test_more_processes_than_physical_cores_are_refused_where_each_wants_its_own(mode: str) -> None:
+    message = rf"affinity '{mode}' gives each process physical cores of its own, but 5 processes share 4; start fewer"
+    with pytest.raises(SettingsError, match=message):
+        machine.cores_of(mode, 0, 5, range(8), PAIRS)
+
+
+def test_an_unknown_affinity_names_the_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"unknown affinity 'singel' \(did you mean 'single'\?\)"):
+        machine.cores_of("singel", 0, 1, range(2), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0-2,8\n", (0, 1, 2, 8)), ("3", (3,)), ("0,64", (0, 64)), ("", ()), ("none", ()), ("1-", ())]
+)
+def test_sets_of_cores_are_read_as_linux_writes_them(text: str, cores: tuple[int, ...]) -> None:
+    assert machine.parse_cores(text) == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system can't keep a process on cores")
+def test_a_process_and_the_threads_it_has_stay_on_the_cores_given() -> None:
+    program = (
+        "import os, threading\n"
+        "from recspec.machine import pin\n"
+        "meeting, seen = threading.Event(), []\n"
+        "thread = threading.Thread(target=lambda: (meeting.wait(), seen.append(os.sched_getaffinity(0))))\n"
+        "thread.start()\n"
+        "before = os.sched_getaffinity(0)\n"
+        "assert pin('disabled') is None and os.sched_getaffinity(0) == before\n"
+        "cores = pin('single', 0, 2)\n"
+        "meeting.set(); thread.join()\n"
+        "assert cores is not None and len(cores) == 1 and set(cores) <= before\n"
+        "assert os.sched_getaffinity(0) == set(cores) == seen[0], (os.sched_getaffinity(0), seen)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    assert machine.pin("disabled") is None
+    with pytest.raises(SettingsError, match=r"affinity 'all': .* can't keep a process on cores; take disabled"):
+        machine.pin("all")

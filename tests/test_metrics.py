@@ -239,6 +239,15 @@ def test_a_cut_off_longer_than_every_list_is_refused_when_checked() -> None:
         metrics.check_cut_offs(ranking, (1, 5, 10))
 
 
+def test_what_is_1_for_any_model_is_named_from_the_longest_list_on() -> None:
+    ranking = rank_groups([1.0, 0.0, 3.0, 2.0, 4.0], [1, 0, 1, 0, 0], [1, 1, 2, 2, 2])
+    assert metrics.certain(ranking, (2, 3, 12)) == ("hit_rate@3", "recall@3", "hit_rate@12", "recall@12")
+    for k in (3, 12):
+        assert metrics.hits(ranking, k).tolist() == metrics.recalls(ranking, k).tolist() == [1, 1]
+    assert metrics.hits(ranking, 2).tolist() == [1, 1]  # but only for this order
+    assert metrics.certain(rank_groups([1.0], [0], [1]), (10,)) == ()  # nothing is ranked
+
+
 @pytest.mark.parametrize("metric", AT_K)
 def test_a_cut_off_below_one_is_refused(metric) -> None:
     with pytest.raises(SettingsError, match="k = 0: a cut-off is 1 or more"):

@@ -1,57 +1,64 @@
-"""Optimizers by name, and schedules against numbers worked by hand."""
+"""Optimizers and schedules against numbers worked by hand; rows against whole tables; parts of a model."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recspec.errors import SettingsError
+from recspec import checkpoint, config
+from recspec.errors import CheckpointError, SettingsError
+from recspec.kernels import sum_rows
 from recspec.optim import (
+    BLOCK,
     SCHEDULES,
     Optimizers,
     OptimizerSettings,
     learning_rate_factor,
-    make_optimizer,
     numbers_beside,
     polynomial_decay,
+    sparse_pays,
     step_decay,
+    updates_rows_exactly,
     warm_up,
 )
 
-NAMES = ("adam", "adamw", "sgd", "adagrad", "rmsprop")
+EVERY = get_args(OptimizerSettings.model_fields["optimizer"].annotation)
 
 
-def parameter() -> nn.Parameter:
-    return nn.Parameter(torch.tensor([1.0, -2.0]))
+def settings(optimizer: str, **values: object) -> OptimizerSettings:
+    return OptimizerSettings.model_validate({"optimizer": optimizer, "learning_rate": 0.5, **values})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_optimizer_takes_one_step_against_the_gradient(name: str) -> None:
-    weight = parameter()
-    optimizer = make_optimizer(name, [weight], learning_rate=0.1)
+    weight = nn.Parameter(torch.tensor([0.0, 0.0]))
     weight.grad = torch.tensor([1.0, -4.0])
-    optimizer.step()
-    assert weight[0].item() < 1.0
-    assert weight[1].item() > -2.0
+    Optimizers([("weight", weight)], settings(name, learning_rate=0.1)).step()
+    assert weight[0].item() < 0.0
+    assert weight[1].item() > 0.0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_fused_optimizer_gives_what_the_plain_one_gives(name: str) -> None:
-    plain_class = {
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adagrad", "rmsprop"])
+def test_what_torch_has_is_as_torch_has_it(name: str, momentum: float) -> None:
+    """torch's plain loops, given the same settings."""
+    plain_class: Callable[..., torch.optim.Optimizer] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
+        "sgd": partial(torch.optim.SGD, momentum=momentum),
         "adagrad": torch.optim.Adagrad,
-        "rmsprop": torch.optim.RMSprop,
+        "rmsprop": partial(torch.optim.RMSprop, alpha=0.9, eps=1e-7, momentum=momentum),
     }[name]
-    ours, plain = parameter(), parameter()
-    first = make_optimizer(name, [ours], learning_rate=0.1, weight_decay=0.01)
+    ours, plain = (nn.Parameter(torch.tensor([1.0, -2.0])) for _ in range(2))
+    first = Optimizers([("weight", ours)], settings(name, learning_rate=0.1, weight_decay=0.01, momentum=momentum))
     second = plain_class([plain], lr=0.1, weight_decay=0.01, foreach=False)
-    if name == "adagrad":
-        second.param_groups[0]["eps"] = 1e-8
     for gradient in ([1.0, -4.0], [0.5, 0.25], [-2.0, 3.0]):
         ours.grad, plain.grad = torch.tensor(gradient), torch.tensor(gradient)
         first.step()
@@ -60,24 +67,23 @@ def test_a_fused_optimizer_gives_what_the_plain_one_gives(name: str) -> None:
 
 
 def test_sgd_with_momentum_by_hand() -> None:
-    weight = nn.Parameter(torch.tensor([1.0]))
-    optimizer = make_optimizer("sgd", [weight], learning_rate=0.1, momentum=0.5)
-    for _ in range(2):
-        weight.grad = torch.tensor([1.0])
-        optimizer.step()
     # Velocities 1 and 1.5: 1 - 0.1 - 0.15.
-    assert weight.item() == pytest.approx(0.75)
+    seen = step_by_step(settings("sgd", learning_rate=0.1, momentum=0.5), [1.0], [1.0], [1.0])
+    assert seen[-1] == [pytest.approx(0.75)]
 
 
 def test_adam_takes_the_published_betas() -> None:
-    optimizer = make_optimizer("adam", [parameter()], learning_rate=0.0045, betas=(0.25, 0.5))
-    assert optimizer.param_groups[0]["betas"] == (0.25, 0.5)
-    assert optimizer.param_groups[0]["fused"]
+    weight = nn.Parameter(torch.ones(1))
+    adam = Optimizers([("weight", weight)], settings("adam", learning_rate=0.0045, betas=(0.25, 0.5))).parts[""]
+    assert adam.param_groups[0]["betas"] == (0.25, 0.5)
+    assert adam.param_groups[0]["fused"]
 
 
-def test_an_unknown_optimizer_is_told_the_nearest_name() -> None:
-    with pytest.raises(SettingsError, match=r"unknown optimizer 'adamm' \(did you mean 'adam'\?\); known: 'adam', "):
-        make_optimizer("adamm", [parameter()], learning_rate=0.1)
+def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        SettingsError, match=r"train: setting 'optimizer' is 'adamm': input should be 'adam', 'adamw', "
+    ):
+        config.build(OptimizerSettings, "train", {"optimizer": "adamm"})
 
 
 def test_warm_up_climbs_linearly_and_its_first_step_learns() -> None:
@@ -126,6 +132,493 @@ def test_every_schedule_starts_at_one_and_never_grows(schedule: str) -> None:
 def test_an_unknown_schedule_is_told_the_nearest_name() -> None:
     with pytest.raises(SettingsError, match=r"unknown schedule 'linaer' \(did you mean 'linear'\?\)"):
         learning_rate_factor("linaer", 0, total_steps=1)
+
+
+# --- several optimizers over parts -----------------------------------------------------------------------------------
+
+SPARSE_EXACT = ("sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl")
+
+
+def step_by_step(given: OptimizerSettings, start: list[float], *gradients: list[float]) -> list[list[float]]:
+    """The weights after each of the gradients."""
+    weight = nn.Parameter(torch.tensor(start))
+    optimizers = Optimizers([("weight", weight)], given)
+    seen = []
+    for gradient in gradients:
+        weight.grad = torch.tensor(gradient).view_as(weight)
+        optimizers.step()
+        seen.append(weight.detach().tolist())
+    return seen
+
+
+def sparse(rows: int, ids: list[int], values: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.tensor(ids, dtype=torch.int64)[None], values, (rows, values.shape[1]), check_invariants=True
+    )
+
+
+def model() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    deep = nn.ModuleDict({"embeddings": nn.Embedding(5, 4, sparse=True), "mlp": nn.Linear(4, 2)})
+    return nn.ModuleDict({"wide": nn.Linear(3, 1), "deep": deep})
+
+
+def test_sgd_two_steps_by_hand() -> None:
+    # 1 - 0.5 * 2 = 0; 0 + 0.5 * 1 = 0.5.
+    assert step_by_step(settings("sgd"), [1.0], [2.0], [-1.0]) == [[0.0], [0.5]]
+
+
+def test_adagrad_two_steps_by_hand() -> None:
+    # n = 7 + 9 = 16: 1 - 0.5 * 3 / 4 = 0.625; n = 16 + 9 = 25: 0.625 + 0.5 * 3 / 5 = 0.925.
+    seen = step_by_step(settings("adagrad", initial_accumulator=7.0), [1.0], [3.0], [-3.0])
+    assert seen == [[pytest.approx(0.625)], [pytest.approx(0.925)]]
+
+
+def test_adagrad_starts_from_nothing_unless_told() -> None:
+    # n = 9: the first step is the learning rate itself.
+    assert step_by_step(settings("adagrad"), [1.0], [3.0]) == [[pytest.approx(0.5)]]
+
+
+def test_rowwise_adagrad_two_steps_by_hand() -> None:
+    # Row (1, 7): mean square 25, root 5: 0 - 0.5 * (0.2, 1.4). Then (12, 12): 25 + 144 = 169, root 13: - 0.5 * 12 / 13.
+    # The other row's (2, 2): mean square 4: - 0.5 * 1; then nothing.
+    weight = nn.Parameter(torch.zeros(2, 2))
+    optimizers = Optimizers([("table", weight)], settings("rowwise_adagrad"))
+    for gradient in ([[1.0, 7.0], [2.0, 2.0]], [[12.0, 12.0], [0.0, 0.0]]):
+        weight.grad = torch.tensor(gradient)
+        optimizers.step()
+    expected = torch.tensor([[-0.1 - 6 / 13, -0.7 - 6 / 13], [-0.5, -0.5]])
+    torch.testing.assert_close(weight.detach(), expected)
+    assert optimizers.tensors()["/table/sum"].tolist() == [[169.0], [4.0]]
+
+
+def test_rmsprop_two_steps_by_hand() -> None:
+    # v = 0.25 * 4 = 1: 1 - 0.5 * 2 / (1 + 1) = 0.5; v = 0.75 * 1 + 0.25 * 13 = 4: 0.5 - 0.5 * sqrt(13) / 3.
+    seen = step_by_step(settings("rmsprop", rho=0.75, eps=1.0), [1.0], [2.0], [math.sqrt(13)])
+    assert seen == [[pytest.approx(0.5)], [pytest.approx(0.5 - 0.5 * math.sqrt(13) / 3)]]
+
+
+def test_rmsprop_with_momentum_by_hand() -> None:
+    # u = 2 / (1 + 1) = 1: 1 - 0.5; v = 0.75, g = 0: u = 0.5: 0.5 - 0.25.
+    seen = step_by_step(settings("rmsprop", rho=0.75, eps=1.0, momentum=0.5), [1.0], [2.0], [0.0])
+    assert seen == [[pytest.approx(0.5)], [pytest.approx(0.25)]]
+
+
+def test_ftrl_two_steps_by_hand() -> None:
+    # n: 1 -> 4 -> 9 (roots 1, 2, 3). z = sqrt(3), w = -z / (2 / 0.5) = -sqrt(3) / 4.
+    # Then s = (3 - 2) / 0.5 = 2: z = sqrt(3) + sqrt(5) - 2 w = 1.5 sqrt(3) + sqrt(5), w = -z / (3 / 0.5).
+    seen = step_by_step(settings("ftrl", initial_accumulator=1.0), [0.0], [math.sqrt(3)], [math.sqrt(5)])
+    first, second = -math.sqrt(3) / 4, -(1.5 * math.sqrt(3) + math.sqrt(5)) / 6
+    assert seen == [[pytest.approx(first)], [pytest.approx(second)]]
+
+
+def test_ftrl_with_l1_and_l2_by_hand() -> None:
+    # z = (sqrt(3), -sqrt(3), 0.5): the last is within l1 of zero. Denominator: 2 / 0.5 + 2 * 3 = 10.
+    given = settings("ftrl", initial_accumulator=1.0, l1=0.5, l2=3.0)
+    seen = step_by_step(given, [0.0, 0.0, 0.0], [math.sqrt(3), -math.sqrt(3), 0.5])[0]
+    moved = (math.sqrt(3) - 0.5) / 10
+    assert seen == [pytest.approx(-moved), pytest.approx(moved), 0.0]
+
+
+def test_ftrl_starts_its_accumulator_at_a_tenth() -> None:
+    # n: 0.1 -> 1.1: w = -z lr / sqrt(1.1).
+    assert step_by_step(settings("ftrl"), [0.0], [1.0]) == [[pytest.approx(-0.5 / math.sqrt(1.1))]]
+
+
+def test_ftrl_at_rate_zero_stands_still() -> None:
+    weight = nn.Parameter(torch.tensor([0.25]))
+    optimizers = Optimizers([("weight", weight)], settings("ftrl", schedule="linear"))
+    optimizers.set_learning_rates(10, steps_per_epoch=10, epochs=1)
+    weight.grad = torch.ones(1)
+    optimizers.step()
+    assert weight.item() == 0.25
+
+
+def test_adam_two_steps_by_hand() -> None:
+    # With betas 0.5: m = 1, 2; v = 2, 9 (g = 2, then 3 and 4^2 / 2); corrected by 1/2 and 3/4.
+    seen = step_by_step(settings("adam", betas=(0.5, 0.5), eps=1e-12), [1.0], [2.0], [4.0])
+    assert seen[0] == [pytest.approx(1 - 0.5 * 2 / 2)]
+    assert seen[1] == [pytest.approx(0.5 - 0.5 * (2.5 / 0.75) / math.sqrt(9 / 0.75))]
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_a_large_parameter_is_updated_like_a_small_one(optimizer: str) -> None:
+    """Blocks and rows are how it is computed, not what is computed."""
+    size = 3 * BLOCK * torch.get_num_threads() + 7
+    torch.manual_seed(1)
+    large, gradient = nn.Parameter(torch.zeros(size, 1)), torch.randn(size, 1)
+    small = nn.Parameter(large.detach()[-5:].clone())
+    one, other = (Optimizers([("weight", each)], settings(optimizer)) for each in (large, small))
+    for _ in range(3):
+        large.grad, small.grad = gradient, gradient[-5:].clone()
+        one.step()
+        other.step()
+    torch.testing.assert_close(large.detach()[-5:], small.detach())
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize("optimizer", SPARSE_EXACT)
+def test_rows_that_come_and_go_end_where_the_dense_gradient_puts_them(optimizer: str, dim: int) -> None:
+    torch.manual_seed(2)
+    by_rows, whole = nn.Parameter(torch.zeros(40, dim)), nn.Parameter(torch.zeros(40, dim))
+    given = settings(optimizer, learning_rate=0.05, **({"l1": 0.05, "l2": 0.1} if optimizer == "ftrl" else {}))
+    first, second = (Optimizers([("table", each)], given) for each in (by_rows, whole))
+    for step in range(60):
+        ids = torch.randint(0, 40, (step % 9,)).tolist()  # none at all now and then, some twice
+        by_rows.grad = sparse(40, ids, torch.randn(len(ids), dim))
+        whole.grad = by_rows.grad.to_dense()
+        first.step()
+        second.step()
+    torch.testing.assert_close(by_rows.detach(), whole.detach())
+    assert whole.detach().abs().max() > 0.1
+
+
+def test_rmsprop_catches_up_when_a_dense_gradient_follows_sparse_ones() -> None:
+    torch.manual_seed(3)
+    mixed, whole = nn.Parameter(torch.zeros(6, 2)), nn.Parameter(torch.zeros(6, 2))
+    first, second = (Optimizers([("table", each)], settings("rmsprop")) for each in (mixed, whole))
+    for ids in ([0, 1], [5], [], None, [2, 2], None, [0]):
+        values = torch.randn(6 if ids is None else len(ids), 2)
+        mixed.grad = values if ids is None else sparse(6, ids, values)
+        whole.grad = values if ids is None else mixed.grad.to_dense()
+        first.step()
+        second.step()
+    torch.testing.assert_close(mixed.detach(), whole.detach())
+
+
+def test_lazy_adam_lets_unseen_rows_wait() -> None:
+    # Betas 0.5, one row with g = 1, then a step without it, then g = 1 again.
+    # m, v: 0.5, then (lazily) 0.5 still, then 0.75; the third step's correction is 1 - 0.5^3 = 0.875 for both.
+    weight = nn.Parameter(torch.zeros(2, 1))
+    optimizers = Optimizers([("table", weight)], settings("adam", betas=(0.5, 0.5), eps=1e-12))
+    seen = []
+    for ids in ([0], [1], [0]):
+        weight.grad = sparse(2, ids, torch.ones(1, 1))
+        optimizers.step()
+        seen.append(weight[0].item())
+    third = -0.5 - 0.5 * (0.75 / 0.875) / math.sqrt(0.75 / 0.875)
+    assert seen == [pytest.approx(-0.5), pytest.approx(-0.5), pytest.approx(third)]
+
+
+def test_lazy_adam_is_adam_where_every_row_is_seen() -> None:
+    torch.manual_seed(4)
+    by_rows, whole = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3, 2))
+    first, second = (Optimizers([("table", each)], settings("adam")) for each in (by_rows, whole))
+    for _ in range(5):
+        by_rows.grad = sparse(3, [2, 0, 1, 2], torch.randn(4, 2))
+        whole.grad = by_rows.grad.to_dense()
+        first.step()
+        second.step()
+    torch.testing.assert_close(by_rows.detach(), whole.detach())
+
+
+def test_sparse_ftrl_leaves_rows_it_has_not_seen() -> None:
+    """The stated difference: the dense formula makes weights that have no history zero."""
+    by_rows, whole = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(2, 1))
+    for weight in (by_rows, whole):
+        gradient = sparse(2, [0], torch.ones(1, 1))
+        weight.grad = gradient if weight is by_rows else gradient.to_dense()
+        Optimizers([("table", weight)], settings("ftrl")).step()
+    assert by_rows[0].item() == whole[0].item()
+    assert (by_rows[1].item(), whole[1].item()) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1 << 40])
+def test_equal_rows_are_summed(rows: int) -> None:
+    last = rows - 1
+    ids = [last, 0, last, 0, last]
+    gradient = sparse(rows, ids, torch.arange(10.0).view(5, 2))
+    distinct, sums = sum_rows(gradient)
+    if rows == 1:
+        assert (distinct.tolist(), sums.tolist()) == ([0], [[20.0, 25.0]])
+    else:
+        assert distinct.tolist() == [0, last]
+        assert sums.tolist() == [[8.0, 10.0], [12.0, 15.0]]
+
+
+def test_ids_too_large_to_pack_are_summed_all_the_same() -> None:
+    high = (1 << 62) - 1
+    distinct, sums = sum_rows(sparse(1 << 62, [high, 3, high], torch.tensor([[1.0], [2.0], [4.0]])))
+    assert (distinct.tolist(), sums.tolist()) == ([3, high], [[2.0], [5.0]])
+
+
+def test_no_row_and_one_row_are_summed() -> None:
+    distinct, sums = sum_rows(sparse(4, [], torch.zeros(0, 2)))
+    assert (distinct.tolist(), tuple(sums.shape)) == ([], (0, 2))
+    distinct, sums = sum_rows(sparse(4, [3], torch.tensor([[1.0, 2.0]])))
+    assert (distinct.tolist(), sums.tolist()) == ([3], [[1.0, 2.0]])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl", "adam"])
+def test_repeated_ids_count_as_one_row(optimizer: str) -> None:
+    once, twice = nn.Parameter(torch.zeros(4, 2)), nn.Parameter(torch.zeros(4, 2))
+    once.grad = sparse(4, [2], torch.tensor([[3.0, -1.0]]))
+    twice.grad = sparse(4, [2, 2], torch.tensor([[1.0, 1.0], [2.0, -2.0]]))
+    for weight in (once, twice):
+        Optimizers([("table", weight)], settings(optimizer)).step()
+    assert torch.equal(once, twice)
+    assert torch.equal(once[[0, 1, 3]], torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_a_parameter_without_gradient_stays(optimizer: str) -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizers = Optimizers([("table", weight)], settings(optimizer))
+    optimizers.step()
+    assert torch.equal(weight, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl", "adam"])
+def test_a_gradient_without_rows_moves_nothing(optimizer: str) -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = sparse(2, [], torch.zeros(0, 2))
+    Optimizers([("table", weight)], settings(optimizer)).step()
+    assert torch.equal(weight, torch.ones(2, 2))
+    assert weight.grad is not None
+    assert weight.grad.is_sparse
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (settings("adamw"), "optimizer 'adamw'"),
+        (settings("sgd", momentum=0.9), "momentum 0.9"),
+        (settings("rmsprop", momentum=0.5), "momentum 0.5"),
+        (settings("adam", weight_decay=0.01), "weight_decay 0.01"),
+        (settings("ftrl", weight_decay=0.01), "weight_decay 0.01"),
+    ],
+)
+def test_what_moves_every_row_is_refused_with_a_sparse_gradient(given: OptimizerSettings, what: str) -> None:
+    tables = [(name, nn.Parameter(torch.ones(2, 2))) for name in ("deep.users", "deep.items", "deep.mlp")]
+    for _, table in tables[:2]:
+        table.grad = sparse(2, [1], torch.ones(1, 2))
+    tables[2][1].grad = torch.ones(2, 2)
+    with pytest.raises(SettingsError) as error:
+        Optimizers(tables, given).step()
+    assert str(error.value) == (
+        f"{what} moves every row of a table at every step, but 'deep.users', 'deep.items' have sparse gradients, "
+        "of the rows seen alone; turn sparse gradients off, or give that part another optimizer (train.parts)"
+    )
+    assert all(torch.equal(table, torch.ones(2, 2)) for _, table in tables)
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_weight_decay_is_added_to_the_gradient_or_decoupled(optimizer: str) -> None:
+    decayed, plain = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    decayed.grad = torch.full((2, 2), 0.5)
+    plain.grad = torch.full((2, 2), 0.5 if optimizer == "adamw" else 0.75)
+    Optimizers([("table", decayed)], settings(optimizer, weight_decay=0.25)).step()
+    Optimizers([("table", plain)], settings(optimizer, weight_decay=0.0)).step()
+    # Decoupled, in AdamW: 1 loses 0.5 * 0.25 beside the step.
+    torch.testing.assert_close(decayed.detach(), plain.detach() - (0.125 if optimizer == "adamw" else 0.0))
+
+
+def test_parts_cover_every_parameter_once_and_the_longest_wins() -> None:
+    net = model()
+    parts = {"wide": settings("ftrl"), "deep": settings("rmsprop"), "deep.embeddings": settings("adagrad")}
+    optimizers = Optimizers(net.named_parameters(), settings("sgd"), parts)
+    names = {
+        part: [name for group in optimizer.param_groups for name in group["param_names"]]
+        for part, optimizer in optimizers.parts.items()
+    }
+    assert names == {
+        "wide": ["wide.weight", "wide.bias"],
+        "deep": ["deep.mlp.weight", "deep.mlp.bias"],
+        "deep.embeddings": ["deep.embeddings.weight"],
+    }
+
+
+def test_what_no_part_names_follows_the_settings() -> None:
+    optimizers = Optimizers(model().named_parameters(), settings("sgd"), {"wide": settings("ftrl")})
+    assert {part: type(optimizer).__name__ for part, optimizer in optimizers.parts.items()} == {
+        "": "Sgd",
+        "wide": "Ftrl",
+    }
+
+
+def test_a_part_is_whole_words() -> None:
+    with pytest.raises(SettingsError, match=r"no parameter's name begins with 'dee' \(did you mean 'deep'\?\)"):
+        Optimizers(model().named_parameters(), settings("sgd"), {"dee": settings("sgd")})
+
+
+def test_parts_that_have_no_parameter_are_named_all_at_once() -> None:
+    parts = {name: settings("sgd") for name in ("", "widee", "deep", "deep.mlp", "deep.embeddings", "deep.mpl")}
+    del parts[""]
+    with pytest.raises(SettingsError) as error:
+        Optimizers(model().named_parameters(), settings("sgd"), parts)
+    some = "some do with 'deep', 'deep.embeddings', 'deep.mlp', 'wide', 'wide.bias', 'wide.weight'"
+    assert str(error.value) == (
+        "train.parts: 3 problems"
+        "\n  - all parameters of 'deep' belong to longer parts; remove it"
+        f"\n  - no parameter's name begins with 'deep.mpl' (did you mean 'deep.mlp'?); {some}"
+        f"\n  - no parameter's name begins with 'widee' (did you mean 'wide'?); {some}"
+    )
+
+
+def test_each_part_has_its_own_schedule() -> None:
+    parts = {
+        "wide": settings("ftrl", learning_rate=0.02),
+        "deep.mlp": settings("adam", learning_rate=1.0, schedule="step", step_epochs=[1, 2], step_factors=[0.5, 0.1]),
+    }
+    given = settings("sgd", learning_rate=8.0, schedule="linear", warmup_epochs=0.5)
+    optimizers = Optimizers(model().named_parameters(), given, parts)
+    rates = []
+    for step in (0, 1, 4, 8, 11):
+        optimizers.set_learning_rates(step, steps_per_epoch=4, epochs=3)
+        rates.append([optimizers.learning_rates[part] for part in ("wide", "deep.mlp", "")])
+    # Warm-up over 2 of 12 steps, then to zero at step 12: 8 * (1/2, 1, 8/10, 4/10, 1/10).
+    expected = [[0.02, 1.0, 4.0], [0.02, 1.0, 8.0], [0.02, 0.5, 6.4], [0.02, 0.05, 3.2], [0.02, 0.05, 0.8]]
+    assert [[pytest.approx(rate) for rate in row] for row in expected] == rates
+
+
+def test_parts_step_with_their_own_rates() -> None:
+    net = model()
+    optimizers = Optimizers(net.named_parameters(), settings("sgd", learning_rate=0.5), {"wide": settings("sgd")})
+    optimizers.set_learning_rates(0, steps_per_epoch=1, epochs=1)
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    for _, weight in net.named_parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizers.step()
+    for name, weight in net.named_parameters():
+        torch.testing.assert_close(weight.detach(), before[name] - 0.5)
+    optimizers.zero_grad()
+    assert all(weight.grad is None for weight in net.parameters())
+
+
+@pytest.mark.parametrize("optimizer", [*EVERY, "sgd with momentum", "rmsprop with momentum"])
+def test_a_restored_run_continues_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
+    kind, _, momentum = optimizer.partition(" with ")
+    given = settings(kind, learning_rate=0.1, **({"momentum": 0.5} if momentum else {}))
+    by_rows = kind != "adamw" and not momentum
+
+    def steps(net: nn.ModuleDict, optimizers: Optimizers, numbers: range) -> None:
+        for number in numbers:
+            torch.manual_seed(number)
+            for name, weight in net.named_parameters():
+                weight.grad = torch.randn_like(weight)
+                if by_rows and name == "deep.embeddings.weight":
+                    weight.grad = sparse(5, torch.randint(0, 5, (3,)).tolist(), torch.randn(3, 4))
+            optimizers.step()
+
+    straight, stopped = model(), model()
+    parts = {"wide": settings("ftrl", learning_rate=0.3)}
+    whole = Optimizers(straight.named_parameters(), given, parts)
+    steps(straight, whole, range(7))
+    half = Optimizers(stopped.named_parameters(), given, parts)
+    steps(stopped, half, range(3))
+    checkpoint.write_tensors(tmp_path / "state.safetensors", half.tensors(), {})
+    saved, _ = checkpoint.read_tensors(tmp_path / "state.safetensors")
+    resumed = Optimizers(stopped.named_parameters(), given, parts)
+    resumed.restore(saved)
+    steps(stopped, resumed, range(3, 7))
+    for name, weight in straight.named_parameters():
+        assert torch.equal(weight, stopped.get_parameter(name)), name
+    ours, theirs = whole.tensors(), resumed.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in ours)
+
+
+def test_a_checkpoint_names_part_parameter_and_state() -> None:
+    net = model()
+    optimizers = Optimizers(net.named_parameters(), settings("sgd"), {"wide": settings("ftrl")})
+    for weight in net.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizers.step()
+    assert sorted(optimizers.tensors()) == [
+        "wide/wide.bias/accumulator",
+        "wide/wide.bias/linear",
+        "wide/wide.weight/accumulator",
+        "wide/wide.weight/linear",
+    ]
+
+
+def test_tensors_of_another_run_are_refused() -> None:
+    optimizers = Optimizers(model().named_parameters(), settings("sgd"))
+    with pytest.raises(CheckpointError) as error:
+        optimizers.restore({"/deep.mpl.weight/sum": torch.zeros(1), "wide/wide.bias/linear": torch.zeros(1)})
+    assert str(error.value) == (
+        "optimizer tensors in the checkpoint: 2 problems"
+        "\n  - '/deep.mpl.weight/sum' is of no part and parameter of this run"
+        "\n  - 'wide/wide.bias/linear' is of no part and parameter of this run"
+    )
+
+
+def test_a_scaler_unscales_rows_and_whole_parameters_alike() -> None:
+    """As on a GPU in fp16, where no GPU is: the scaler's factor goes, in either order of calls."""
+    for unscale_first in (False, True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        table, layer = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2))
+        optimizers = Optimizers([("table", table), ("layer", layer)], settings("sgd"), {"layer": settings("adam")})
+        scaler.scale(torch.zeros(()))  # makes the factor
+        table.grad, layer.grad = sparse(3, [1, 1], torch.full((2, 2), 8.0)), torch.full((2,), 8.0)
+        if unscale_first:
+            optimizers.unscale(scaler)
+        optimizers.step(scaler)
+        scaler.update()
+        assert table.tolist() == [[0.0, 0.0], [-1.0, -1.0], [0.0, 0.0]]
+        assert layer.tolist() == [pytest.approx(-0.5)] * 2
+
+
+def test_a_scaler_skips_the_part_that_overflowed() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    table, layer = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2))
+    optimizers = Optimizers([("table", table), ("layer", layer)], settings("sgd"), {"layer": settings("sgd")})
+    scaler.scale(torch.zeros(()))
+    table.grad, layer.grad = sparse(3, [1], torch.tensor([[math.inf, 1.0]])), torch.full((2,), 8.0)
+    optimizers.step(scaler)
+    scaler.update()
+    assert torch.equal(table, torch.zeros(3, 2))
+    assert layer.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"schedule": "step"}, "schedule 'step' needs step_epochs, as [5, 8]"),
+        (
+            {"schedule": "step", "step_epochs": [1, 2, 3], "step_factors": [0.1, 0.2]},
+            "step_factors holds 2 numbers for the 3 of step_epochs; give one for each, or one for all",
+        ),
+        (
+            {"optimizer": "ftrl", "initial_accumulator": 0},
+            "initial_accumulator is 0, and FTRL divides by its root; give a number above 0, as 0.1",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        config.build(OptimizerSettings, "train", values)
+    assert str(error.value) == f"train: {message}"
+
+
+def test_step_decay_with_a_factor_for_each_entry() -> None:
+    assert [step_decay(step, at=[1, 3], factor=[0.5, 0.1]) for step in range(4)] == [1.0, 0.5, 0.5, 0.05]
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "ftrl", "rowwise_adagrad"])
+def test_a_gradient_that_lies_otherwise_in_memory_is_the_same_gradient(optimizer: str) -> None:
+    gradient = torch.arange(6.0).view(2, 3)
+    plain, turned = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))
+    plain.grad, turned.grad = gradient, gradient.t().contiguous().t()
+    for weight in (plain, turned):
+        Optimizers([("weight", weight)], settings(optimizer)).step()
+    assert torch.equal(plain, turned)
+
+
+def test_which_rows_are_updated_exactly() -> None:
+    exact = [name for name in EVERY if updates_rows_exactly(settings(name))]
+    assert sorted(exact) == sorted(SPARSE_EXACT)
+    assert not updates_rows_exactly(settings("sgd", momentum=0.5))
+    assert not updates_rows_exactly(settings("adagrad", weight_decay=0.1))
+    assert updates_rows_exactly(settings("adagrad", schedule="linear", warmup_epochs=1))
+    assert not updates_rows_exactly(settings("ftrl", schedule="linear"))
+    assert not updates_rows_exactly(settings("ftrl", warmup_epochs=1))
+
+
+def test_sparse_gradients_pay_for_large_tables_and_few_ids() -> None:
+    assert sparse_pays(100_000, 16, 8192)
+    assert not sparse_pays(100_000, 16, 100_000)
+    assert not sparse_pays(1000, 64, 8192)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

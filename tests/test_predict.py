@@ -7,16 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec import predict
+from recspec import card, predict
 from recspec.datasets import DATASETS
-from recspec.errors import BundleError, DataError, SettingsError
+from recspec.datasets.adult import LAYOUT
+from recspec.errors import BundleError, DataError, SettingsError, SpecError
+from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.predict import Predictor, predict_file, read_users, recommend_to_parquet
+from recspec.predict import Predictor, predict_file, predict_split, read_users, recommend_to_parquet
+from recspec.storage import open_split
 from recspec.train import TrainSettings, train
 
 SETTINGS = {"factors": 4, "layers": (8, 4), "dropout": 0.0}
@@ -174,10 +179,26 @@ def test_liked_items_and_the_busiest_user(predictor: Predictor, raw: Path) -> No
     assert predictor.liked("nobody") == []
 
 
-def test_a_model_without_users_says_to_predict(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "bundle", type("Empty", (), {"seen": None, "folder": "here"})())
-    with pytest.raises(BundleError, match="here: holds no users and items, so it can't recommend; use predict"):
-        _ = predictor.seen
+@pytest.mark.parametrize(("role", "lacks"), [("item", "user to recommend to"), ("user", "item to recommend")])
+def test_a_model_without_users_or_items_says_to_predict(tmp_path: Path, role: str, lacks: str) -> None:
+    (tmp_path / "train.csv").write_text("0,1\n1,0\n2,1\n" * 5)
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"who": {"cardinality": 3}, "y": {}},
+            "source_spec": {"train": [{"type": "csv", "features": ["who", "y"], "files": ["train.csv"]}]},
+            "channel_spec": {role: ["who"], "label": ["y"]},
+        },
+        tmp_path,
+    )
+    wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (4,), "embedding_dim": 2})
+    train("wide_deep", spec, tmp_path / "run", settings=TrainSettings(epochs=0), model_settings=wide_deep)
+    model = Predictor.open(tmp_path / "run", device="cpu")
+    message = rf"run/bundle: this model has no {lacks}; score rows with `recspec predict`$"
+    with pytest.raises(BundleError, match=message):
+        model.recommend([1])
+    for users in (None, [1]):
+        with pytest.raises(BundleError, match=message):
+            recommend_to_parquet(model, users, tmp_path / "out.parquet")
 
 
 # --- predict ---------------------------------------------------------------------------------------------------------
@@ -208,6 +229,59 @@ def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor,
     expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
     np.testing.assert_allclose(scored, expected, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
+
+
+ADULT = """\
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Canada, <=50K
+52, Private, 209642, HS-grad, 9, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, 0, 45, Canada, >50K
+31, ?, 45781, Masters, 14, Never-married, ?, Not-in-family, White, Female, 14084, 0, 50, ?, >50K
+?, Private, 338409, 11th, 7, Never-married, Sales, Own-child, Black, Female, 0, 1902, 20, Cuba, <=50K
+"""
+
+
+@pytest.fixture(scope="module")
+def adult(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """A census whose publisher marks missing values by ? and puts a blank after every comma."""
+    folder = tmp_path_factory.mktemp("adult")
+    (folder / "raw").mkdir()
+    (folder / "raw" / "adult.data").write_text(ADULT * 20)
+    (folder / "raw" / "adult.test").write_text("|1x3 Cross validator\n" + ADULT.replace("K\n", "K.\n"))
+    DATASETS["adult"].prepare(folder / "raw", folder / "data", DATASETS["adult"].Settings())
+    wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (8,), "dropout": 0.0})
+    settings = TrainSettings(epochs=2, batch_size=16, learning_rate=0.05, tensorboard=False)
+    train("wide_deep", FeatureSpec.load(folder / "data"), folder / "run", settings=settings, model_settings=wide_deep)
+    return Predictor.open(folder / "run", device="cpu")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_raw_rows_get_what_their_prepared_split_gets_though_values_are_missing_or_have_blanks(
+    adult: Predictor, tmp_path: Path, suffix: str
+) -> None:
+    folder = adult.bundle.folder.parent.parent
+    names = (*LAYOUT, "label")
+    text = (folder / "raw" / "adult.test").read_text().split("\n", 1)[1]
+    rows = [dict(zip(names, line.split(","), strict=True)) for line in text.splitlines()]
+    raw = tmp_path / f"raw{suffix}"
+    if suffix == ".csv":
+        raw.write_text(", ".join(names) + "\n" + text)
+    elif suffix == ".jsonl":
+        raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), raw)
+    predict_file(adult, raw, tmp_path / "raw.out.parquet")
+    predict_split(adult, FeatureSpec.load(folder / "data"), "test", tmp_path / "split.parquet")
+    found, expected = (pq.read_table(tmp_path / name)["probability"].to_pylist()
+                       for name in ("raw.out.parquet", "split.parquet"))  # fmt: skip
+    assert found == expected
+    assert len(set(found)) == 4
+
+
+def test_only_numbers_of_a_csv_file_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n,x,flag,time,day,land\n7,.5,true,12:30,2020-01-02,NA\n8,1,false,13:00,,NA\n")
+    (rows,) = predict._read_rows(tmp_path / "rows.csv")
+    assert rows.to_pylist()[0] == {
+        "n": 7, "x": 0.5, "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"
+    }  # fmt: skip
 
 
 def test_unknown_values_are_counted_and_scored_as_unknown(predictor: Predictor, tmp_path: Path) -> None:
@@ -254,6 +328,23 @@ def test_rows_that_were_scored_already_are_refused(predictor: Predictor, tmp_pat
         predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
 
 
+def test_of_raw_rows_the_columns_asked_for_are_written(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("why,user_id,item_id\na,u1,100\nb,u2,129\n")
+    predict_file(predictor, tmp_path / "rows.csv", tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    for columns in (["item_id", "why"], ["why", "probability", "why"], []):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=columns)
+        expected = [*dict.fromkeys(name for name in columns if name != "probability"), "probability"]
+        assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(expected))
+    message = (
+        r"--columns: .*rows.csv: unknown columns 'user' \(did you mean 'user_id'\?\), 'x'; "
+        r"known: 'why', 'user_id', 'item_id'$"
+    )
+    with pytest.raises(SettingsError, match=message):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "none.csv", columns=["user", "x", "why"])
+    assert not (tmp_path / "none.csv").exists()
+
+
 def test_a_failed_file_leaves_the_old_one(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("user_id,itemid\nu1,100\n")
     (tmp_path / "out.csv").write_text("from before")
@@ -268,3 +359,119 @@ def test_ids_out_of_range_are_named_where_ids_are_themselves(bare: Predictor) ->
         bare.predict(pa.table({"u": [0, 8], "i": [6, 1]}))
     assert "column 'u': row 2 is 8; expected an id in [0, 8)" in str(caught.value)
     assert "column 'i': row 1 is 6; expected an id in [0, 6)" in str(caught.value)
+
+
+# --- a split of a prepared dataset ---
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_raw_rows(
+    predictor: Predictor, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(predict, "ROWS", 7)  # in blocks
+    spec = FeatureSpec.load(raw.parent / "data")
+    stages: list[tuple[str, float, float | None]] = []
+    out = tmp_path / f"scored{suffix}"
+    done = predict_split(predictor, spec, "test", out, progress=lambda *step: stages.append(step))
+    table = read(out)
+    assert table.column_names == ["user_id", "item_id", "label", "probability"]
+    assert done.rows == table.num_rows == open_split(spec, "test").num_rows
+    assert stages[-1] == ("predict", done.rows, done.rows)
+    held = open_split(spec, "test", ["user_id", "item_id", "label"]).read(0, 2**62)
+    assert table.column("user_id").to_pylist() == predictor.raw_ids("user", held["user_id"]).to_pylist()
+    assert table.column("item_id").to_pylist() == predictor.raw_ids("item", held["item_id"]).to_pylist()
+    np.testing.assert_array_equal(table.column("label").to_numpy(), held["label"])
+    again, _ = predictor.predict(table.select(["user_id", "item_id"]))
+    np.testing.assert_allclose(table.column("probability").to_numpy(), again, rtol=1e-5)
+
+
+def read(file: Path) -> pa.Table:
+    if file.suffix == ".parquet":
+        return pq.read_table(file)
+    return pa_csv.read_csv(file) if file.suffix == ".csv" else pa_json.read_json(file)
+
+
+def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
+    rows = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
+    for split in rows:
+        (tmp_path / f"{split}.csv").write_text("0,0,1\n7,5,0\n3,2,1\n")
+    given = {
+        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}, "shown": {"dtype": "int64"}},
+        "source_spec": {
+            split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in rows.items()
+        },
+        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+    }
+    spec = FeatureSpec.from_dict(given, tmp_path)
+    predict_split(bare, spec, "later", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["u", "i", "probability"]
+    assert table.column("u").to_pylist() == [0, 7, 3]
+    assert (card.describe(spec).splits["later"].label_mean, card.describe(spec).splits["train"].label_mean) == (
+        None,
+        pytest.approx(2 / 3),
+    )
+    card.check(spec)
+    with pytest.raises(SpecError, match=r"split 'later' does not hold the label 'y', so it has no metrics; `recspec p"):
+        evaluate_model(bare.model, spec, "later")
+    given["source_spec"] |= {"valid": given["source_spec"]["later"]}
+    with pytest.raises(
+        SpecError, match=r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
+    ):
+        FeatureSpec.from_dict(given, tmp_path)
+
+
+def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("70,0,0,1\n70,1,1,0\n900,2,3,1\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}},
+            "source_spec": {
+                "train": [{"type": "csv", "features": ["shown", "u", "i", "y"], "files": ["train.csv"]}],
+            },
+            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"], "group": ["shown"]},
+        },
+        tmp_path,
+    )
+    predict_split(trained(spec, tmp_path / "run"), spec, "train", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["shown", "u", "i", "y", "probability"]
+    assert table.column("shown").to_pylist() == [70, 70, 900]
+
+
+def test_of_a_split_the_features_asked_for_are_written(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    predict_split(predictor, spec, "test", tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    predict_split(predictor, spec, "test", tmp_path / "some.parquet", columns=["kind", "user_id"])
+    table = pq.read_table(tmp_path / "some.parquet")
+    assert table.column_names == ["kind", "user_id", "probability"]
+    assert table.select(["user_id", "probability"]).equals(whole.select(["user_id", "probability"]))
+    assert set(table.column("kind").to_pylist()) <= set("abc")
+    with pytest.raises(SettingsError, match=r"--columns: .*, split 'test': unknown column 'title'; known: 'user_id', "):
+        predict_split(predictor, spec, "test", tmp_path / "none.csv", columns=["title"])
+
+
+def test_raw_rows_beside_the_splits_are_pointed_to(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    file = spec.folder / "clicks_test.parquet"
+    pq.write_table(pa.table({"user_id": ["u1"], "item_id": [100]}), file)
+    message = (
+        rf"unknown split 'clicks_test'; known: .*; {file} is there: if it holds raw rows, `recspec predict RUN {file}`$"
+    )
+    try:
+        with pytest.raises(SpecError, match=message):
+            predict_split(predictor, spec, "clicks_test", tmp_path / "out.csv")
+    finally:
+        file.unlink()
+
+
+def test_another_dataset_or_split_is_refused(predictor: Predictor, bare: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    with pytest.raises(SpecError, match="not the dataset that the model was trained on"):
+        predict_split(bare, spec, "test", tmp_path / "out.csv")
+    with pytest.raises(SpecError, match="unknown split 'tst'"):
+        predict_split(predictor, spec, "tst", tmp_path / "out.csv")
+    with pytest.raises(SettingsError, match=r"--out .*out.txt: expected a name that ends in .csv, .jsonl, .parquet"):
+        predict_split(predictor, spec, "test", tmp_path / "out.txt")
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
-from recspec.splits import by_group, by_share, by_time, leave_one_out
+from recspec.splits import by_group, by_share, by_time, folds, leave_one_out
 from recspec.tables import Backend, connect, fetch
 
 Make = Callable[..., Table]
@@ -108,3 +109,29 @@ def test_the_rows_of_a_group_never_part(backend: Backend, make: Make, names: lis
     found = splits(backend, by_group(table, group="group", valid=0.2, test=0.2, seed=3))
     assert len(set(zip(groups, found, strict=True))) == len(set(groups))
     assert set(found) == {"train", "valid", "test"}
+
+
+def test_folds_are_even_keep_groups_whole_and_are_drawn_apart_from_the_splits(backend: Backend, make: Make) -> None:
+    groups = [number // 2 for number in range(20_000)]
+    table = by_group(
+        folds(make(group=groups), group="group", folds=4, seed=1), group="group", valid=0, test=0.5, seed=1
+    )
+    found = fetch(backend, table.order_by("row"))
+    dealt = found.column("fold").to_pylist()
+    assert len(set(zip(groups, dealt, strict=True))) == 10_000
+    together = [(fold, split) for fold, split in zip(dealt, found.column("split").to_pylist(), strict=True)]
+    for fold in range(4):
+        assert dealt.count(fold) == pytest.approx(5000, abs=260)  # 3 standard deviations, each group twice
+        assert together.count((fold, "test")) == pytest.approx(2500, abs=200)
+
+
+def test_one_fold_is_everything(backend: Backend, make: Make) -> None:
+    table = folds(make(group=["a", "b", "c"]), group="group", folds=1, seed=0)
+    assert fetch(backend, table).column("fold").to_pylist() == [0, 0, 0]
+
+
+def test_a_fold_is_decided_by_the_digest_of_seed_and_group(backend: Backend, make: Make) -> None:
+    names = list(range(50))
+    table = folds(make(group=names), group="group", folds=2, seed=7)
+    by_hand = [int(hashlib.md5(f"fold:7:{name}".encode()).hexdigest()[0], 16) // 8 for name in names]
+    assert fetch(backend, table.order_by("row")).column("fold").to_pylist() == by_hand

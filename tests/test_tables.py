@@ -22,6 +22,7 @@ from recspec.tables import (
     counts_by,
     fetch,
     keep_earliest,
+    left_join,
     limit_bytes,
     problems_of,
     sniff,
@@ -304,3 +305,15 @@ def test_spark_reads_and_numbers_a_file_in_many_parts_as_duckdb_does(tmp_path: P
         with pytest.raises(DataError, match="line 3: column 'user' is 'x'; expected a whole number"):
             backend.read_text(bad)
     assert found.equals(expected.cast(found.schema))
+
+
+# --- joins -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_left_join_keeps_every_row_and_one_column_a_key(backend: Backend, tmp_path: Path) -> None:
+    """Keys that are missing meet nothing, as nothing is known of them."""
+    ads = table(backend, tmp_path, ad=[1, 2, None, 1], fold=[0, 0, 0, 1])
+    rates = table(backend, tmp_path, ad=[1, 1, None], fold=[0, 1, 0], rate=[0.25, 0.5, 9.0])
+    joined = left_join(ads, rates.drop("row"), "ad", "fold")  # type: ignore[attr-defined, arg-type]
+    assert joined.columns == ("row", "ad", "fold", "rate")
+    assert fetch(backend, joined.order_by("row")).column("rate").to_pylist() == [0.25, None, None, 0.5]

@@ -274,6 +274,14 @@ def test_a_run_with_parts_resumes_to_the_same_weights(clicks: FeatureSpec, tmp_p
     assert_equal_weights(whole, halted)
 
 
+def test_the_start_says_which_features_are_not_read(clicks: FeatureSpec, tmp_path: Path) -> None:
+    first = events(run(clicks, tmp_path / "run", epochs=0), "start")[0]
+    read = {"user_id", "item_id"}
+    others = {role: [name for name in clicks.role(role) if name not in read] for role in ("user", "item", "context")}
+    assert all(others.values())
+    assert first["not_read"] == others
+
+
 def test_a_part_that_is_not_there_and_settings_it_cannot_have_are_named(clicks: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no parameter's name begins with 'wid' \(did you mean 'wide'\?\)"):
         run_wide_deep(clicks, tmp_path / "run", parts={"wid": {"learning_rate": 0.1}})
@@ -281,6 +289,20 @@ def test_a_part_that_is_not_there_and_settings_it_cannot_have_are_named(clicks: 
         settings(parts={"wide": {"rate": 0.1}})
     with pytest.raises(ValueError, match=r"parts\.deep: setting 'learning_rate' is -1"):
         settings(parts={"deep": {"learning_rate": -1}})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"l2": 0.1}, r"l2 is 0\.1, which 'ftrl' read; the optimizer is 'adam'"),
+        ({"parts": {"wide": {"momentum": 0.5}}}, r"parts\.wide\.momentum is 0\.5, which 'rmsprop', 'sgd' read"),
+        ({"metric": "auc"}, "metric is 'auc'; expected PROTOCOL/METRIC with one of the protocols 'rows', 'sampled'"),
+    ],
+)
+def test_settings_that_nothing_would_read_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(**values)
+    settings(l2=0.1, parts={"wide": {"optimizer": "ftrl"}})
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "rmsprop", "sgd", "rowwise_adagrad"])
@@ -299,7 +321,7 @@ def test_sparse_gradients_train_to_the_weights_of_dense_ones(
 
 def test_sparse_gradients_are_chosen_where_they_pay_and_change_nothing(clicks: FeatureSpec, tmp_path: Path) -> None:
     few = run_wide_deep(clicks, tmp_path / "few", optimizer="adagrad", batch_size=1, epochs=0)
-    assert events(few, "start")[0]["sparse_gradients"] == ["deep.embeddings.stores.4"]
+    assert events(few, "start")[0]["sparse_gradients"] == ["wide.tables.stores.1", "deep.embeddings.stores.4"]
     for name, values in {
         "many": {"optimizer": "adagrad", "batch_size": 4000},
         "lazy": {"optimizer": "adam", "batch_size": 1},

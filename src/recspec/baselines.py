@@ -46,7 +46,11 @@ ROWS_PER_BLOCK = 1 << 16
 MOST_ENTRIES = 1 << 26
 """Entries of the one-hot matrix that logistic regression is fitted on, 8 bytes each: 2 million rows of 32 features."""
 
-TUNING_ROWS = 300_000
+NUM_BINS = 64
+"""Most bins of a number, cut evenly among its distinct values. On Adult's valid: AUC .9237; 32 cut by rows .9167; none
+.9157."""
+
+TUNING_ROWS = 200_000
 """Rows on which the strengths of logistic regression are compared; the strength does not grow with the rows."""
 
 HELD_OUT = 0.1
@@ -429,7 +433,7 @@ def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
 def logistic_regression(
     spec: FeatureSpec, splits: Sequence[str], *, l2: float | None = None, most_entries: int = MOST_ENTRIES
 ) -> Scorer:
-    """Logistic regression over the prepared ids one-hot, lists as counts, and the numbers standardised.
+    """Logistic regression over the prepared ids one-hot, lists as counts, numbers standardised and in bins one-hot.
 
     Minimises sum log(1 + exp(x)) - y x + l2 / 2 |w|^2 over the weights w (the intercept is free) by L-BFGS with the
     analytic gradient. `l2` is chosen among `STRENGTHS` by the log loss on a tenth of the rows, which a hash of the
@@ -438,9 +442,10 @@ def logistic_regression(
     """
     require_extra("scipy.sparse", "baselines")
     num_rows, _ = _both_classes(*count_labels(spec, splits))
-    layout = _OneHot.of(spec)
-    rows = _read_sample(spec, splits, layout, min(1.0, most_entries / (num_rows * max(layout.entries_per_row, 1))))
-    seen = rows.standardise()
+    share = min(1.0, most_entries / (num_rows * _most_entries_per_row(spec)))
+    layout = _OneHot.fit(spec, splits, share)
+    rows = _read_sample(spec, splits, layout, share)
+    seen = rows.drop_unseen(layout.width)
     facts: dict[str, object] = {"rows": rows.num_rows, "of_rows": num_rows}
     weights = np.zeros(len(seen) + 1)
     if l2 is None:
@@ -449,7 +454,7 @@ def logistic_regression(
     weights = _fit_logistic(rows.kept + rows.held_out, l2, weights)
     everywhere = np.zeros(layout.width)
     everywhere[seen] = weights[:-1]
-    return Logistic(rows.layout, everywhere, float(weights[-1]), {"l2": l2, **facts})
+    return Logistic(layout, everywhere, float(weights[-1]), {"l2": l2, **facts})
 
 
 ROW_BASELINES: Mapping[str, FitRows] = MappingProxyType(
@@ -497,68 +502,66 @@ class Logistic:
 
 @dataclass(frozen=True, eq=False)
 class _OneHot:
-    """Where each feature's columns begin in the matrix: numbers first, one each (or one a place of a list)."""
+    """Where each feature's columns begin in the matrix: numbers (one each, or one a place of a list), bins, ids."""
 
     spec: FeatureSpec
     numbers: tuple[str, ...]
     ids: tuple[str, ...]
-    first: Mapping[str, int]
-    width: int
-    mean: NDArray[np.float64]  # of the number columns
+    first: Mapping[str, int]  # of ids
+    first_bin: NDArray[np.int64]  # of each number
+    edges: tuple[NDArray[np.float64], ...]  # between the bins of each number
+    mean: NDArray[np.float64]
     std: NDArray[np.float64]
+    width: int
 
     @classmethod
-    def of(cls, spec: FeatureSpec) -> _OneHot:
+    def fit(cls, spec: FeatureSpec, splits: Sequence[str], share: float) -> _OneHot:
+        """Means, deviations and bins of the numbers from an even share of the rows."""
         numbers, ids = spec.inputs(categorical=False), spec.inputs(categorical=True)
+        parts = []
+        for start, block in _row_blocks(spec, splits, numbers) if numbers else ():
+            values = _numbers(spec, block, numbers)
+            parts.append(values[_uniform(np.arange(start, start + len(values), dtype=np.uint64), 1) < share])
+        held = np.concatenate([np.zeros((0, _num_numbers(spec))), *parts])
+        mean, std = (held.mean(axis=0), held.std(axis=0)) if len(held) else (np.zeros(0), np.ones(0))
+        edges = tuple(_edges(column) for column in held.T)
+        sizes = [len(of) + 1 if len(of) else 0 for of in edges]
+        starts = len(mean) + np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         first: dict[str, int] = {}
-        width = 0
-        for name in numbers:
-            first[name] = width
-            width += spec.features[name].length or 1
-        num_numbers = width
+        width = int(starts[-1])
         for name in ids:
             first[name] = width
             width += spec.num_ids(name)
-        return cls(spec, numbers, ids, first, width, np.zeros(num_numbers), np.ones(num_numbers))
+        return cls(spec, numbers, ids, first, starts[:-1], edges, mean, np.where(std > 0, std, 1.0), width)
 
     @property
     def features(self) -> tuple[str, ...]:
         return (*self.numbers, *self.ids)
 
-    @property
-    def entries_per_row(self) -> int:
-        """At most."""
-        return len(self.mean) + sum(self.spec.features[name].length or 1 for name in self.ids)
-
-    def standardised_by(self, mean: NDArray[np.float64], std: NDArray[np.float64]) -> _OneHot:
-        return _OneHot(self.spec, self.numbers, self.ids, self.first, self.width, mean, std)
-
     def encode(self, columns: Mapping[str, Column]) -> csr_array:
-        """(B, D): 1 for a scalar's id and for each id of a list, padding left out; numbers standardised."""
+        """(B, D): 1 for a scalar's id, each id of a list but padding, and a number's bin; numbers standardised."""
         sparse = require_extra("scipy.sparse", "baselines")
         num_rows = len(next(iter(columns.values())))
-        numbers = self._numbers(columns, num_rows)
+        numbers = _numbers(self.spec, columns, self.numbers)
+        binned = [number for number, edges in enumerate(self.edges) if len(edges)]
+        bins = [self.first_bin[j] + np.searchsorted(self.edges[j], numbers[:, j], side="right") for j in binned]
         lists = {name: self._without_padding(name, columns[name]) for name in self.ids}
-        sizes = [np.full(num_rows, numbers.shape[1]), *(lengths for _, lengths in lists.values())]
+        num_fixed = len(self.mean) + len(binned)
+        sizes = [np.full(num_rows, num_fixed), *(lengths for _, lengths in lists.values())]
         offsets = np.concatenate([[0], np.cumsum(np.sum(sizes, axis=0))]).astype(np.int64)
         indices = np.empty(offsets[-1], dtype=np.int64 if self.width > 2**31 - 1 else np.int32)
         data = np.ones(offsets[-1], dtype=np.float32)
-        at = offsets[:-1, None] + np.arange(numbers.shape[1])
-        indices[at], data[at] = np.arange(numbers.shape[1]), (numbers - self.mean) / self.std
-        filled = offsets[:-1] + numbers.shape[1]
+        if num_fixed:
+            fixed = offsets[:-1, None] + np.arange(num_fixed)
+            linear = np.broadcast_to(np.arange(len(self.mean)), numbers.shape)
+            indices[fixed] = np.concatenate([linear, *(of[:, None] for of in bins)], axis=1)
+            data[fixed[:, : len(self.mean)]] = (numbers - self.mean) / self.std
+        filled = offsets[:-1] + num_fixed
         for name, (values, lengths) in lists.items():
             within = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             indices[np.repeat(filled, lengths) + within] = values + self.first[name]
             filled = filled + lengths
         return sparse.csr_array((data, indices, offsets), shape=(num_rows, self.width))
-
-    def _numbers(self, columns: Mapping[str, Column], num_rows: int) -> NDArray[np.float64]:
-        parts = [np.zeros((num_rows, 0))]
-        for name in self.numbers:
-            column, length = columns[name], self.spec.features[name].length
-            values = column.pad(length) if isinstance(column, Ragged) and length else np.asarray(column)
-            parts.append(values.reshape(num_rows, -1).astype(np.float64))
-        return np.concatenate(parts, axis=1)
 
     def _without_padding(self, name: str, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A feature's ids, row after row, and how many each row has; of lists at most `length`."""
@@ -569,13 +572,40 @@ class _OneHot:
         return kept.values.astype(np.int64), kept.lengths
 
 
+def _num_numbers(spec: FeatureSpec) -> int:
+    return sum(spec.features[name].length or 1 for name in spec.inputs(categorical=False))
+
+
+def _most_entries_per_row(spec: FeatureSpec) -> int:
+    ids = sum(spec.features[name].length or 1 for name in spec.inputs(categorical=True))
+    return max(1, ids + 2 * _num_numbers(spec))
+
+
+def _numbers(spec: FeatureSpec, columns: Mapping[str, Column], names: Sequence[str]) -> NDArray[np.float64]:
+    """(B, number columns); lists padded to their length."""
+    num_rows = len(next(iter(columns.values())))
+    parts = [np.zeros((num_rows, 0))]
+    for name in names:
+        column, length = columns[name], spec.features[name].length
+        values = column.pad(length or 0) if isinstance(column, Ragged) else column
+        parts.append(values.reshape(num_rows, -1).astype(np.float64))
+    return np.concatenate(parts, axis=1)
+
+
+def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where the bins of a number meet: each distinct value its own bin, or `NUM_BINS` of about equally many of them."""
+    distinct = np.unique(values)
+    if len(distinct) <= NUM_BINS:
+        return distinct[1:]
+    return distinct[np.linspace(0, len(distinct), NUM_BINS + 1).astype(np.int64)[1:-1]]
+
+
 _Block = tuple["csr_array", NDArray[np.bool_]]
 """Rows of the one-hot matrix, and their labels."""
 
 
 @dataclass(eq=False)
 class _Sample:
-    layout: _OneHot
     kept: list[_Block]
     held_out: list[_Block]  # a fixed share, which compares strengths
 
@@ -583,20 +613,10 @@ class _Sample:
     def num_rows(self) -> int:
         return sum(len(labels) for _, labels in self.kept + self.held_out)
 
-    def standardise(self) -> NDArray[np.int64]:
-        """Numbers to mean 0 and deviation 1, in place; columns that no row has are dropped. Gives the ones left."""
-        blocks = [matrix for matrix, _ in self.kept + self.held_out]
-        size, num_numbers = self.num_rows, len(self.layout.mean)
-        places = [matrix.indptr[:-1, None] + np.arange(num_numbers) for matrix in blocks]
-        values = [matrix.data[at].astype(np.float64) for matrix, at in zip(blocks, places, strict=True)]
-        mean = sum((of.sum(axis=0) for of in values), np.zeros(num_numbers)) / size
-        variance = sum((((of - mean) ** 2).sum(axis=0) for of in values), np.zeros(num_numbers)) / size
-        std = np.where(variance > 0, np.sqrt(variance), 1.0)
-        for matrix, at, of in zip(blocks, places, values, strict=True):
-            matrix.data[at] = (of - mean) / std
-        self.layout = self.layout.standardised_by(mean, std)
-        seen = np.zeros(self.layout.width, dtype=bool)
-        for matrix in blocks:
+    def drop_unseen(self, width: int) -> NDArray[np.int64]:
+        """Leaves only the columns that some row has; gives which of the D these are."""
+        seen = np.zeros(width, dtype=bool)
+        for matrix, _ in self.kept + self.held_out:
             seen[matrix.indices] = True
         place = np.cumsum(seen, dtype=np.int32) - 1
         self.kept, self.held_out = (
@@ -623,7 +643,7 @@ def _read_sample(spec: FeatureSpec, splits: Sequence[str], layout: _OneHot, shar
         for part, rows in ((kept, chosen & ~judging), (held_out, chosen & judging)):
             if rows.any():
                 part.append((matrix[np.flatnonzero(rows)], labels[rows]))
-    return _Sample(layout, kept, held_out)
+    return _Sample(kept, held_out)
 
 
 def _uniform(numbers: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
@@ -657,7 +677,7 @@ def _choose_strength(
 
 
 def _fit_logistic(
-    blocks: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-9
+    blocks: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-8
 ) -> NDArray[np.float64]:
     """Weights (D,) and intercept of least loss. fp32 matrix, fp64 sums."""
     optimize, special = require_extra("scipy.optimize", "baselines"), require_extra("scipy.special", "baselines")

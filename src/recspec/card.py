@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recspec.errors import DataError
-from recspec.feature_spec import Feature, FeatureSpec
+from recspec.feature_spec import NO_FILES, Feature, FeatureSpec
 from recspec.storage import Array, Columns, Ragged, check_split, companions, open_split
 
 COUNTED_IDS = 1 << 28
@@ -110,8 +110,8 @@ class SplitCard:
     rows: int
     files: int
     bytes: int
-    label_mean: float
-    """Mean of the label: the share of positives where it is 0 or 1."""
+    label_mean: float | None
+    """Mean of the label: the share of positives where it is 0 or 1. None where the split has no label."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class FeatureCard:
     mean: float | None
     """Of numbers; None for ids."""
     distinct: int | None
-    """Different ids that occur; None for numbers, and where ids are too large to be counted."""
+    """Different ids that occur; None for numbers, without files, and where ids are too large to be counted."""
     zero_share: float | None
     """Share of values that are 0: of ids in data prepared by recspec, the unknown ones."""
     list_lengths: Mapping[str, float] | None
@@ -152,12 +152,12 @@ class Card:
 
 
 def describe(spec: FeatureSpec) -> Card:
-    """Read a dataset once, in bounded memory, and draw its card.
+    """Read a dataset once, in bounded memory, and draw its card. Without files it says what the specification does.
 
     Raises:
         DataError: the first values found that contradict the specification; `check` finds all.
     """
-    names = {name for split in spec.splits for name in spec.columns(split)}
+    names = {name for split in spec.splits for name in spec.columns(split)} if spec.splits else spec.features
     figures = {name: _Figures(feature) for name, feature in spec.features.items() if name in names}
     splits = {}
     for split in spec.splits:
@@ -167,7 +167,8 @@ def describe(spec: FeatureSpec) -> Card:
             label_sum += _add(figures, columns, spec.label)
         paths = {spec.path(file) for chunk in spec.sources[split] for file in chunk.files}
         size = sum(path.stat().st_size for path in paths)
-        splits[split] = SplitCard(reader.num_rows, len(paths), size, label_sum / reader.num_rows)
+        label_mean = label_sum / reader.num_rows if spec.label in reader.features else None
+        splits[split] = SplitCard(reader.num_rows, len(paths), size, label_mean)
     features = {name: figure.card(spec, name) for name, figure in figures.items()}
     return Card(str(spec.folder), splits, features, tuple(_notes(spec, figures)))
 
@@ -186,7 +187,7 @@ def _add(figures: Mapping[str, _Figures], columns: Columns, label: str) -> float
 
 
 def _notes(spec: FeatureSpec, figures: Mapping[str, _Figures]) -> list[str]:
-    notes = []
+    notes = [] if spec.splits else [NO_FILES]
     label = figures.get(spec.label)
     if label is not None and label.other_than_0_and_1:
         notes.append(
@@ -244,6 +245,7 @@ class _Figures:
 
     def card(self, spec: FeatureSpec, name: str) -> FeatureCard:
         feature, some = self.feature, self.count > 0
+        read = some or bool(self.lengths.any())
         return FeatureCard(
             roles=spec.roles_of(name),
             dtype=str(spec.storage_dtype(name)),
@@ -253,9 +255,9 @@ class _Figures:
             minimum=self.minimum if some else None,
             maximum=self.maximum if some else None,
             mean=self.total / self.count if some and not feature.is_categorical else None,
-            distinct=int(self.seen.sum()) if feature.is_categorical and self.seen is not None else None,
+            distinct=int(self.seen.sum()) if feature.is_categorical and self.seen is not None and read else None,
             zero_share=self.zeros / self.count if some else None,
-            list_lengths=_quantiles(self.lengths) if feature.is_list else None,
+            list_lengths=_quantiles(self.lengths) if feature.is_list and read else None,
         )
 
 

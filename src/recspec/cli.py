@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, get_args
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from recspec import __version__, config
 from recspec.errors import Interrupted, RecspecError, SettingsError, unknown
 from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
-from recspec.machine import wait_politely
+from recspec.machine import pin, wait_politely
 
 if TYPE_CHECKING:
     from recspec.evaluate import Report
@@ -42,6 +43,7 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Throughput and latency of a model on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
+FEW_STEPS = 5
 WIDE = 160  # columns of a table that no terminal shows, but a file or a pipe takes
 
 out = Console(width=None if sys.stdout.isatty() else WIDE)
@@ -182,6 +184,7 @@ def train(
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
+    _keep_to_cores(train_settings.affinity)
     with join(device) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
         with display:
@@ -208,7 +211,13 @@ def evaluate(
     protocol: Annotated[list[str] | None, typer.Option(help="rows, sampled or full; all that fit by default")] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("--k", "-k", min=1, help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default"),
+        typer.Option(
+            "-k",
+            "--k",
+            min=1,
+            metavar="N",
+            help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default",
+        ),
     ] = None,
     baselines: Annotated[bool, typer.Option(help="fit the classic baselines and print them beside")] = False,
     json_output: Json = False,
@@ -249,17 +258,34 @@ def evaluate(
 @app.command()
 def predict(
     run: Run,
-    rows: Annotated[Path, typer.Argument(help="raw rows: csv, jsonl or parquet", metavar="ROWS")],
-    out_file: Annotated[Path | None, typer.Option("--out", help="file to write; standard output without")] = None,
+    rows: Annotated[Path, typer.Argument(help="raw rows (csv, jsonl, parquet), or a prepared dataset", metavar="ROWS")],
+    split: Annotated[str | None, typer.Option(help="which split of a prepared dataset; test by default")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="columns to write before `probability`; of a file all, of a split the ids"),
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="file to write: csv, jsonl or parquet; standard output without")
+    ] = None,
     device: Device = "auto",
+    allow_outside: Outside = False,
 ) -> None:
-    """Raw rows with a column `probability` added."""
+    """Raw rows with a column `probability` added; or each row of a prepared split."""
     from recspec.machine import keep_freed_memory
-    from recspec.predict import Predictor, predict_file
+    from recspec.predict import Predictor, predict_file, predict_split
 
     keep_freed_memory()
+    is_prepared = rows.is_dir() or rows.suffix in (".yaml", ".yml")
+    if split is not None and not is_prepared:
+        raise SettingsError(f"predict: {rows} is a file of raw rows, which has no split; leave --split {split} out")
+    spec = FeatureSpec.load(rows, allow_outside=allow_outside) if is_prepared else None
+    chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
     predictor = Predictor.open(run, device=device)
-    counts = predict_file(predictor, rows, out_file)
+    if spec is None:
+        counts = predict_file(predictor, rows, out_file, columns=chosen)
+    else:
+        with _stages() as progress:
+            counts = predict_split(predictor, spec, split or "test", out_file, columns=chosen, progress=progress)
     for note in counts.notes():
         err.print(f"note: {note}", markup=False, highlight=False)
     if out_file is not None:
@@ -360,7 +386,9 @@ def version() -> None:
 @bench_app.command("train")
 def bench_train(
     model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
-    data: Annotated[Path | None, typer.Option(help="a prepared dataset; made-up data of ml-1m's shape without")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="a prepared dataset; made-up data of a published shape without")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="a YAML recipe")] = None,
     settings: Set = None,
     steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,
@@ -377,6 +405,7 @@ def bench_train(
     keep_freed_memory()
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
     spec = FeatureSpec.load(data) if data is not None else None
+    _keep_to_cores(train_settings.affinity)
     with join(device) as ranks:
         figures = bench_training(
             model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks, steps=steps, warmup=warmup
@@ -467,15 +496,33 @@ def _settings_of(
     loaded = config.load_recipe(recipe) if recipe is not None else config.Recipe()
     if loaded.model not in (None, model):
         raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
-    where = f"recipe {recipe} and --set" if recipe is not None else "--set"
+    given = [name for name, there in ((f"recipe {recipe}", recipe is not None), ("--set", assignments)) if there]
+    where = " and ".join(given) or "settings"
     assigned = config.assign(
         config.parse_assignments(assignments), {"settings": MODELS[model].Settings, "train": TrainSettings}
     )
     faster = {"precision": "auto"} if amp else {}
-    return (
-        config.build(MODELS[model].Settings, where, loaded.settings, assigned["settings"]),
-        config.build(TrainSettings, where, loaded.train, faster, assigned["train"]),
-    )
+    model_layers, train_layers = (loaded.settings, assigned["settings"]), (loaded.train, faster, assigned["train"])
+    problems: list[str] = []
+    for settings_type, layers in ((MODELS[model].Settings, model_layers), (TrainSettings, train_layers)):
+        try:
+            config.build(settings_type, where, *layers)
+        except SettingsError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError.of(where, problems)
+    return config.build(MODELS[model].Settings, where, *model_layers), config.build(TrainSettings, where, *train_layers)
+
+
+def _keep_to_cores(affinity: str) -> None:
+    """Pin this process to its cores, with a thread for each."""
+    import torch
+
+    from recspec.distributed import place
+
+    cores = pin(affinity, *place())
+    if cores is not None:
+        torch.set_num_threads(len(cores))
 
 
 def _chunk_type(name: str) -> ChunkType:
@@ -570,9 +617,10 @@ class _TrainingDisplay:
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
         drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
+        steps = _number(event, "steps_per_epoch")
         err.print(
             f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters; {rows:,.0f} rows{drawn}, "
-            f"{_number(event, 'steps_per_epoch'):,.0f} steps an epoch, {event['loader']} loader\n"
+            f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['loader']} loader\n"
             f"{event['device']}, {event['threads']} threads; "
             f"precision {event['precision']}: {event['precision_reason']}",
             highlight=False,
@@ -580,6 +628,14 @@ class _TrainingDisplay:
         )
         for line in _placement_lines(event):
             err.print(line, highlight=False, markup=False)
+        if event["not_read"]:
+            err.print(f"not read by this model: {_cell(event['not_read'])}", highlight=False, markup=False)
+        if steps < FEW_STEPS < rows:
+            err.print(
+                f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them",
+                highlight=False,
+                markup=False,
+            )
         if _number(event, "resumed_at_step"):
             epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
@@ -658,7 +714,7 @@ def _print_settings(title: str, model: type[BaseModel]) -> None:
         default = (
             "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
         )
-        table.add_row(name, default, field.description or "")
+        table.add_row(name, escape(default), escape(field.description or ""))
     out.print(table)
 
 
@@ -676,7 +732,7 @@ def _print_section(title: str, value: object) -> None:
         for name, row in value.items():
             table.add_row(str(name), *(_cell(row.get(column)) for column in columns))
         out.print(table)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and value:
         _print_figures(title, value)
     elif _cell(value):
         out.print(f"{title}: {_cell(value)}", highlight=False, markup=False)

@@ -139,12 +139,12 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
     for name, value in values.items():
         section, dot, bare = name.partition(".")
         if dot and section in sections:
-            owners = [section] if bare in sections[section].model_fields else []
+            owners = [section] if _setting_of(bare, sections[section]) else []
         else:
             bare = name
-            owners = [owner for owner, model in sections.items() if name in model.model_fields]
+            owners = [owner for owner, model in sections.items() if _setting_of(name, model)]
         if len(owners) == 1:
-            sorted_values[owners[0]][bare] = value
+            _put(sorted_values[owners[0]], bare, value, sections[owners[0]])
         elif owners:
             problems.append(f"'{name}' is a setting of {' and of '.join(owners)}; say {owners[0]}.{name}")
         else:
@@ -157,6 +157,52 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
     return sorted_values
 
 
+class Entries(dict[str, object]):
+    """Some entries of a setting that is a table; the others stay as they are."""
+
+
+def _setting_of(name: str, model: type[BaseModel]) -> str | None:
+    """Which setting a name is of: its own, or of the table that the name goes into, as `parts.wide.optimizer`."""
+    setting, dot, _ = name.partition(".")
+    if name in model.model_fields:
+        return name
+    return setting if dot and setting in model.model_fields and _depth(model, setting) else None
+
+
+def _depth(model: type[BaseModel], setting: str) -> int:
+    """How many names an entry of a table takes: 1 for {feature: width}, 2 for {part: {setting: value}}, else 0."""
+    depth, annotation = 0, model.model_fields[setting].annotation
+    while get_origin(annotation) is dict:
+        depth, annotation = depth + 1, get_args(annotation)[1]
+    return depth
+
+
+def _put(values: dict[str, object], name: str, value: object, model: type[BaseModel]) -> None:
+    """Set a setting, or one entry of it."""
+    setting = _setting_of(name, model)
+    assert setting is not None
+    if setting == name:
+        values[name] = value
+        return
+    entry = name.removeprefix(f"{setting}.")
+    keys = [entry]
+    if _depth(model, setting) == 2 and "." in entry:  # a part's name may hold dots, its setting has none
+        keys = list(entry.rpartition(".")[::2])
+    table = values.setdefault(setting, Entries())
+    for key in keys[:-1]:
+        assert isinstance(table, dict)
+        table = table.setdefault(key, Entries())
+    assert isinstance(table, dict)
+    table[keys[-1]] = value
+
+
+def _over(below: object, above: object) -> object:
+    """The value of a later layer, its entries put into the earlier one's table where it has some only."""
+    if not isinstance(above, Entries) or not isinstance(below, Mapping):
+        return above
+    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+
+
 def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) -> SettingsType:
     """Settings from layers of values, later ones first in rank.
 
@@ -165,11 +211,19 @@ def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) 
     """
     values: dict[str, object] = {}
     for layer in layers:
-        values.update(layer)
+        values.update({name: _over(values.get(name), value) for name, value in layer.items()})
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise SettingsError.of(where, settings_problems(error, model)) from None
+
+
+SHAPES = {
+    "tuple_type": "a list, as [a, b]; a list of lists is [[a, b], [c, d]]",
+    "dict_type": "names and values, as {name: value}",
+    "too_short": "a list that is not empty",
+}
+"""What pydantic says of Python's types -> what YAML takes."""
 
 
 def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequence[str]:
@@ -183,6 +237,8 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
             problems.append(f"setting '{name}' is missing")
         elif detail["type"] == "string_type":
             problems.append(f"setting '{name}' is {detail['input']!r}: expected text; put it in quotes")
+        elif detail["type"] in SHAPES:
+            problems.append(f"setting '{name}' is {detail['input']!r}: expected {SHAPES[detail['type']]}")
         else:
             what = detail["msg"].removeprefix("Value error, ")
             where = f"setting '{name}' is {detail['input']!r}: " if name else ""

@@ -133,6 +133,11 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
+def place() -> tuple[int, int]:
+    """This process's number among those that torchrun started on this machine, and how many there are."""
+    return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 @contextmanager
 def join(device: str = "auto") -> Iterator[Ranks]:
     """The ranks that torchrun started (one process when it didn't), left again at the end.
@@ -140,7 +145,7 @@ def join(device: str = "auto") -> Iterator[Ranks]:
     gloo on CPU, NCCL on GPU. A rank that waits longer than `TIMEOUT` for another raises instead of hanging.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank, _ = place()
     chosen = pick_device(device, local_rank)
     if world_size == 1:
         yield Ranks(device=chosen)

@@ -177,6 +177,20 @@ class Scaler:
 class _Encoder(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    strip: bool = Field(False, description="blanks around a text don't count")
+    missing_values: tuple[str, ...] = Field((), description="texts that stand for a missing value")
+
+    def present(self, values: RawValues) -> pa.Array:
+        """Raw values as `prepare` saw them: without the blanks around them, and null where they say missing."""
+        array = _arrow(values)
+        if not _is_text(array.type):
+            return array
+        if self.strip:
+            array = pc.utf8_trim_whitespace(array)
+        if self.missing_values:
+            array = pc.if_else(pc.is_in(array, pa.array(self.missing_values, array.type)), None, array)
+        return array
+
 
 class _OneColumn(_Encoder):
     column: str | None = Field(None, description="the raw column's name, where it is not the feature's")
@@ -270,7 +284,7 @@ class CrossEncoder(_Encoder):
             try:
                 prints.append(self._print(name, _arrow(part)))
             except DataError as error:
-                raise DataError.of(f"'{name}'", error.problems) from None
+                raise DataError(f"'{name}': {'; '.join(error.problems)}") from None
         return _within(cross(prints), self.cardinality)
 
     def _print(self, name: str, array: pa.Array) -> Prints:
@@ -379,7 +393,7 @@ class Encoders:
     def save(self, folder: Path) -> None:
         """Write `encoders.json` and every vocabulary."""
         data = {name: _told(encoder) for name, encoder in self.encoders.items()}
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / VOCABULARIES).mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{ENCODERS_FILE}.tmp"
         temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         temporary.replace(folder / ENCODERS_FILE)
@@ -436,12 +450,24 @@ class Encoders:
         """
         return self._encode(feature, [values])
 
+    def named(self, columns: Sequence[str]) -> list[str]:
+        """Names of raw columns without the blanks around them, as files have that put ", " between values.
+
+        A name stays as it is where a feature is made from just that, or where another column would bear it too.
+        """
+        made_from = {*self.encoders}
+        for encoder in self.encoders.values():
+            made_from |= {*encoder.columns} if isinstance(encoder, CrossEncoder) else {encoder.column or ""}
+        plain = [name if name in made_from else name.strip() for name in columns]
+        return [name if plain.count(short) > 1 else short for name, short in zip(columns, plain, strict=True)]
+
     def can_encode(self, feature: str, columns: Sequence[str]) -> bool:
         """Whether the raw columns that a feature is made from are all there."""
         return None not in self._sources(feature, columns)
 
     def _encode(self, feature: str, parts: Sequence[RawValues]) -> NDArray[np.generic] | Lists:
         encoder = self._encoder(feature)
+        parts = [encoder.present(part) for part in parts]
         if isinstance(encoder, CrossEncoder):
             return encoder.ids(parts)
         (values,) = parts
@@ -454,8 +480,8 @@ class Encoders:
         ids = encoder.ids if isinstance(encoder, HashEncoder) else self.vocabularies[encoder.vocabulary].encode
         if encoder.length is None:
             return ids(values)
-        flat, offsets = split_lists(_arrow(values), encoder.separator)
-        return _without_unknown(ids(flat), offsets, encoder.length)
+        flat, offsets = split_lists(values, encoder.separator)
+        return _without_unknown(ids(encoder.present(flat)), offsets, encoder.length)
 
     def _encoder(self, feature: str) -> Encoder:
         if feature not in self.encoders:
@@ -482,7 +508,10 @@ class Encoders:
         missing: dict[str, str] = {}
         for name in features:
             encoder = self._encoder(name)
-            raw = encoder.columns if isinstance(encoder, CrossEncoder) else (name,)
+            if isinstance(encoder, CrossEncoder):
+                raw = encoder.columns
+            else:  # a number's buckets are made from the number's column, whatever they are called
+                raw = (encoder.column if encoder.column is not None and encoder.column in self.encoders else name,)
             for column, source in zip(raw, self._sources(name, columns), strict=True):
                 if source is None:
                     missing.setdefault(column, "" if column == name else f" that '{name}' is made from")
@@ -493,7 +522,7 @@ def _told(encoder: Encoder) -> dict[str, object]:
     """An encoder as the file keeps it, without what goes without saying."""
     defaults = {name: field.default for name, field in type(encoder).model_fields.items() if name != "kind"}
     told = encoder.model_dump(mode="json").items()
-    return {name: value for name, value in told if name not in defaults or value != defaults[name]}
+    return {name: value for name, value in told if name not in defaults or getattr(encoder, name) != defaults[name]}
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -561,9 +590,10 @@ def _whole_or_text(array: pa.Array) -> pa.Array:
 def _as_text(array: pa.Array) -> pa.Array:
     if pa.types.is_string(array.type):
         return array
-    if pa.types.is_floating(array.type):  # 42.0 is how a table with gaps spells 42
+    if pa.types.is_floating(array.type):  # 42.0 is how a table with gaps spells 42, and NaN how it spells a gap
         whole = _as_int64(array)
-        return pc.coalesce(whole.cast(pa.string()), array.cast(pa.string()))
+        known = pc.if_else(pc.is_nan(array), None, array)
+        return pc.coalesce(whole.cast(pa.string()), known.cast(pa.string()))
     if _is_list(array.type):
         raise DataError("holds lists; expected one value a row")
     return array.cast(pa.string())
@@ -589,7 +619,7 @@ def _as_int64(array: pa.Array) -> pa.Array:
 
 def _as_numbers(array: pa.Array) -> NDArray[np.float64]:
     """Numbers as float64, NaN where one is missing."""
-    if pa.types.is_string(array.type):
+    if _is_text(array.type):
         text = pc.utf8_trim_whitespace(array)
         array = pc.if_else(pc.equal(text, ""), None, text)
     try:
@@ -612,6 +642,10 @@ def _not_numbers(array: pa.Array) -> list[str]:
         if len(problems) == 3:
             break
     return problems or [f"holds {array.type}; expected numbers"]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

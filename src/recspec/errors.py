@@ -91,10 +91,12 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that is not known: what it is, the nearest one, and all of them."""
-    names = list(known)
-    return f"unknown {kind} '{name}'{nearest(name, names)}; known: {listed(names)}"
+def unknown(kind: str, name: str | Sequence[str], known: Iterable[str]) -> str:
+    """The sentence for a name, or several, not known: what it is, the nearest one, and all known ones once."""
+    names, known = [name] if isinstance(name, str) else name, list(known)
+    kinds = kind if len(names) == 1 else f"{kind}s"
+    told = ", ".join(f"'{one}'{nearest(one, known)}" for one in names)
+    return f"unknown {kinds} {told}; known: {listed(known)}"
 
 
 def require_extra(module: str, extra: str) -> ModuleType:

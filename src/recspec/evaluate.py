@@ -117,20 +117,23 @@ class Report:
 
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
-        """A sentence for each baseline and protocol that beats the model, and for each baseline that is missing."""
-        by_reason: dict[str, list[str]] = {}
-        for name, why in self.not_fitted.items():
-            by_reason.setdefault(why, []).append(name)
-        missing = tuple(
-            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not among the baselines: {why}"
-            for why, names in by_reason.items()
-        )
-        return verdicts(self.model, self.beside) + missing
+        """A sentence for each baseline and protocol that beats the model."""
+        return verdicts(self.model, self.beside)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Protocol or baseline -> why it is not there."""
+        return {**self.model.left_out, **self.not_fitted}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each baseline that was fitted on a part of the rows."""
-        return tuple(
+        """A line for each reason why something is left out, and for each baseline fitted on a part of the rows."""
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.not_fitted.items():
+            by_reason.setdefault(why, []).append(name)
+        absent = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        absent += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
+        return tuple(absent) + tuple(
             f"{name} was fitted on an even sample of {_count(found.fitted, 'rows')} of "
             f"{_count(found.fitted, 'of_rows')} rows"
             for name, found in self.beside.items()
@@ -151,7 +154,7 @@ class Report:
             "baselines": self.baselines,
             "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
-            "left_out": {**self.model.left_out, **self.not_fitted},
+            "left_out": self.left_out,
         }
 
 
@@ -192,7 +195,7 @@ def evaluate(
         SettingsError: an unknown protocol, or a cut-off longer than every list of candidates.
     """
     ranks = ranks or Ranks()
-    _check_same_features(trained.model, spec)
+    check_same_features(trained.model, spec)
     question = Question(spec, split, protocols, settings or EvaluateSettings())
     model = _evaluate(_ModelScores(trained.model, question, ranks), question, ranks, progress or _silent)
     beside: dict[str, Evaluation] = {}
@@ -269,8 +272,8 @@ def evaluate_baselines(
     if scored and _carry_both_classes(spec, fitted_on):
         fits |= {name: partial(of_rows, name, question.under(scored)) for name in names if name in ROW_BASELINES}
     recommending = [name for name in names if name in BASELINES]
-    if not (spec.role("user") and spec.role("item")):
-        missing = dict.fromkeys(recommending, "the dataset has no user and item, which it recommends between")
+    if not (question.has_users and question.has_items):
+        missing = dict.fromkeys(recommending, question.lacks)
     elif recommending:
         interactions = positives(spec, fitted_on)
         fits |= {name: partial(of_pairs, name, interactions) for name in recommending}
@@ -344,6 +347,9 @@ def describe(protocol: str, facts: Mapping[str, object]) -> str:
     without = f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
     if not facts.get("groups_without_positive"):
         without = ""
+    certain = facts.get("certain")
+    if isinstance(certain, list):
+        without += f"; {', '.join(certain)} left out, 1 for any model"
     return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {candidates}{without})"
 
 
@@ -385,10 +391,15 @@ class Question:
         self.spec, self.split, self.settings = spec, split, settings
         self.asked = protocols or None
         self.ks = settings.ks or _cut_offs(spec)
-        spec.columns(split)  # an unknown split is an error before an unknown protocol is
-        problems = [unknown("protocol", name, PROTOCOLS) for name in protocols or () if name not in PROTOCOLS]
-        if problems:
-            raise SettingsError.of("protocols", problems)
+        held = spec.columns(split)  # an unknown split is an error before an unknown protocol is
+        if spec.label not in held:
+            raise SpecError(
+                f"{spec.folder}: split '{split}' does not hold the label '{spec.label}', so it has no metrics; "
+                "`recspec predict` writes its probabilities"
+            )
+        strange = [name for name in protocols or () if name not in PROTOCOLS]
+        if strange:
+            raise SettingsError(f"protocols: {unknown('protocol', strange, PROTOCOLS)}")
         if protocols and set(protocols) & {"sampled", "full"} and not self._ranks_own_groups(protocols):
             spec.require(("user", "item"), f"protocol {listed(name for name in protocols if name != 'rows')}")
 
@@ -409,15 +420,15 @@ class Question:
         if not self.rows.has_both_classes:
             why["rows"] = "the split's rows are of one class"
         if not (self.has_users and self.has_items):
-            why["full"] = "the dataset has no user and item"
+            why["full"] = self.lacks
             if self.spec.group is None:
-                why["sampled"] = "the dataset has no group, and no user and item"
+                why["sampled"] = f"{self.lacks}, and no group"
         elif requests and not self.spec.has_series:
             why["full"] = f"requests differ by {listed(requests)}; ask for it with the protocol's name"
             if self.spec.group is None:
                 why["sampled"] = "the dataset names no group; ask for it with the protocol's name"
         if "sampled" not in why and not self.lists_candidates and not (self.has_users and self.has_items):
-            why["sampled"] = "the split lists no negatives, and has no user and item to draw them for"
+            why["sampled"] = f"the split lists no negatives, and {self.lacks} to draw them for"
         if "sampled" not in why and self.lists_candidates and not self._any_group_of_two:
             why["sampled"] = "every group is a single row, so there is nothing to rank"
         return tuple(name for name in PROTOCOLS if name not in why), why
@@ -425,12 +436,18 @@ class Question:
     @property
     def has_users(self) -> bool:
         """Whether a feature tells users apart."""
-        return _id_feature(self.spec, "user") is not None
+        return id_feature(self.spec, "user") is not None
 
     @property
     def has_items(self) -> bool:
         """Whether a feature tells items apart."""
-        return _id_feature(self.spec, "item") is not None
+        return id_feature(self.spec, "item") is not None
+
+    @property
+    def lacks(self) -> str:
+        """What is missing of users and items, where something is."""
+        absent = {"user": not self.has_users, "item": not self.has_items}
+        return f"the dataset has no {' and no '.join(role for role in absent if absent[role])}"
 
     @property
     def lists_candidates(self) -> bool:
@@ -439,11 +456,11 @@ class Question:
 
     @property
     def refuses_long_cut_offs(self) -> bool:
-        """Whether a cut-off above every list is an error: it was asked for, or the lists are made to one length.
+        """Whether a cut-off above every list of `sampled` is an error: the lists are made to one length.
 
         Groups as they happened, as the 2 to 12 ads of an Outbrain display, are ranked whole below the cut-off.
         """
-        return self.settings.ks is not None or self.spec.has_series or not self.lists_candidates
+        return self.spec.has_series or not self.lists_candidates
 
     @cached_property
     def candidate_ids(self) -> Ids | None:
@@ -521,7 +538,8 @@ class Question:
         return "full" not in protocols and self.spec.group is not None
 
 
-def _id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
+def id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
+    """The feature that tells users or items apart, if there is one."""
     try:
         return spec.user_id if role == "user" else spec.item_id
     except SpecError:
@@ -529,7 +547,7 @@ def _id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
 
 
 def _read_rows(spec: FeatureSpec, split: str) -> Rows:
-    user, item = _id_feature(spec, "user"), _id_feature(spec, "item")
+    user, item = id_feature(spec, "user"), id_feature(spec, "item")
     group = spec.group if spec.group is not None else user
     held = spec.columns(split)
     leak = _leak(spec)
@@ -873,10 +891,14 @@ def _evaluate(answers: _Answers, question: Question, ranks: Ranks, progress: Pro
             (ranking, facts), leaked = _full(answers, question, ranks, progress), None
         if protocol == "full" or question.refuses_long_cut_offs:
             metrics.check_cut_offs(ranking, question.ks)
+        certain = metrics.certain(ranking, question.ks)
         values = _ranked(ranking, question.ks, leaked)
+        values = {name: of for name, of in values.items() if name not in certain}
         result.values[protocol] = values
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
         result.protocols[protocol] = {**facts, **_facts(ranking)}
+        if certain:
+            result.protocols[protocol]["certain"] = list(certain)
     return result
 
 
@@ -998,12 +1020,16 @@ def _facts(ranking: Ranking) -> dict[str, object]:
 # --- small things ----------------------------------------------------------------------------------------------------
 
 
-def _check_same_features(model: Model, spec: FeatureSpec) -> None:
-    """The dataset must hold what the model reads, with the ids it was built for."""
-    problems = []
+def check_same_features(model: Model, spec: FeatureSpec) -> None:
+    """The dataset must hold what the model reads, with the ids it was built for.
+
+    Raises:
+        SpecError: naming every feature that is missing or of another kind.
+    """
+    absent = [name for name in model.features() if name not in spec.features]
+    problems = [unknown("feature", absent, spec.features)] if absent else []
     for name in model.features():
-        if name not in spec.features:
-            problems.append(unknown("feature", name, spec.features))
+        if name in absent:
             continue
         ours, theirs = model.spec.features[name], spec.features[name]
         if ours.is_categorical != theirs.is_categorical or ours.is_list != theirs.is_list:

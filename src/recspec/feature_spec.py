@@ -37,6 +37,7 @@ CHUNK_TYPES: tuple[str, ...] = get_args(ChunkType)
 ROLES: tuple[str, ...] = get_args(Role)
 SPLITS = ("train", "valid", "test")
 LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
+NO_FILES = "the specification names no files; `recspec synthesize` makes some"
 MAX_DEPTH = 50  # of lists and mappings inside one another
 MAX_VALUES = 1_000_000  # in the file once its aliases are followed: far beyond any real one, and quick to refuse
 
@@ -441,6 +442,8 @@ class FeatureSpec:
         Raises:
             SpecError: if there is no such split.
         """
+        if not self.splits:
+            raise SpecError(f"{self.folder}: {NO_FILES}")
         if split not in self.splits:
             raise SpecError(f"{self.folder}: {unknown('split', split, self.splits)}")
         return tuple(name for chunk in self.sources[split] for name in chunk.features)
@@ -771,15 +774,20 @@ def _channel_problem(rule: Channel, channel: str, name: str, feature: Feature) -
     return None
 
 
+CHOSEN_ON = ("valid", "validation", "val")
+"""Splits that choose a model, so they need labels; one that is only predicted may lack them."""
+
+
 def _check_splits_hold_channels(spec: FeatureSpec) -> Iterator[Problem]:
-    groups = set(_members(spec, "group").values())
+    groups, labels = set(_members(spec, "group").values()), set(_members(spec, "label").values())
     used = {name: channel for channel, names in spec.channels.items() for name in names if name in spec.features}
     for split, chunks in spec.sources.items():
         if not chunks:
             continue
         held = {name for chunk in chunks for name in chunk.features}
         for name, channel in used.items():
-            if name not in held and not (name in groups and split == "train"):
+            waived = name in groups if split == "train" else name in labels and split not in CHOSEN_ON
+            if name not in held and not waived:
                 what = f"no chunk holds the feature '{name}' of the channel '{channel}'{nearest(name, held)}"
                 yield ("source_spec", split), f"{what}; every split holds every feature that a channel names"
 

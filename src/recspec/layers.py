@@ -54,6 +54,18 @@ class Mlp(nn.Module):
 
     def after_first(self, x: Tensor) -> Tensor:
         """The rest of the way from what the first linear layer gives, (..., dims[1]); overwrites it."""
+        x, scale = self._hidden(x)
+        return x if scale == 1.0 else x * scale
+
+    def logits(self, first: Tensor, out: nn.Linear) -> Tensor:
+        """`after_first`, then an output layer of one unit: (..., dims[1]) -> (...)."""
+        x, scale = self._hidden(first)
+        weight = out.weight[0] if scale == 1.0 else out.weight[0] * scale
+        logits = x @ weight  # a product with a vector; with a matrix of one row it takes several times as long
+        return logits if out.bias is None else logits + out.bias
+
+    def _hidden(self, x: Tensor) -> tuple[Tensor, float]:
+        """The last layer's units, and what is left to multiply them by."""
         shape = x.shape[:-1]
         x, scale = relu_dropout_(x, self.dropout, training=self.training)
         # In two dimensions a layer's output is no view, and changing it in place costs nothing in the backward pass.
@@ -63,7 +75,7 @@ class Mlp(nn.Module):
             # Scaling weights instead of units: thousands of products a batch instead of millions.
             x = F.linear(x, weight if scale == 1.0 else weight * scale, bias)
             x, scale = relu_dropout_(x, self.dropout, training=self.training)
-        return (x if scale == 1.0 else x * scale).view(*shape, x.shape[-1])
+        return x.view(*shape, x.shape[-1]), scale
 
 
 def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float]:
@@ -85,7 +97,11 @@ def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float
 
 
 class _ReluDropout(torch.autograd.Function):
-    """`relu_dropout_` on a CPU."""
+    """`relu_dropout_` on a CPU.
+
+    Its backward pass overwrites the gradient it is given, so what uses the output must make a gradient of its own, as a
+    product does; an addition would hand the same one to its other side.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: float) -> Tensor:
@@ -98,6 +114,9 @@ class _ReluDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
+        # The gradient of a matrix product is nobody else's: overwriting it saves a pass over fresh memory.
+        if gradient.is_contiguous() and gradient._base is None:
+            return torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient), None
         return torch.ops.aten.threshold_backward(gradient, y, 0), None
 
 

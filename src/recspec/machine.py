@@ -1,4 +1,4 @@
-"""What the machine offers: bf16 units, memory, and an allocator set for training.
+"""What the machine offers: bf16 units, memory, cores for each process, and an allocator set for training.
 
 Linux is asked directly; elsewhere every answer falls back to the safe one.
 """
@@ -11,8 +11,16 @@ import platform
 import re
 import resource
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Literal, get_args
+
+from recspec.errors import SettingsError, unknown
+
+Affinity = Literal["disabled", "all", "single", "single_unique", "unique_interleaved", "unique_contiguous"]
+AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt (malloc.h)."""
@@ -49,6 +57,85 @@ def wait_politely() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def cores_of(
+    mode: str, local_rank: int, local_world_size: int, cores: Iterable[int], siblings: Mapping[int, tuple[int, ...]]
+) -> tuple[int, ...] | None:
+    """The cores that a process of this machine should run on, ascending; None: leave it where the system puts it.
+
+        disabled             None
+        all                  every core
+        single               one core, the processes in turns; they share where there are fewer cores
+        single_unique        one physical core, and no other process on it
+        unique_interleaved   physical cores dealt out in turns: of 4 and 2 processes, 0 and 2 to the first
+        unique_contiguous    physical cores in neighbouring shares: 0 and 1 to the first
+
+    A physical core is a core and those of its `siblings` (threads of one core, itself among them) that are in `cores`;
+    the last three modes give all of it.
+
+    Raises:
+        SettingsError: an unknown mode, or one that needs more physical cores than there are.
+    """
+    if mode not in AFFINITIES:
+        raise SettingsError(unknown("affinity", mode, AFFINITIES))
+    mine = sorted(set(cores))
+    physical = list(dict.fromkeys(tuple(c for c in mine if c == core or c in siblings.get(core, ())) for core in mine))
+    if mode == "disabled":
+        return None
+    if mode == "all":
+        return tuple(mine)
+    if mode == "single":
+        return physical[local_rank % len(physical)][:1]
+    if len(physical) < local_world_size:
+        raise SettingsError(
+            f"affinity '{mode}' gives each process physical cores of its own, but {local_world_size} processes share "
+            f"{len(physical)}; start fewer, or take all, single or disabled"
+        )
+    if mode == "single_unique":
+        return physical[local_rank]
+    if mode == "unique_interleaved":
+        chosen = physical[local_rank::local_world_size]
+    else:
+        small, extra = divmod(len(physical), local_world_size)
+        start = local_rank * small + min(local_rank, extra)
+        chosen = physical[start : start + small + (local_rank < extra)]
+    return tuple(sorted(core for of in chosen for core in of))
+
+
+def pin(mode: str, local_rank: int = 0, local_world_size: int = 1) -> tuple[int, ...] | None:
+    """Keep this process, its threads and those they start on `cores_of` the cores it may use; gives these.
+
+    Raises:
+        SettingsError: as `cores_of`, or if the system can't pin a process.
+    """
+    if mode != "disabled" and not hasattr(os, "sched_setaffinity"):
+        raise SettingsError(f"affinity '{mode}': {platform.system()} can't keep a process on cores; take disabled")
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    chosen = cores_of(mode, local_rank, local_world_size, allowed, {core: _siblings(core) for core in allowed})
+    if chosen is not None:
+        for thread in _threads():
+            with suppress(ProcessLookupError):  # it has ended since it was listed
+                os.sched_setaffinity(thread, chosen)
+    return chosen
+
+
+def _threads() -> list[int]:
+    """Threads of this process; the calling one alone where the system does not list them."""
+    tasks = Path("/proc/self/task")
+    return [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]
+
+
+def _siblings(core: int) -> tuple[int, ...]:
+    return parse_cores(_read(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")) or (core,)
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """`0-2,8` as Linux writes sets of cores -> (0, 1, 2, 8); nothing for what is no such set."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip()):
+        return ()
+    ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
+    return tuple(core for part in ends for core in range(part[0], part[-1] + 1))
 
 
 def peak_memory() -> int:

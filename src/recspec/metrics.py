@@ -362,6 +362,12 @@ def check_cut_offs(ranking: Ranking, ks: Sequence[int]) -> None:
         )
 
 
+def certain(ranking: Ranking, ks: Sequence[int]) -> tuple[str, ...]:
+    """Names in the output that are 1 for any model: HR@k and recall@k where no list is longer than k."""
+    longest = int(ranking.num_candidates.max(initial=0))
+    return tuple(f"{name}@{k}" for k in ks if k >= longest > 0 for name in ("hit_rate", "recall"))
+
+
 def _block_means(ranking: Ranking, weights: Values, k: int) -> Values:
     """(T,) mean over a block's places of `weights[position - 1]`, places after k counting 0."""
     if not len(weights):

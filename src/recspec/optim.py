@@ -19,7 +19,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -27,6 +26,8 @@ import numpy.typing as npt
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
 
 from recspec import config, kernels
 from recspec.errors import CheckpointError, SettingsError, listed, nearest, unknown
@@ -89,6 +90,18 @@ class OptimizerSettings(config.Settings):
         if self.optimizer == "ftrl" and self.initial_accumulator == 0:
             raise ValueError("initial_accumulator is 0, and FTRL divides by its root; give a number above 0, as 0.1")
         return self
+
+
+READ_BY: Mapping[str, frozenset[str]] = {
+    "betas": frozenset({"adam", "adamw"}),
+    "momentum": frozenset({"sgd", "rmsprop"}),
+    "eps": frozenset({"adam", "adamw", "adagrad", "rowwise_adagrad", "rmsprop"}),
+    "rho": frozenset({"rmsprop"}),
+    "initial_accumulator": frozenset({"adagrad", "rowwise_adagrad", "ftrl"}),
+    "l1": frozenset({"ftrl"}),
+    "l2": frozenset({"ftrl"}),
+}
+"""Settings that are not of every optimizer, and the optimizers that read them."""
 
 
 class Optimizers:
@@ -253,13 +266,14 @@ def numbers_beside(settings: OptimizerSettings, width: int) -> float:
 def sparse_pays(rows: int, width: int, ids: int) -> bool:
     """Whether a sparse gradient of `ids` rows is cheaper than a dense one of a whole table.
 
-    A dense step passes over the table some eight times; a sparse one sorts the ids and then handles each in about the
-    time of `SORTED` floats more than its width (benchmarks/optimizers.py).
+    In whole training steps an id of a row of 16 numbers costs about as much as 47 numbers of a table that is updated
+    densely: its gradient is filled with zeros, added up over the lists that look it up, read and written again.
     """
-    return rows * width > ids * (width + SORTED)
+    return rows * width > ids * (SORTING + TOUCHING * width)
 
 
-SORTED = 64
+SORTING, TOUCHING = 15, 2
+"""Cost of an id, and of each number of its row, in numbers of a dense step."""
 
 
 def _sorted_into(
@@ -454,12 +468,22 @@ class Adagrad(_Rows, optim.Adagrad):
         return [self.state[weight]["sum"]]
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
-        """The same formula on the rows."""
+        """The same kernel on the rows."""
         state = self.state[weight]
-        self.count_step(weight)
-        with _rows_of(ids, state["sum"], weight) as (total, rows):
-            total.addcmul_(gradient, gradient)
-            rows.addcdiv_(gradient, total.sqrt().add_(group["eps"]), value=-group["lr"])
+        with _rows_of(ids, weight, state["sum"]) as (rows, total):
+            adagrad(
+                [rows],
+                [gradient],
+                [total],
+                [state["step"]],
+                fused=group["fused"],
+                foreach=False,
+                lr=group["lr"],
+                weight_decay=0.0,
+                lr_decay=0.0,
+                eps=group["eps"],
+                maximize=False,
+            )
 
 
 class Adam(_Rows, optim.Adam):
@@ -497,14 +521,25 @@ class Adam(_Rows, optim.Adam):
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """Lazily: moments of the rows seen, bias correction by all steps."""
         moments, state = self.row_states(group, weight), self.state[weight]
-        self.count_step(weight)
-        beta1, beta2 = group["betas"]
-        # As tensors: a GPU's count is not waited for.
-        first, second = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
-        with _rows_of(ids, *moments, weight) as (mean, square, rows):
-            mean.lerp_(gradient, 1 - beta1)
-            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            rows.addcdiv_(mean, (square / second).sqrt_().add_(group["eps"]).mul_(first), value=-group["lr"])
+        with _rows_of(ids, weight, *moments) as (rows, mean, square):
+            beta1, beta2 = group["betas"]
+            adam(
+                [rows],
+                [gradient],
+                [mean],
+                [square],
+                [],
+                [state["step"]],
+                fused=group["fused"],
+                foreach=False,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=0.0,
+                eps=group["eps"],
+                maximize=False,
+            )
 
 
 class _Own(_Rows):
@@ -515,6 +550,8 @@ class _Own(_Rows):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     gradient = parameter.grad
+                    if gradient.stride() != parameter.stride():
+                        gradient = torch.empty_like(parameter).copy_(gradient)
                     if group["weight_decay"]:
                         gradient = gradient.add(parameter, alpha=group["weight_decay"])
                     self.update_whole(group, parameter, gradient)
@@ -556,15 +593,14 @@ class RmsProp(_Own):
         """The formula on blocks; rows that sparse gradients left behind catch up first."""
         step, state = self._count(group, weight), self.state[weight]
         if "row_step" in state:
-            state["square"].mul_(_missed(group["rho"], step, state.pop("row_step")))
-        velocity = [state["velocity"]] if group["momentum"] else []
-        for rows, square, slope, *speed in _blocks(weight, state["square"], gradient, *velocity):
+            state["square"].mul_(_missed(group["rho"], step - 1, state.pop("row_step")))
+        if not group["momentum"]:
+            self._update(group, weight, state["square"], gradient)
+            return
+        for root, rows, square, slope, speed in _blocks(1, weight, state["square"], gradient, state["velocity"]):
             square.mul_(group["rho"]).addcmul_(slope, slope, value=1 - group["rho"])
-            root = square.sqrt().add_(group["eps"])
-            if speed:
-                rows.sub_(speed[0].mul_(group["momentum"]).addcdiv_(slope, root), alpha=group["lr"])
-            else:
-                rows.addcdiv_(slope, root, value=-group["lr"])
+            speed.mul_(group["momentum"]).addcdiv_(slope, torch.sqrt(square, out=root).add_(group["eps"]))
+            rows.sub_(speed, alpha=group["lr"])
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """The formula on the rows; the decay of the steps that a row was not seen in is made up."""
@@ -572,10 +608,42 @@ class RmsProp(_Own):
         if "row_step" not in state:
             state["row_step"] = torch.full((len(weight),), step - 1, dtype=torch.int32, device=weight.device)
         with _rows_of(ids, state["square"], weight) as (square, rows):
-            square.mul_(_missed(group["rho"], step - 1, state["row_step"][ids]).mul_(group["rho"]))
-            square.addcmul_(gradient, gradient, value=1 - group["rho"])
-            rows.addcdiv_(gradient, square.sqrt().add_(group["eps"]), value=-group["lr"])
-        state["row_step"][ids] = step
+            square.mul_(_missed(group["rho"], step - 1, state["row_step"].index_select(0, ids)))
+            self._update(group, rows, square, gradient)
+        state["row_step"].index_fill_(0, ids, step)
+
+    @staticmethod
+    def _update(group: Group, weight: Tensor, square: Tensor, gradient: Tensor) -> None:
+        """The formula without momentum. On a CPU in one pass: it is Adam's whose first moment forgets at once.
+
+        That moment is then the gradient, and only passes through memory to compute in; at so late a step, nothing is
+        corrected for the moments' start at zero. Operation by operation it takes three times as long, most of it in the
+        root: MKL's takes six times as long where some numbers are zero, as the state of rows never seen is.
+        """
+        if weight.device.type == "cpu":
+            blocks = zip(*_blocks(1, weight, square, gradient), strict=True)
+            room, rows, squares, slopes = (list(each) for each in blocks)
+            room[0].zero_()
+            adam(
+                rows,
+                slopes,
+                room,
+                squares,
+                [],
+                [torch.tensor(1e12) for _ in rows],
+                fused=True,
+                foreach=False,
+                amsgrad=False,
+                beta1=0.0,
+                beta2=group["rho"],
+                lr=group["lr"],
+                weight_decay=0.0,
+                eps=group["eps"],
+                maximize=False,
+            )
+        else:
+            square.mul_(group["rho"]).addcmul_(gradient, gradient, value=1 - group["rho"])
+            weight.addcdiv_(gradient, square.sqrt().add_(group["eps"]), value=-group["lr"])
 
 
 def _missed(rho: float, step: int, row_step: Tensor) -> Tensor:
@@ -613,29 +681,27 @@ class Ftrl(_Own):
 
     def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
         """The formula on blocks."""
-        for block in _blocks(weight, *self._state(group, weight), gradient):
+        for block in _blocks(2, weight, *self._state(group, weight), gradient):
             self._update(group, block)
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """The formula on the rows."""
         with _rows_of(ids, weight, *self._state(group, weight)) as rows:
-            self._update(group, (*rows, gradient))
+            self._update(group, (torch.empty_like(gradient), torch.empty_like(gradient), *rows, gradient))
 
     @staticmethod
     def _update(group: Group, block: tuple[Tensor, ...]) -> None:
-        weight, accumulator, linear, gradient = block
+        before, root, weight, accumulator, linear, gradient = block
         rate, l1, l2 = group["lr"], group["l1"], group["l2"]
         if rate == 0:
             return
-        fresh = torch.addcmul(accumulator, gradient, gradient)
-        root = fresh.sqrt()
-        shrunk = accumulator.sqrt_().sub_(root)  # -lr s, in the accumulator's place
-        linear.add_(gradient).addcmul_(shrunk, weight, value=1 / rate)
-        accumulator.copy_(fresh)
+        torch.sqrt(accumulator, out=before)
+        torch.sqrt(accumulator.addcmul_(gradient, gradient), out=root)
+        linear.add_(gradient).addcmul_(before.sub_(root), weight, value=1 / rate)
         if l2:
             root.add_(2 * l2 * rate)
         pulled = nn.functional.softshrink(linear, l1) if l1 else linear
-        torch.div(pulled, root, out=weight).mul_(-rate)
+        torch.addcdiv(before.zero_(), pulled, root, value=-rate, out=weight)
 
 
 class RowwiseAdagrad(_Own):
@@ -696,15 +762,15 @@ def _can_fuse(named: Sequence[tuple[str, nn.Parameter]], *devices: str) -> bool:
 
 # --- rows and blocks -------------------------------------------------------------------------------------------------
 
-BLOCK = 1 << 16
-"""Numbers of a parameter that are updated together on a CPU: few enough that a block of weights, state and gradient
-stays in the cache from one operation to the next."""
+BLOCK = 1 << 15
+"""Numbers of a parameter that a CPU's thread updates together: few enough that a block of weights, state and gradient
+stays in the cache from one operation to the next, and as many as torch gives a thread at least."""
 
 
 @contextmanager
 def _rows_of(ids: Tensor, *tables: Tensor) -> Iterator[list[Tensor]]:
     """Copies of the rows `ids` of each table, written back at the end of the block."""
-    rows = [table.index_select(0, ids) for table in tables]
+    rows = [_gather(table, ids) for table in tables]
     yield rows
     for table, changed in zip(tables, rows, strict=True):
         if table.device.type == "cpu" and table.is_contiguous():
@@ -713,21 +779,32 @@ def _rows_of(ids: Tensor, *tables: Tensor) -> Iterator[list[Tensor]]:
             table.index_copy_(0, ids, changed)
 
 
+def _gather(table: Tensor, ids: Tensor) -> Tensor:
+    """The rows `ids` (m, dim)."""
+    if table.device.type != "cpu":
+        return table.index_select(0, ids)
+    # Bags of one row: they fetch ahead, index_select does not, and a table's rows are never in the cache.
+    return nn.functional.embedding_bag(ids, table, torch.arange(len(ids)), mode="sum")
+
+
 def _bytes_of(table: Tensor) -> npt.NDArray[np.void]:
     """The rows as so many bytes each (rows,): NumPy writes them whole, twice as fast as torch number by number."""
     rows = table.detach().view(torch.uint8).numpy()
     return rows.view(np.dtype((np.void, rows.shape[1])))[:, 0]
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors, alike in shape, as flat views of `BLOCK` numbers on a CPU; as they are elsewhere."""
-    first = tensors[0]
-    if first.device.type != "cpu" or first.numel() <= BLOCK or not all(tensor.is_contiguous() for tensor in tensors):
-        yield tensors
+def _blocks(spare: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """`spare` tensors to compute in, then the tensors, all alike in shape: on a CPU a block at a time, flat.
+
+    Memory to compute in is taken once: what the kernel has to hand out anew costs more than the arithmetic.
+    """
+    first, size = tensors[0], BLOCK * torch.get_num_threads()
+    if first.device.type != "cpu" or first.numel() <= size or not all(tensor.is_contiguous() for tensor in tensors):
+        yield (*(torch.empty_like(first) for _ in range(spare)), *tensors)
         return
-    flat = [tensor.view(-1) for tensor in tensors]
-    for start, stop in pairwise([*range(0, first.numel(), BLOCK), first.numel()]):
-        yield tuple(tensor[start:stop] for tensor in flat)
+    room = [first.new_empty(size) for _ in range(spare)]
+    for blocks in zip(*(torch.split(tensor.view(-1), size) for tensor in tensors), strict=True):
+        yield (*(each[: len(blocks[0])] for each in room), *blocks)
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -793,41 +870,3 @@ def step_decay(step: int, *, at: Sequence[int], factor: float | Sequence[float])
     if len(factors) == 1:
         factors = factors * len(at)
     return math.prod(each for reached, each in zip(at, factors, strict=True) if step >= reached)
-
-
-def make_optimizer(
-    name: str,
-    parameters: Iterable[nn.Parameter],
-    *,
-    learning_rate: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    momentum: float = 0.0,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> optim.Optimizer:
-    """The optimizer called `name`, in the variant that updates all parameters in the fewest passes over memory.
-
-    `betas` belong to Adam and AdamW, `momentum` to SGD and RMSprop, `eps` to all but SGD; the others ignore them.
-
-    Raises:
-        SettingsError: if there is no such optimizer.
-    """
-    held = list(parameters)
-    decay = weight_decay
-    # Fused: one pass over weights and state instead of one an operation; 2 to 4 times faster on a CPU.
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in held)
-    makers: dict[str, Callable[[], optim.Optimizer]] = {
-        "adam": lambda: optim.Adam(held, learning_rate, betas, eps, decay, fused=fused),
-        "adamw": lambda: optim.AdamW(held, learning_rate, betas, eps, decay, fused=fused),
-        "sgd": lambda: optim.SGD(held, learning_rate, momentum, weight_decay=decay, fused=fused),
-        "adagrad": lambda: optim.Adagrad(
-            held, learning_rate, weight_decay=decay, eps=eps, fused=all(p.device.type == "cpu" for p in held)
-        ),
-        # torch has no fused RMSprop.
-        "rmsprop": lambda: optim.RMSprop(
-            held, learning_rate, eps=eps, weight_decay=decay, momentum=momentum, foreach=True
-        ),
-    }
-    if name not in makers:
-        raise SettingsError(unknown("optimizer", name, makers))
-    return makers[name]()

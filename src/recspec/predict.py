@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -24,13 +25,14 @@ import torch
 from torch import Tensor
 
 from recspec import bundle
-from recspec.batch import Batch, num_rows, take
+from recspec.batch import Batch, num_rows, take, to_device
 from recspec.bundle import Bundle, Seen
 from recspec.distributed import pick_device
 from recspec.encoding import Encoders, Vocabulary
-from recspec.errors import BundleError, DataError, SettingsError, listed, nearest
+from recspec.errors import BundleError, DataError, SettingsError, SpecError, listed, nearest, unknown
+from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
-from recspec.storage import Ragged
+from recspec.storage import Column, Ragged, open_split
 
 ROWS = 65_536
 """Raw rows read, scored and written at once."""
@@ -44,6 +46,10 @@ ROW_FORMATS = (".csv", ".jsonl", ".parquet")
 Role = Literal["user", "item"]
 ROLES: tuple[Role, ...] = ("user", "item")
 Progress = Callable[[str, float, float | None], None]
+
+
+def silent(stage: str, done: float, total: float | None) -> None:
+    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ class Predictor:
         Raises:
             DataError: naming every column that is missing or holds what it can't.
         """
+        if self.encoders is not None:
+            rows = rows.rename_columns(self.encoders.named(rows.column_names))
         batch, unknown = self._encode(rows)
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
@@ -131,8 +139,8 @@ class Predictor:
         given = [name for name in wanted if name not in looked_up]
         columns = self._encode_columns(rows, given)
         batch = {name: _tensor(columns[name], self.spec, name).to(self.device) for name in given}
-        for name, (id_feature, catalogue) in looked_up.items():
-            batch[name] = catalogue.features[name].index_select(0, batch[id_feature].long())
+        for name, (own_id, catalogue) in looked_up.items():
+            batch[name] = catalogue.features[name].index_select(0, batch[own_id].long())
         unknown = {
             name: int((batch[name] == 0).sum())
             for name in given
@@ -153,15 +161,15 @@ class Predictor:
         for role in ROLES:
             if not self.spec.role(role):
                 continue
-            id_feature = self._id_feature(role)
+            own_id = self._id_feature(role)
             missing = [
                 name
                 for name in self.spec.role(role)
-                if name in wanted and name != id_feature and not self._has_column(name, columns)
+                if name in wanted and name != own_id and not self._has_column(name, columns)
             ]
-            if missing and id_feature in wanted:
+            if missing and own_id in wanted:
                 catalogue = self.users if role == "user" else self.items
-                found |= {name: (id_feature, catalogue) for name in missing if name in catalogue.features}
+                found |= {name: (own_id, catalogue) for name in missing if name in catalogue.features}
         return found
 
     def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
@@ -193,7 +201,8 @@ class Predictor:
             BundleError: if the model was trained without users or items.
         """
         if self.bundle.seen is None:
-            raise BundleError(f"{self.bundle.folder}: holds no users and items, so it can't recommend; use predict")
+            lacks = "item to recommend" if id_feature(self.spec, "user") else "user to recommend to"
+            raise BundleError(f"{self.bundle.folder}: this model has no {lacks}; score rows with `recspec predict`")
         return self.bundle.seen
 
     def recommend(self, users: Sequence[str | int], *, k: int = 10, include_seen: bool = False) -> list[Recommendation]:
@@ -202,6 +211,7 @@ class Predictor:
         Equal scores are ordered by id. Items that nobody acted on in training are left out: the model knows nothing
         of them. An unknown user gets the most popular items, and `known` is False.
         """
+        _ = self.seen  # a model that can't recommend says so first
         ids = self.user_ids(users)
         known = np.flatnonzero(ids >= self.users.first_id)
         raw = self.raw_ids("user", ids[known]).to_pylist()
@@ -306,26 +316,113 @@ class Predictor:
 # --- files of rows and users -----------------------------------------------------------------------------------------
 
 
-def predict_file(predictor: Predictor, rows: Path, out: Path | None) -> Predictions:
+def predict_file(
+    predictor: Predictor, rows: Path, out: Path | None, *, columns: Sequence[str] | None = None
+) -> Predictions:
     """Score a csv, jsonl or parquet file of raw rows; write them, with `probability` added, to a file of its kind.
 
-    Without `out`, CSV goes to standard output. Files larger than memory pass through in blocks.
+    Of the rows' columns those named in `columns` are written, in that order; all without. Without `out`, CSV goes to
+    standard output. Files larger than memory pass through in blocks.
 
     Raises:
         DataError: if the file can't be read, or a row holds what it can't.
-        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet.
+        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there.
     """
     total = Predictions()
     with _row_writer(out) as write:
         for table in _read_rows(rows):
             if "probability" in table.column_names:
                 raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
+            written = None if columns is None else _chosen(columns, table.column_names, rows)
             probability, found = predictor.predict(table)
             total.rows += found.rows
             for name, count in found.unknown.items():
                 total.unknown[name] = total.unknown.get(name, 0) + count
-            write(table.append_column("probability", pa.array(probability)))
+            scored = table.append_column("probability", pa.array(probability))
+            write(scored if written is None else scored.select([*written, "probability"]))
     return total
+
+
+def predict_split(
+    predictor: Predictor,
+    spec: FeatureSpec,
+    split: str,
+    out: Path | None,
+    *,
+    columns: Sequence[str] | None = None,
+    progress: Progress = silent,
+) -> Predictions:
+    """Score a split of a prepared dataset, labelled or not, and write a row of it each: who, what, how likely.
+
+    Columns: the group, the user's and the item's id (raw values where a vocabulary is there, null for the unknown
+    one), the label, as far as the split holds them (or those of `columns`, which may be any feature that is no list),
+    and `probability`. Written as the ending of `out` says, CSV to standard output without one; in blocks, so memory
+    does not grow with the rows.
+
+    Raises:
+        SpecError: an unknown split, or another dataset than the model was trained on.
+        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there.
+    """
+    _point_to_raw_rows(spec, split)
+    held = spec.columns(split)
+    check_same_features(predictor.model, spec)
+    features = predictor.model.features()
+    ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
+    shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
+    if columns is not None:
+        scalars = [name for name in held if not spec.features[name].is_list]
+        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'")
+    vocabularies = {name: found for name in shown if (found := _vocabulary_of(spec, name)) is not None}
+    reader = open_split(spec, split, tuple(dict.fromkeys((*features, *shown))))
+    total = Predictions()
+    with _row_writer(out) as write, torch.inference_mode():
+        for start, stop in pairwise(reader.blocks(ROWS).tolist()):
+            progress("predict", start, reader.num_rows)
+            block = reader.read(start, stop)
+            batch = to_device(as_batch({name: block[name] for name in features}, spec), predictor.device)
+            parts = [predictor.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, stop - start, ROWS)]
+            probability = torch.sigmoid(torch.cat(parts)).cpu().numpy()
+            rows = {name: _raw(block[name], spec, name, vocabularies.get(name)) for name in shown}
+            write(pa.table({**rows, "probability": pa.array(probability)}))
+            total.rows += stop - start
+    progress("predict", total.rows, reader.num_rows)
+    return total
+
+
+def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str) -> tuple[str, ...]:
+    """The columns to write before `probability`, each once."""
+    chosen = tuple(dict.fromkeys(name for name in columns if name != "probability"))
+    strange = [name for name in chosen if name not in known]
+    if strange:
+        raise SettingsError(f"--columns: {where}: {unknown('column', strange, known)}")
+    return chosen
+
+
+def _point_to_raw_rows(spec: FeatureSpec, split: str) -> None:
+    """A name that is no split may be a file of raw rows beside the splits, as Outbrain's clicks_test."""
+    file = next((file for ending in ROW_FORMATS if (file := spec.path(f"{split}{ending}")).is_file()), None)
+    if split not in spec.splits and file is not None:
+        raise SpecError(
+            f"{spec.folder}: {unknown('split', split, spec.splits)}; {file} is there: "
+            f"if it holds raw rows, `recspec predict RUN {file}`"
+        )
+
+
+def _vocabulary_of(spec: FeatureSpec, name: str) -> Vocabulary | None:
+    """The raw values of a feature's ids, where `prepare` left them beside the specification."""
+    folder = spec.metadata.get("vocabularies")
+    if not isinstance(folder, str) or not spec.features[name].is_categorical:
+        return None
+    file = spec.path(f"{folder}/{spec.vocabulary(name)}.parquet")
+    return Vocabulary.load(file) if file.is_file() else None
+
+
+def _raw(column: Column, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None) -> pa.Array:
+    assert not isinstance(column, Ragged), "a group, an id or a label is a scalar"
+    if vocabulary is not None:
+        return vocabulary.decode(column.astype(np.int64))
+    shift = spec.shift(name)
+    return pa.array(column - shift if shift else column)
 
 
 def read_users(path: Path) -> list[str]:
@@ -355,8 +452,9 @@ def recommend_to_parquet(
 
     Columns: user, known, rank (from 1), item, title, score; one row an item.
     """
+    seen = predictor.seen
     if users is None:
-        ids = np.arange(predictor.users.first_id, predictor.seen.num_users)
+        ids = np.arange(predictor.users.first_id, seen.num_users)
         raw = predictor.raw_ids("user", ids)
     else:
         ids = predictor.user_ids(users)
@@ -439,16 +537,16 @@ class _Catalogue:
 def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catalogue:
     """The catalogue that the bundle keeps, or where there is none, the bare ids."""
     spec = trained.spec
-    id_feature = spec.user_id if role == "user" else spec.item_id
-    first_id = int(spec.reserves_unknown(id_feature))
-    features: Batch = {id_feature: torch.arange(spec.num_ids(id_feature), device=device)}
+    own_id = spec.user_id if role == "user" else spec.item_id
+    first_id = int(spec.reserves_unknown(own_id))
+    features: Batch = {own_id: torch.arange(spec.num_ids(own_id), device=device)}
     catalogues = spec.metadata.get("catalogues")
     file = catalogues.get(role) if isinstance(catalogues, dict) else None
     if not isinstance(file, str):
         return _Catalogue(features, first_id, None)
     table = pq.read_table(trained.folder / file)
     for name in table.column_names:
-        if name in spec.features and name != id_feature:
+        if name in spec.features and name != own_id:
             tensor = _tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
             features[name] = torch.cat([nobody, tensor]).to(device)
@@ -556,13 +654,24 @@ def _read_rows(path: Path) -> Iterator[pa.Table]:
             with pq.ParquetFile(path) as file:
                 yield from (pa.Table.from_batches([batch]) for batch in file.iter_batches(ROWS))
         elif path.suffix == ".csv":
-            with pa_csv.open_csv(path) as reader:
+            with pa_csv.open_csv(path, convert_options=_csv_types(path)) as reader:
                 for batch in reader:
                     yield from _cut(pa.Table.from_batches([batch]))
         else:
             yield from _cut(pa_json.read_json(path))
     except pa.ArrowException as error:
         raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
+
+
+def _csv_types(path: Path) -> pa_csv.ConvertOptions:
+    """Numbers are numbers and all else is text, as for `prepare`: no `true` is a 1, no 12:30 a time, no NA missing."""
+    with pa_csv.open_csv(path) as reader:
+        kinds = {column.name: column.type for column in reader.schema}
+    numbers = (pa.types.is_integer, pa.types.is_floating)
+    return pa_csv.ConvertOptions(
+        column_types={name: kind if any(is_it(kind) for is_it in numbers) else pa.string()
+                      for name, kind in kinds.items()}
+    )  # fmt: skip
 
 
 def _cut(table: pa.Table) -> Iterator[pa.Table]:

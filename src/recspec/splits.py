@@ -60,6 +60,14 @@ def by_group(table: Table, *, group: str, valid: float, test: float, seed: int) 
     return _by_digest(table, table[group].cast("string"), valid=valid, test=test, seed=seed)
 
 
+def folds(table: Table, *, group: str, folds: int, seed: int) -> Table:
+    """Adds the column `fold`, 0 to folds - 1: the groups dealt out evenly, independently of the splits above."""
+    digest = (ibis.literal(f"fold:{seed}:") + table[group].cast("string")).hexdigest("md5")
+    bounds = [(digest < _hex((number + 1) / folds), number) for number in range(folds - 1)]
+    number = ibis.cases(*bounds, else_=folds - 1) if bounds else ibis.literal(0)
+    return table.mutate(fold=number.cast("int64"))
+
+
 def _by_digest(table: Table, key: StringValue, *, valid: float, test: float, seed: int) -> Table:
     """MD5 is a hash that all engines share; its hexadecimal digits order like numbers spread evenly over [0, 1)."""
     digest = (ibis.literal(f"{seed}:") + key).hexdigest("md5")

@@ -27,14 +27,21 @@ from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
 from recspec.distributed import Ranks
 from recspec.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError, listed, unknown
-from recspec.evaluate import LOWER_IS_BETTER, evaluate_model, positives
-from recspec.feature_spec import FeatureSpec
+from recspec.evaluate import LOWER_IS_BETTER, PROTOCOLS, evaluate_model, positives
+from recspec.feature_spec import FeatureSpec, Role
 from recspec.layers import Embeddings
 from recspec.loader import Loader, Part, Share
-from recspec.machine import cpu_multiplies_bf16, parse_bytes
+from recspec.machine import Affinity, cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
 from recspec.models.base import Model
-from recspec.optim import Optimizers, OptimizerSettings, numbers_beside, sparse_pays, updates_rows_exactly
+from recspec.optim import (
+    READ_BY,
+    Optimizers,
+    OptimizerSettings,
+    numbers_beside,
+    sparse_pays,
+    updates_rows_exactly,
+)
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, sampler_for
 from recspec.sharding import PlacementSettings, Shards, build, place
@@ -89,6 +96,9 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     seed: int = Field(0, ge=0, description="of weights, order, negatives and dropout")
     deterministic: bool = Field(False, description="only deterministic kernels; slower on a GPU")
     compile: bool = Field(False, description="torch.compile the step; pays on a GPU")
+    affinity: Affinity = Field(
+        "disabled", description="which cores each process of a machine keeps to; see docs/training.md"
+    )
     memory_budget: str = Field("4GB", description="a split larger than this is streamed instead of held in memory")
     checkpoint_minutes: float = Field(
         10, ge=0, description="minutes between checkpoints within an epoch; 0: every step"
@@ -99,13 +109,34 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> TrainSettings:
-        _ = self.part_settings
+        if problems := self._unread_settings():
+            raise ValueError("; ".join(problems))
+        protocol, _, metric = (self.metric or "rows/auc").partition("/")
+        if protocol not in PROTOCOLS or not metric:
+            raise ValueError(
+                f"metric is '{self.metric}'; expected PROTOCOL/METRIC with one of the protocols {listed(PROTOCOLS)}, "
+                "as rows/auc or sampled/ndcg@10"
+            )
         if "test" in self.train_splits:
             raise ValueError("train_splits names 'test', which only `recspec evaluate` opens")
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate {self.accumulate} is more than batch_size {self.batch_size}")
         parse_bytes(self.memory_budget)
         return self
+
+    def _unread_settings(self) -> list[str]:
+        """What is said of settings that no optimizer reads: they would be ignored in silence."""
+        parts = self.part_settings
+        taken = {self.optimizer, *(part.optimizer for part in parts.values())}
+        given = [("", self.model_dump(), taken)]
+        given += [(f"parts.{part}.", own, {parts[part].optimizer}) for part, own in self.parts.items()]
+        return [
+            f"{where}{name} is {values[name]}, which {listed(sorted(readers))} read; the optimizer is "
+            f"{listed(sorted(used))}"
+            for where, values, used in given
+            for name, readers in READ_BY.items()
+            if name in values and values[name] != type(self).model_fields[name].default and not readers & used
+        ]
 
     @property
     def part_settings(self) -> dict[str, OptimizerSettings]:
@@ -649,7 +680,7 @@ class TrainingRun:
 
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
-        may_change = {"log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
+        may_change = {"affinity", "log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
         may_change |= {*PlacementSettings.model_fields, "embedding_backend"}
         parts = (self.settings, *self.settings.part_settings.values())
         if all(part.schedule in ("constant", "step") for part in parts):
@@ -677,7 +708,10 @@ class TrainingRun:
             if now.get(name) != then.get(name) and name.removeprefix("train.") not in may_change
         ]
         if problems:
-            raise CheckpointError.of(f"{saved.path}: this is another run; --resume continues the same one", problems)
+            raise CheckpointError.of(
+                f"{saved.path}: this is another run; --resume continues the same one, with the same --recipe and --set",
+                problems,
+            )
 
     # --- what the run is made of -------------------------------------------------------------------------------
 
@@ -853,6 +887,8 @@ class TrainingRun:
             "sharding": str(self.shards.placement.plan).splitlines() if self.shards.stores else None,
             "offloaded": sorted(self.shards.placement.offloaded),
             "placement_reason": self.shards.placement.why,
+            "batch_size": self.settings.batch_size,
+            "not_read": {role: names for role, names in unread(self.model, self.spec).items() if names},
             "splits": list(self.train_splits),
             "metric": self.metric if self.valid else None,
         }
@@ -881,6 +917,12 @@ def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
     if cpu_multiplies_bf16():
         return "bf16", "this CPU has bf16 instructions"
     return "tf32", "this CPU has no bf16 instructions; products go through oneDNN, in fp32 arithmetic here"
+
+
+def unread(model: Model, spec: FeatureSpec) -> dict[str, tuple[str, ...]]:
+    """Features of each role that say something of a row, and that a model makes no use of."""
+    roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
+    return {role: tuple(name for name in spec.role(role) if name not in model.features()) for role in roles}
 
 
 def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]:

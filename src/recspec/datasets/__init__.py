@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from recspec.config import Settings
-from recspec.datasets import adult, criteo, movielens, ncf, synthetic, table
+from recspec.datasets import adult, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.prepared import Prepared, Progress, silent
 
 
@@ -46,6 +46,9 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
         ),
         "ncf": Dataset(
             ncf.prepare, ncf.Settings, "the NCF paper's split: PREFIX.train.rating, .test.rating, .test.negative"
+        ),
+        "outbrain": Dataset(
+            outbrain.prepare, outbrain.Settings, "Outbrain's click prediction tables: Kaggle's zip, or a folder of them"
         ),
         "table": Dataset(table.prepare, table.Settings, "your own CSV or Parquet file, of which you name the columns"),
         "adult": Dataset(adult.prepare, adult.Settings, "UCI Adult (Census Income): the zip or its folder"),

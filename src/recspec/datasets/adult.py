@@ -51,11 +51,20 @@ MISSING = "?"
 FILES = ("adult.data", "adult.test")
 PROBLEMS_SHOWN = 10
 Crosses = tuple[tuple[str, ...], ...]
-CROSSES: Crosses = (
+TUTORIAL: Crosses = (
     ("education", "occupation"),
     ("native_country", "occupation"),
     ("age_bucket", "education", "occupation"),
 )
+"""The crosses of the first tutorials."""
+EARNED: Crosses = (
+    ("capital_gain_bucket", "capital_loss_bucket"),
+    ("age_bucket", "capital_gain_bucket"),
+    *((name, "capital_gain_bucket") for name in ("marital_status", "relationship", "gender", "native_country")),
+    *((name, "capital_loss_bucket") for name in ("marital_status", "relationship", "gender", "workclass")),
+    ("workclass", "occupation"),
+)
+"""Of 83 pairs and triples those that together raised a logistic regression's AUC, in 4 folds of adult.data."""
 
 
 class Settings(BaseSettings):
@@ -64,9 +73,9 @@ class Settings(BaseSettings):
     valid: float = Field(0.1, gt=0, lt=1, description="share of adult.data for valid; adult.test is test")
     seed: int = Field(1, ge=0, description="of the rows for valid")
     num_buckets: int = Field(
-        10, ge=2, description="buckets a number is cut into, about equally full; ages as published"
+        200, ge=2, description="about equally full buckets a number is cut into; ages as published"
     )
-    crosses: Crosses = Field(CROSSES, description="features hashed together, each cross a feature a_x_b")
+    crosses: Crosses = Field((*TUTORIAL, *EARNED), description="features hashed together, each cross a feature a_x_b")
     cross_cardinality: int = Field(10_000, ge=2, le=2**31, description="ids of each cross")
 
     @model_validator(mode="after")
@@ -123,6 +132,8 @@ def prepare(
                 rows=_split(_read(backend, work / "adult.csv"), settings),
                 ids={},
                 columns={"context": columns(settings)},
+                strip=True,
+                missing_values=(MISSING,),
                 summary={"positives": positives},
             )
             return clicks.write(backend, folder, source, progress=progress)

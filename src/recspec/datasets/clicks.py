@@ -57,6 +57,10 @@ class Source:
     """Numbers kept as they are, in no role: no model reads them."""
     min_count: int = 1
     """Values in fewer train rows become unknown."""
+    strip: bool = False
+    """Whether blanks around raw texts don't count; `rows` hold none, rows to predict may."""
+    missing_values: Sequence[str] = ()
+    """Raw texts that stand for a missing value, likewise."""
     summary: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -85,7 +89,7 @@ def _fit(
     backend: Backend, rows: Table, source: Source
 ) -> tuple[Fitted, dict[Literal["user", "item"], PreparedCatalogue]]:
     train = rows.filter(rows[SPLIT] == "train")
-    fitted = Fitted()
+    fitted = Fitted(strip=source.strip, missing_values=source.missing_values)
     for column in source.ids.values():
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None

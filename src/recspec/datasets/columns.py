@@ -215,9 +215,15 @@ class PreparedCatalogue:
 
 
 class Fitted:
-    """The features, encoders and vocabularies of a dataset while they are found, column by column."""
+    """The features, encoders and vocabularies of a dataset while they are found, column by column.
 
-    def __init__(self) -> None:
+    Args:
+        strip: Blanks around raw texts don't count.
+        missing_values: Raw texts that stand for a missing value.
+    """
+
+    def __init__(self, *, strip: bool = False, missing_values: Sequence[str] = ()) -> None:
+        self._texts = {"strip": strip, "missing_values": tuple(missing_values)}
         self.features: dict[str, Feature] = {}
         self.encoders = Encoders({}, {})
 
@@ -226,6 +232,7 @@ class Fitted:
         vocabularies = self.encoders.vocabularies
         if vocabulary is not None:
             vocabularies = {**vocabularies, name: vocabulary}
+        encoder = encoder.model_copy(update=self._texts)
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
         self.features[name] = _feature(encoder, vocabulary)
 

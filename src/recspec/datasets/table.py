@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import ibis
 import pyarrow as pa
@@ -25,7 +25,8 @@ from recspec.datasets.clicks import GROUP, LABEL
 from recspec.datasets.columns import Catalogue, Column, Kind
 from recspec.datasets.interactions import ITEM, TIMESTAMP, USER
 from recspec.datasets.prepared import Prepared, Progress, silent
-from recspec.errors import DataError, SettingsError, listed, nearest
+from recspec.encoding import BucketEncoder
+from recspec.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.tables import (
     ROW,
@@ -48,6 +49,10 @@ RESERVED = (ROW, USER, ITEM, LABEL, GROUP, TIMESTAMP, splits.SPLIT)
 TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".txt")
 
 
+Cardinality = Annotated[int, Field(ge=2, le=2**31)]
+Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
+
+
 class Settings(BaseSettings):
     """Which columns hold what, and how the rows are split."""
 
@@ -67,6 +72,15 @@ class Settings(BaseSettings):
     categorical: tuple[str, ...] = Field((), description="features taken as categories whatever their type")
     lists: tuple[str, ...] = Field((), description="features with several values a row")
     list_separator: str = Field("|", min_length=1, description="between the values of a list that is text")
+    hashed: dict[str, Cardinality] = Field({}, description="categories and lists to hash: {column: cardinality}")
+    buckets: dict[str, Buckets] = Field(
+        {}, description="numbers to cut into a feature NAME_bucket too: {column: [boundaries]} or {column: how many}"
+    )
+    crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features hashed together, a_x_b")
+    cross_cardinality: Cardinality = Field(10_000, description="ids of each cross")
+    cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="the k that `evaluate` takes where none is named, such as [12]"
+    )
     users: str | None = Field(None, description="file with one row a user, beside the rows; joined by the user's id")
     items: str | None = Field(None, description="file with one row an item, beside the rows; joined by the item's id")
     title: str | None = Field(None, description="column of the items' file that people read; `title` when null")
@@ -89,6 +103,14 @@ class Settings(BaseSettings):
             raise ValueError("split time needs the column of the timestamp")
         if split == "group" and self.group is None and self.user is None:
             raise ValueError("split group needs the column of the group, or of the user")
+        for name, boundaries in self.buckets.items():
+            if not isinstance(boundaries, int) and list(boundaries) != sorted(set(boundaries)):
+                raise ValueError(f"the boundaries of '{name}' must rise, found {list(boundaries)}")
+        if self.crosses and self.label is None:
+            raise ValueError("crosses need a label; name its column, or leave crosses out")
+        for cross in self.crosses:
+            if len(set(cross)) < max(2, len(cross)) or self.crosses.count(cross) > 1:
+                raise ValueError(f"a cross is of two different features or more and named once, found {list(cross)}")
         if self.valid + self.test >= 1:
             raise ValueError(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
         return self
@@ -134,9 +156,10 @@ def prepare(
                 _read(backend, [sides["items"]], settings.separator) if sides["items"] else None,
             )
             plan = _plan(tables, settings, raw)
-            if settings.label is None:
-                return _write_interactions(backend, folder, tables, plan, settings, progress)
-            return _write_clicks(backend, folder, tables, plan, settings, progress)
+            written = _write_interactions if settings.label is None else _write_clicks
+            spec = written(backend, folder, tables, plan, settings, progress)
+            further = {"cut_offs": list(settings.cut_offs)} if settings.cut_offs else {}
+            return spec.replace(metadata={**spec.metadata, **further})
 
     return prepared.run(job, build, force=force)
 
@@ -226,6 +249,7 @@ class _Plan:
     user: Sequence[Column]
     item: Sequence[Column]
     context: Sequence[Column]
+    crosses: Sequence[Column]
     user_in_rows: Sequence[str]
     item_in_rows: Sequence[str]
 
@@ -251,14 +275,54 @@ def _plan(tables: _Tables, settings: Settings, raw: Path) -> _Plan:
                 continue
             if places[0] is tables.rows:
                 in_rows[role].append(name)
-            found[role].append(_column(name, places[0][name], settings, problems))
+            found[role] += _columns(name, places[0][name], settings, problems)
     for name in (*settings.numeric, *settings.categorical, *settings.lists):
         if name not in settings.features:
             hint = nearest(name, settings.features)
             problems.append(f"'{name}' is set as numeric, categorical or list, but is no feature{hint}")
+    problems += [
+        f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
+        for setting, named in (("hashed", settings.hashed), ("buckets", settings.buckets))
+        for name in named
+        if name not in settings.features
+    ]
+    crosses = _crosses([column for columns in found.values() for column in columns], settings, tables, problems)
     if problems:
         raise SettingsError.of(f"{raw}: settings", problems)
-    return _Plan(found["user"], found["item"], found["context"], in_rows["user"], in_rows["item"])
+    return _Plan(found["user"], found["item"], found["context"], crosses, in_rows["user"], in_rows["item"])
+
+
+def _no_feature(name: str, settings: Settings, tables: _Tables, known: Sequence[str]) -> str:
+    """Why a name is none of the features that may stand in its place."""
+    for role, identity in (("user", settings.user), ("item", settings.item)):
+        if name == identity:
+            return f"'{name}' is the {role}'s id, which has a vocabulary; leave it out"
+    if name in tables.rows.columns and name != ROW:
+        return f"'{name}' is a column, but no feature; add it to context_features"
+    return unknown("feature", name, known)
+
+
+def _crosses(features: Sequence[Column], settings: Settings, tables: _Tables, problems: list[str]) -> list[Column]:
+    """The crosses asked for; each counts as context, for it may change with the moment."""
+    ids = {settings.user: USER, settings.item: ITEM}
+    by_name = {column.name: column for column in features}
+    known = [*(name for name in ids if name), *by_name]
+    found = []
+    for cross in settings.crosses:
+        for name in cross:
+            column = by_name.get(name)
+            if name not in known:
+                problems.append(f"setting 'crosses': {_no_feature(name, settings, tables, known)}")
+            elif column is not None and (column.kind in ("number", "list") or column.is_list):
+                what, do = ("a list", "leave it out") if column.kind != "number" else ("a number", "cross its bucket")
+                problems.append(f"setting 'crosses': '{name}' is {what}, which can't be crossed; {do}")
+        crossed = [ids.get(name, name) for name in cross]
+        found.append(Column("_x_".join(cross), "cross", size=settings.cross_cardinality, crossed=crossed))
+    named = [column.name for column in (*features, *found)]
+    doubled = [name for name in dict.fromkeys(named) if named.count(name) > 1]
+    problems += [f"two features would be named '{name}'; rename a column" for name in doubled
+                 if settings.features.count(name) < 2]  # fmt: skip
+    return found
 
 
 def _named_columns_problems(tables: _Tables, settings: Settings) -> list[str]:
@@ -288,22 +352,39 @@ def _place_problem(role: str, name: str, places: Sequence[Table], rows: Table, s
     return f"{role} feature '{name}' is no column{nearest(name, columns)}; found {listed(dict.fromkeys(columns))}"
 
 
+def _columns(name: str, values: Values, settings: Settings, problems: list[str]) -> list[Column]:
+    """A raw column as the feature of its name, and as buckets where they are asked for."""
+    column = _column(name, values, settings, problems)
+    if name not in settings.buckets:
+        return [column]
+    if column.kind != "number":
+        problems.append(f"feature '{name}' is no number, so it can't be cut into buckets; set it as numeric")
+    bucket = settings.buckets[name]
+    if isinstance(bucket, int):
+        return [column, Column(f"{name}_bucket", "bucket", raw=name, size=bucket)]
+    encoder = BucketEncoder(column=name, boundaries=bucket)
+    return [column, Column(f"{name}_bucket", "bucket", raw=name, encoder=encoder)]
+
+
 def _column(name: str, values: Values, settings: Settings, problems: list[str]) -> Column:
     kind = values.type()
     chosen: Kind
     if name in settings.lists or kind.is_array():
         chosen = "list"
-    elif name in settings.categorical or (kind.is_string() and name not in settings.numeric):
+    elif name in settings.categorical or name in settings.hashed or (kind.is_string() and name not in settings.numeric):
         chosen = "category"
     else:
         chosen = "number"
     if chosen == "number" and not kind.is_numeric():
         problems.append(f"feature '{name}' holds {kind}, not numbers; take it out of `numeric`, or out of the features")
-    if chosen == "category" and kind.is_floating():
+    if chosen == "category" and kind.is_floating() and name not in settings.hashed:
         problems.append(f"feature '{name}' holds fractions; a category must be text or whole numbers")
     if chosen == "list" and not (kind.is_array() or kind.is_string()):
         problems.append(f"feature '{name}' holds {kind}; a list must be text with a separator, or a Parquet list")
-    return Column(name, chosen, separator=settings.list_separator if chosen == "list" and kind.is_string() else None)
+    separator = settings.list_separator if chosen == "list" and kind.is_string() else None
+    if name in settings.hashed:
+        return Column(name, "hash", separator=separator, size=settings.hashed[name], is_list=chosen == "list")
+    return Column(name, chosen, separator=separator)
 
 
 # --- interactions ----------------------------------------------------------------------------------------------------
@@ -320,7 +401,7 @@ def _write_interactions(
     seconds = _seconds(backend, rows, settings.timestamp) if timed and settings.timestamp else rows[ROW]
     kept = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: seconds, ROW: rows[ROW]},
-        **{column.name: rows[column.name] for column in plan.context},
+        **{column.source: rows[column.source] for column in plan.context},
     )
     order = (TIMESTAMP, ROW)
     cleaned = interactions.clean(backend, kept, min_interactions=settings.min_interactions, order=order)
@@ -443,7 +524,7 @@ def _write_clicks(
         wanted[ITEM] = rows[settings.item]
     if settings.chosen_split == "time" and settings.timestamp is not None:
         wanted[TIMESTAMP] = _seconds(backend, rows, settings.timestamp)
-    in_rows = [*plan.user_in_rows, *plan.item_in_rows, *(column.name for column in plan.context)]
+    in_rows = [*plan.user_in_rows, *plan.item_in_rows, *(column.source for column in plan.context)]
     kept = rows.select(**wanted, **{name: rows[name] for name in in_rows})
     kept = _joined(backend, kept, USER, settings.user, tables.users, plan.user, plan.user_in_rows)
     kept = _joined(backend, kept, ITEM, settings.item, tables.items, plan.item, plan.item_in_rows)
@@ -461,7 +542,7 @@ def _write_clicks(
         dataset=NAME,
         rows=_split(kept, settings),
         ids=ids,
-        columns={"user": plan.user, "item": plan.item, "context": plan.context},
+        columns={"user": plan.user, "item": plan.item, "context": [*plan.context, *plan.crosses]},
         users=users,
         items=items,
         raw_names={USER: settings.user, ITEM: settings.item},
@@ -482,7 +563,7 @@ def _joined(
     in_rows: Sequence[str],
 ) -> Table:
     """The rows with the features that stand in a file of users or items."""
-    wanted = [column.name for column in columns if column.name not in in_rows]
+    wanted = [column.source for column in columns if column.source not in in_rows]
     if side is None or key is None or not wanted:
         return rows
     _check_one_row_each(backend, side, key)

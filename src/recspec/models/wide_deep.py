@@ -217,7 +217,7 @@ class Deep(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The MLP's logits (B,)."""
-        return cast(Tensor, self.out(self.mlp(self.inputs(batch))).squeeze(1))
+        return self.after_first(self.mlp.first(self.inputs(batch)))
 
     def inputs(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
         """The MLP's input (B, X), or the part of it that comes from the features named."""
@@ -240,7 +240,7 @@ class Deep(nn.Module):
 
     def after_first(self, x: Tensor) -> Tensor:
         """Logits (...) from what the first linear layer gives, (..., D); overwrites it."""
-        return cast(Tensor, self.out(self.mlp.after_first(x)).squeeze(-1))
+        return self.mlp.logits(x, self.out)
 
     @property
     def _embedded(self) -> Mapping[str, int]:

@@ -1,0 +1,444 @@
+"""Training speed of Wide & Deep beside DeepCTR-Torch's and torch-rechub's: same rows, layers, optimizer, in turns.
+
+    python benchmarks/wide_deep_vs_peers.py [--settings published small] [--threads 1] [--rounds 3] [--seconds 20]
+
+Two settings over the features published for Outbrain (13 ids, 3 lists of up to 3 ids, 13 numbers; made-up rows, held
+in memory). `published`: widths that sum to 1235 and an MLP of 5 x 1024, where the products of matrices decide.
+`small`: width 16 and an MLP of 512-256-128, where everything around them does.
+
+The clock runs over whole training steps after the first batches: choosing rows at random, forward, backward,
+optimizer. Each peer trains by its own `fit` with its own loader, which takes rows one at a time. `helped` is the same
+`fit` with what a user could add from outside: a loader that takes a batch's rows at once, and torch's setting that
+sends products through oneDNN; so it compares the models and not the loaders. torch-rechub takes one width for all
+features, so it is in `small` only.
+
+`of matrix rate` is the arithmetic of the MLP (6 floating-point operations a weight and sample) over what plain matrix
+products reach, as recspec's process measured it in the same round: the machine's own limit for everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from _side_by_side import (
+    Clock,
+    Contender,
+    Found,
+    Runs,
+    answer,
+    circumstances,
+    environments,
+    parser,
+    peak_memory,
+    peer_python,
+    print_differences,
+    print_table,
+    ratios,
+    run_in_turns,
+    summarise,
+    write,
+)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "published": {
+        "hidden": [1024] * 5,
+        "dropout": 0.1,
+        "embedding_dim": 64,
+        "embedding_dims": {
+            "document_id": 128,
+            "document_id_promo": 128,
+            "ad_id": 128,
+            "campaign_id": 128,
+            "platform": 19,
+        },
+    },
+    "small": {"hidden": [512, 256, 128], "dropout": 0.1, "embedding_dim": 16, "embedding_dims": {}},
+}
+"""`published` are the sizes published for Outbrain."""
+
+OPTIMIZER = {"learning_rate": 0.00012, "rho": 0.9, "eps": 1e-7}
+"""RMSprop for all weights of everybody. With the published rho of .5 the mean square of a row that is not in use halves
+at every step, and a hundred steps later a dense update counts in denormal numbers, which are many times slower."""
+
+REQUIREMENTS = {
+    "deepctr": ("deepctr-torch==0.3.0", "requests==2.34.2", "pandas==3.1.1", "numpy==2.4.6", "scikit-learn==1.9.1"),
+    "rechub": ("torch-rechub==0.9.0", "pyarrow==26.0.1"),
+}
+
+DIFFERENCES = (
+    "peers compute in fp32 as torch does by default, helped ones through oneDNN, recspec as its `precision` says",
+    "peers update all rows of all tables at every step, recspec those in use where that pays (`sparse_gradients`)",
+    "torch-rechub's MLP is measured without its batch normalisation; its wide part has one more weight a feature",
+    "DeepCTR-Torch and torch-rechub start embeddings with deviation 1e-4, recspec Glorot-normal; no side has L2",
+    "recspec's command line tells glibc to keep freed memory; peers run with the allocator as it is",
+)
+
+
+def main() -> None:
+    """Measure everybody in turns, print a table for each setting, write JSON."""
+    arguments = _arguments()
+    if arguments.measure:
+        answer(arguments.measure, MEASURES)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        report = compare(arguments, Path(scratch))
+    write(report, arguments.out)
+
+
+def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """All measurements of a run."""
+    from recspec.bench import clicks_like_outbrain
+
+    environment = {
+        "deepctr": peer_python("DeepCTR-Torch", arguments.deepctr_environment, REQUIREMENTS["deepctr"]),
+        "rechub": peer_python("torch-rechub", arguments.rechub_environment, REQUIREMENTS["rechub"]),
+    }
+    spec = clicks_like_outbrain(scratch / "data")
+    rows = write_matrix(spec, scratch / "matrix")
+    report: dict[str, Any] = {}
+    for setting in arguments.settings:
+        common = {
+            "setting": setting,
+            "batch_size": arguments.batch_size,
+            "seconds": arguments.seconds,
+            "threads": arguments.threads,
+        }
+        contenders = {
+            "recspec": Contender(
+                Path(sys.executable),
+                {"who": "recspec", "data": str(spec.folder), "precision": arguments.precision, **common},
+            )
+        }
+        for name, who in (("DeepCTR-Torch", "deepctr"), ("torch-rechub", "rechub")):
+            if who == "rechub" and SETTINGS[setting]["embedding_dims"]:
+                continue
+            theirs = {"who": who, "data": str(scratch / "matrix"), **common}
+            contenders[name] = Contender(environment[who], {**theirs, "helped": False})
+            contenders[f"{name}, helped"] = Contender(environment[who], {**theirs, "helped": True})
+        runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
+        add_shares(runs)
+        summary = summarise(runs)
+        print_table(summary, "DeepCTR-Torch", setting)
+        fastest = max((name for name in summary if name != "recspec"), key=lambda n: summary[n]["samples_per_second"])
+        report[setting] = {
+            "sizes": SETTINGS[setting],
+            "results": summary,
+            **ratios(summary, "recspec", "DeepCTR-Torch"),
+            "fastest_peer": fastest,
+            "over_fastest_peer": ratios(summary, "recspec", fastest),
+            "runs": runs,
+        }
+    print_differences(DIFFERENCES)
+    return {
+        "what": "Wide & Deep training, samples/s over whole steps; ratio is recspec over DeepCTR-Torch as it comes",
+        "optimizer": {"optimizer": "rmsprop", **OPTIMIZER},
+        "batch_size": arguments.batch_size,
+        "threads": arguments.threads,
+        "data": "made up in Outbrain's shape",
+        "rows": rows,
+        "settings": report,
+        "differences": DIFFERENCES,
+        **circumstances(),
+    }
+
+
+def add_shares(runs: Runs) -> None:
+    """Each run's share of the matrix rate that recspec's process measured in the same round."""
+    for rounds in runs.values():
+        for found, ours in zip(rounds, runs["recspec"], strict=True):
+            arithmetic = 6 * ours["linear_weights"] * found["samples_per_second"]
+            found["share_of_matrix_rate"] = arithmetic / ours["matrix_rate"]
+
+
+def write_matrix(spec: Any, folder: Path) -> int:
+    """The training split as one float32 matrix, its labels and the columns' meaning; gives its rows.
+
+    DeepCTR-Torch turns everything into such a matrix itself; ids up to 2^24 stay exact in it.
+    """
+    import numpy as np
+
+    from recspec.storage import Ragged, open_split
+
+    folder.mkdir()
+    names = spec.inputs()
+    parts: dict[str, list[Any]] = {name: [] for name in (*names, spec.label)}
+    for columns in open_split(spec, "train", tuple(parts)).batches():
+        for name, column in columns.items():
+            dense = (
+                column.pad(spec.features[name].length) if isinstance(column, Ragged) else np.asarray(column)[:, None]
+            )
+            parts[name].append(dense.astype(np.float32))
+    matrix = np.concatenate([np.concatenate(parts[name]) for name in names], axis=1)
+    np.save(folder / "rows.npy", matrix)
+    np.save(folder / "labels.npy", np.concatenate(parts[spec.label])[:, 0])
+    features = [
+        {
+            "name": name,
+            "ids": spec.num_ids(name) if spec.features[name].is_categorical else None,
+            "length": spec.features[name].length,
+        }
+        for name in names
+    ]
+    (folder / "features.json").write_text(json.dumps(features), encoding="utf-8")
+    return len(matrix)
+
+
+def width(feature: str, setting: str) -> int:
+    """Numbers of a feature's embedding."""
+    sizes = SETTINGS[setting]
+    return int(sizes["embedding_dims"].get(feature, sizes["embedding_dim"]))
+
+
+# --- in a process of its own -----------------------------------------------------------------------------------------
+
+
+def measure_recspec(data: str, *, setting: str, precision: str, batch_size: int, seconds: float, threads: int) -> Found:
+    """This project, by the steps of its own training run."""
+    import torch
+
+    from recspec.bench import matrix_rate
+    from recspec.distributed import Ranks
+    from recspec.feature_spec import FeatureSpec
+    from recspec.machine import keep_freed_memory
+    from recspec.models.wide_deep import WideDeepSettings
+    from recspec.train import TrainingRun, TrainSettings, arithmetic
+
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    settings = TrainSettings.model_validate(
+        {
+            "batch_size": batch_size,
+            "optimizer": "rmsprop",
+            **OPTIMIZER,
+            "precision": precision,
+            "tensorboard": False,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = TrainingRun(
+            "wide_deep",
+            FeatureSpec.load(data),
+            Path(folder) / "run",
+            settings,
+            WideDeepSettings.model_validate(SETTINGS[setting]),
+            Ranks(),
+        )
+        with arithmetic(run.precision, settings.deterministic):
+            rate = matrix_rate(run.precision, torch.device("cpu"))
+            clock = Clock(seconds)
+            while not clock.is_over:
+                for _ in run.epoch():
+                    if clock.tick(run.progress.samples):
+                        break
+                run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
+            rate = (rate + matrix_rate(run.precision, torch.device("cpu"))) / 2
+    weights = sum(module.weight.numel() for module in run.model.modules() if isinstance(module, torch.nn.Linear))
+    return {
+        **clock.result(),
+        "parameters": run.model.num_parameters(),
+        "precision": run.precision,
+        "torch": torch.__version__,
+        "peak_memory_bytes": peak_memory(),
+        "sparse_gradients": list(run.sparse),
+        "linear_weights": weights,
+        "matrix_rate": rate,
+    }
+
+
+def measure_deepctr(data: str, *, setting: str, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
+    """DeepCTR-Torch's WDL, by its own `fit`."""
+    import torch
+    from deepctr_torch.inputs import (  # type: ignore[import-not-found]
+        DenseFeat,
+        SparseFeat,
+        VarLenSparseFeat,
+    )
+    from deepctr_torch.models import WDL, basemodel  # type: ignore[import-not-found]
+
+    torch.set_num_threads(threads)
+    columns, features, labels = _read_matrix(data)
+    held = []
+    for feature in features:
+        name, ids = feature["name"], feature["ids"]
+        if ids is None:
+            held.append(DenseFeat(name, 1))
+            continue
+        sparse = SparseFeat(name, ids, embedding_dim=width(name, setting))
+        length = feature["length"]
+        held.append(sparse if length is None else VarLenSparseFeat(sparse, maxlen=length, combiner="sum"))
+    sizes = SETTINGS[setting]
+    model = WDL(
+        held,
+        held,
+        dnn_hidden_units=sizes["hidden"],
+        dnn_dropout=sizes["dropout"],
+        l2_reg_linear=0,
+        l2_reg_embedding=0,
+        l2_reg_dnn=0,
+    )
+    optimizer = _rmsprop(torch.optim.RMSprop, model.parameters())
+    clock = _clocked(optimizer, batch_size, seconds)
+    if helped:
+        basemodel.DataLoader = _Blocks
+        torch.set_float32_matmul_precision("medium")
+    model.compile(optimizer, "binary_crossentropy", metrics=[])
+    try:
+        model.fit(columns, labels, batch_size=batch_size, epochs=1_000_000, verbose=0, shuffle=True)
+    except TimeOver:
+        return _found(clock, model)
+    raise AssertionError("a million epochs ended before the time did")
+
+
+def measure_rechub(data: str, *, setting: str, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
+    """torch-rechub's WideDeep, by its own trainer; the linear part is given embeddings of width 1."""
+    os.environ["TQDM_DISABLE"] = "1"
+    import torch
+    from torch_rechub.basic.features import (  # type: ignore[import-not-found]
+        DenseFeature,
+        SequenceFeature,
+        SparseFeature,
+    )
+    from torch_rechub.models.ranking import WideDeep  # type: ignore[import-not-found]
+    from torch_rechub.trainers import CTRTrainer  # type: ignore[import-not-found]
+    from torch_rechub.utils.data import DataGenerator  # type: ignore[import-not-found]
+
+    torch.set_num_threads(threads)
+    columns, features, labels = _read_matrix(data)
+    wide, deep = [], []
+    for feature in features:
+        name, ids, length = feature["name"], feature["ids"], feature["length"]
+        if ids is None:
+            deep.append(DenseFeature(name))
+            wide.append(DenseFeature(name))
+            continue
+        # A feature's name is its table's, so the linear part's needs another one, over the same ids.
+        columns[f"wide {name}"] = columns[name] = columns[name].astype("int32")
+        for part, known_as, dim in ((deep, name, width(name, setting)), (wide, f"wide {name}", 1)):
+            if length is None:
+                part.append(SparseFeature(known_as, ids, embed_dim=dim))
+            else:
+                part.append(SequenceFeature(known_as, ids, embed_dim=dim, pooling="sum", padding_idx=0))
+    columns = {name: column if column.shape[1] > 1 else column[:, 0] for name, column in columns.items()}
+    sizes = SETTINGS[setting]
+    model = WideDeep(wide, deep, {"dims": sizes["hidden"], "dropout": sizes["dropout"], "activation": "relu"})
+    for name, module in model.mlp.mlp.named_children():
+        if isinstance(module, torch.nn.BatchNorm1d):  # nobody else has it
+            model.mlp.mlp.register_module(name, torch.nn.Identity())
+    trainer = CTRTrainer(
+        model,
+        optimizer_fn=lambda parameters, **_: _rmsprop(torch.optim.RMSprop, parameters),
+        optimizer_params={},
+        n_epoch=1_000_000,
+    )
+    clock = _clocked(trainer.optimizer, batch_size, seconds)
+    dataset = DataGenerator(columns, labels).dataset
+    loader = (_Blocks if helped else torch.utils.data.DataLoader)(dataset, shuffle=True, batch_size=batch_size)
+    if helped:
+        torch.set_float32_matmul_precision("medium")
+    try:
+        trainer.fit(loader)
+    except TimeOver:
+        return _found(clock, model)
+    raise AssertionError("a million epochs ended before the time did")
+
+
+MEASURES: dict[str, Callable[..., Found]] = {
+    "recspec": measure_recspec,
+    "deepctr": measure_deepctr,
+    "rechub": measure_rechub,
+}
+
+
+class TimeOver(Exception):
+    """Ends a peer's `fit`, which knows epochs only."""
+
+
+class _Blocks:
+    """In place of torch's loader: the rows of a batch by one indexing a column, as torch's could take them."""
+
+    def __init__(self, dataset: Any, shuffle: bool, batch_size: int) -> None:
+        import torch
+
+        self.batch_size, self.num_rows = batch_size, len(dataset)
+        self.order = torch.randperm if shuffle else torch.arange
+        tensors = getattr(dataset, "tensors", None)
+        columns, labels = tensors if tensors is not None else (dataset.x, dataset.y)
+        as_tensor = torch.as_tensor
+        self.columns = {n: as_tensor(c) for n, c in columns.items()} if isinstance(columns, dict) else columns
+        self.labels = as_tensor(labels)
+
+    def __len__(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        order: Any = self.order(self.num_rows)
+        for rows in order.split(self.batch_size):
+            labels = self.labels.index_select(0, rows)
+            if isinstance(self.columns, dict):
+                yield {name: column.index_select(0, rows) for name, column in self.columns.items()}, labels
+            else:
+                yield self.columns.index_select(0, rows), labels
+
+
+def _read_matrix(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
+    """A feature's columns (N, 1) or (N, length) by its name, what the features are, and the labels (N,)."""
+    import numpy as np
+
+    features = json.loads((Path(folder) / "features.json").read_text(encoding="utf-8"))
+    matrix = np.load(Path(folder) / "rows.npy")
+    starts = np.cumsum([0, *(feature["length"] or 1 for feature in features)]).tolist()
+    columns = {
+        feature["name"]: matrix[:, first:last]
+        for feature, (first, last) in zip(features, pairwise(starts), strict=True)
+    }
+    return columns, features, np.load(Path(folder) / "labels.npy")
+
+
+def _rmsprop(kind: Any, parameters: Any) -> Any:
+    return kind(parameters, lr=OPTIMIZER["learning_rate"], alpha=OPTIMIZER["rho"], eps=OPTIMIZER["eps"])
+
+
+def _clocked(optimizer: Any, batch_size: int, seconds: float) -> Clock:
+    """A clock that ticks after every step of the optimizer, and ends the training when the time is over."""
+    clock = Clock(seconds)
+
+    def tick(*_: object) -> None:
+        if clock.tick((clock.batches + 1) * batch_size):
+            raise TimeOver
+
+    optimizer.register_step_post_hook(tick)
+    return clock
+
+
+def _found(clock: Clock, model: Any) -> Found:
+    import torch
+
+    return {
+        **clock.result(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": "fp32",
+        "torch": torch.__version__,
+        "peak_memory_bytes": peak_memory(),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    results = Path(__file__).parent / "results"
+    options = parser(__doc__, batch_size=4096, out=results / "wide_deep_vs_peers.json")
+    options.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
+    options.add_argument("--precision", default="auto", help="recspec's, as in train.precision")
+    options.add_argument("--deepctr-environment", type=Path, default=environments() / "deepctr-torch")
+    options.add_argument("--rechub-environment", type=Path, default=environments() / "torch-rechub")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
