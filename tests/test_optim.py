@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recspec import checkpoint, config
+from recspec import checkpoint, config, kernels
 from recspec.errors import CheckpointError, SettingsError
 from recspec.kernels import sum_rows
 from recspec.optim import (
@@ -661,3 +661,23 @@ def test_a_table_without_rows_takes_steps(name: str, sparse: bool) -> None:
         optimizers.step()
     counts = [int(tensor) for tensor in optimizers.tensors().values() if not tensor.dim()]
     assert counts in ([], [2]), "steps are counted, as on the ranks that hold rows"
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl", "adam"])
+def test_rows_are_updated_in_blocks_as_all_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    steps = [(torch.randint(30, (1, 90)), torch.randn(90, 8)) for _ in range(3)]
+    found = []
+    for numbers in (kernels.ROWS, 4 * 8, 1):  # all rows, four, one
+        monkeypatch.setattr(kernels, "ROWS", numbers)
+        table = nn.Parameter(torch.linspace(-1, 1, 40 * 8).view(40, 8))
+        optimizers = Optimizers([("table", table)], OptimizerSettings.model_validate({"optimizer": name}))
+        for ids, values in steps:
+            table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=True)
+            optimizers.step()
+        found.append({"table": table.detach(), **optimizers.tensors()})
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for key, tensor in other.items():
+            assert torch.equal(tensor, found[0][key]), key
+    assert not torch.equal(found[0]["table"][:30], torch.linspace(-1, 1, 40 * 8).view(40, 8)[:30])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -194,15 +194,36 @@ class Gather(torch.autograd.Function):
 # --- summing the rows of equal ids -----------------------------------------------------------------------------------
 
 
-def sum_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """A sparse gradient's ids, each once and ascending (m,), and the sums of their rows (m, dim)."""
+ROWS = 1 << 18
+"""Numbers of a sparse gradient's sums that are made and used at once on a CPU: few enough to stay in the cache, many
+enough for the handful of calls a block to cost nothing beside them."""
+
+
+def summed_rows(gradient: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """A sparse gradient's ids, each once and ascending (m,), and their rows' sums (m, dim), a block after the other.
+
+    A block has `most` rows; when not said, as many as suit the device.
+    """
     assert gradient.sparse_dim() == 1
     ids, values = gradient._indices()[0], gradient._values()
     if gradient.is_coalesced() or len(ids) < 2:
-        return ids, values
+        yield ids, values
+        return
     distinct, order, starts = segments(ids)
-    # An embedding bag is a gather and a sum by segments in one pass, on all cores.
-    return distinct, torch.nn.functional.embedding_bag(order, values, starts, mode="sum")
+    if most is None:
+        most = max(1, ROWS // max(1, values[0].numel())) if ids.device.type == "cpu" else len(distinct)
+    for first in range(0, len(distinct), most):
+        here = starts[first : first + most]
+        start = int(here[0]) if first else 0
+        stop = int(starts[first + most]) if first + most < len(starts) else len(order)
+        # An embedding bag is a gather and a sum by segments in one pass, on all cores.
+        sums = torch.nn.functional.embedding_bag(order[start:stop], values, here - start, mode="sum")
+        yield distinct[first : first + most], sums
+
+
+def sum_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A sparse gradient's ids, each once and ascending (m,), and the sums of their rows (m, dim)."""
+    return next(summed_rows(gradient, gradient._nnz() or 1))
 
 
 def segments(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -333,24 +333,22 @@ class Embeddings(nn.Module):
         if not laid:
             return []
         order = sorted(laid, key=self.first_row.__getitem__)
-        ids, counts, scales = [], [], []
+        ids, counts = [], []
         for name in order:
             own = self._rows(name, batch[name])
-            present = batch[name] != 0 if name in self.lists else torch.ones_like(own, dtype=torch.bool)
-            count = present.sum(1) if name in self.lists else present.long()
-            ids.append(own[present] if name in self.lists else own)
-            counts.append(count)
-            scales.append(1 / count.repeat_interleave(count) if self.combiner == "mean" else torch.ones(len(ids[-1])))
+            present = batch[name] != 0 if name in self.lists else None
+            ids.append(own if present is None else own[present])
+            counts.append(torch.ones_like(own) if present is None else present.sum(1))
         self._check(order, ids)
-        offsets = F.pad(torch.cat(counts).cumsum(0), (1, 0))
+        count = torch.cat(counts)
         averaged = self.combiner == "mean" and any(name in self.lists for name in order)
         vectors = kernels.fbgemm_lookup(
             store,
             [self.first_row[name] for name in order],
             [self.num_rows[name] for name in order],
             torch.cat(ids),
-            offsets,
-            torch.cat(scales) if averaged else None,
+            F.pad(count.cumsum(0), (1, 0)),
+            (1 / count).repeat_interleave(count) if averaged else None,
             self.updates[key],
         )
         if order == list(laid):

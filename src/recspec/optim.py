@@ -363,8 +363,10 @@ class _Rows(optim.Optimizer):
                 if self.rule and kernels.uses_triton(self.backend, parameter.device) and kernels.can_update(parameter):
                     self._update_by_kernel(group, parameter, gradient)
                 else:
-                    ids, values = kernels.sum_rows(gradient)
-                    self.update_rows(group, parameter, ids, values.to(parameter.dtype))
+                    for place, (ids, values) in enumerate(kernels.summed_rows(gradient)):
+                        if place and "step" in self.state[parameter]:
+                            self.state[parameter]["step"] -= 1  # every block counts one, and all are one
+                        self.update_rows(group, parameter, ids, values.to(parameter.dtype))
         finally:
             for _, parameter, gradient in sparse:
                 parameter.grad = gradient
@@ -374,7 +376,7 @@ class _Rows(optim.Optimizer):
 
     @abstractmethod
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
-        """Update the rows `ids` (m,), all different, by their gradients (m, dim)."""
+        """Update the rows `ids` (m,), all different, by their gradients (m, dim), and count a step."""
 
     def row_states(self, group: Group, weight: Tensor) -> list[Tensor]:  # noqa: ARG002
         """The tensors beside a table that the kernels' formula takes, made where they are not there yet."""
