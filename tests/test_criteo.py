@@ -271,16 +271,17 @@ def test_rows_are_the_same_however_much_is_held_in_memory(tmp_path: Path, monkey
     prepare(tmp_path / "raw", tmp_path / "at once", **settings)
     monkeypatch.setattr(scatter, "BUCKET_BYTES", 20_000)  # some ten buckets
     monkeypatch.setattr(criteo, "BLOCK_ROWS", 100)
-    monkeypatch.setattr(criteo, "JOINED_BYTES", 1_000_000)  # so every column is joined on its own
+    monkeypatch.setattr(criteo, "JOINED_BYTES", 1_000_000)  # so all but the smallest columns are joined on their own
     prepare(tmp_path / "raw", tmp_path / "in parts", run={"memory_limit": "500MB", "threads": 2}, **settings)
     assert bytes_of(tmp_path / "at once") == bytes_of(tmp_path / "in parts")
 
 
-def test_columns_are_joined_in_groups_that_fit() -> None:
-    sizes = {"C1": 3, "C2": 4, "C3": 9, "C4": 1, "C5": 2}
-    assert criteo._groups(sizes, 7) == [["C1", "C2"], ["C3"], ["C4", "C5"]]
-    assert criteo._groups(sizes, 100) == [list(sizes)]
-    assert criteo._groups({}, 100) == []
+def test_columns_of_small_vocabularies_are_joined_at_once() -> None:
+    sizes = {"C1": 3, "C2": 40, "C3": 2, "C4": 9}
+    assert criteo._by_size(sizes, 14) == (["C1", "C3", "C4"], ["C2"])
+    assert criteo._by_size(sizes, 13) == (["C1", "C3"], ["C2", "C4"])
+    assert criteo._by_size(sizes, 100) == (list(sizes), [])
+    assert criteo._by_size({}, 100) == ([], [])
 
 
 def test_rows_may_have_numbers_or_categories_alone(tmp_path: Path) -> None:

@@ -498,6 +498,7 @@ class _Stages:
         starts = np.array([found.start for found in sorted(ranges, key=lambda found: found.start)])
         ordered = sorted(ranges, key=lambda found: found.start)
         folders = []
+        small, large = _by_size(sizes, self._joined_values)
         done, total = 0, sum(counts)
         for number, table in enumerate(tables):
             place = self._work / f"encoded-{number}"
@@ -511,9 +512,10 @@ class _Stages:
             shutil.rmtree(temporary, ignore_errors=True)
             for split in scatters:
                 (temporary / split).mkdir(parents=True)
-            for batch in blocks(self._backend, self._joined(table, sizes), BLOCK_ROWS):
+            ids = {name: self._large(number, name, table, first, counts[number]) for name in large}
+            for batch in blocks(self._backend, self._with_ids(table, small, leave=large), BLOCK_ROWS):
                 rows = batch.column(ROW).to_numpy()
-                columns = self._columns(batch, encoders, features)
+                columns = self._columns(batch, encoders, features, {name: ids[name][rows - first] for name in large})
                 for split, chosen in _by_split(rows, starts, ordered):
                     part = rows[chosen]
                     keys = shuffled(part, self._settings.seed) if self._is_shuffled(split) else part.astype(np.uint64)
@@ -522,38 +524,57 @@ class _Stages:
                 done += batch.num_rows
                 self._progress("encoding rows", done, total)
             temporary.replace(place)
+            for name in large:
+                self._ids(number, name).unlink()
         return folders
 
-    def _joined(self, table: Table, sizes: Mapping[str, int]) -> Table:
-        """A file's rows with the ids of their values, 0 for what has none.
-
-        As many vocabularies are joined at once as fit the memory; between joins the rows go through a file.
-        """
-        groups = _groups(sizes, self._joined_values)
-        for place, group in enumerate(groups):
-            table = self._with_ids(table, group)
-            if place < len(groups) - 1:
-                table = self._backend.stage(table)
-        return table
-
-    def _with_ids(self, table: Table, group: Sequence[str]) -> Table:
+    def _with_ids(self, table: Table, small: Sequence[str], *, leave: Sequence[str] = ()) -> Table:
+        """The rows with the ids of the values of some columns, 0 for what has none; without others."""
         joined = table
-        for name in group:
+        for name in small:
             ids = self._backend.read_parquet([self._vocabulary(name)])
             ids = ids.select(**{f"_{name}": ids["value"], f"_{name}_id": ids["id"]})
             joined = joined.left_join(ids, joined[name] == ids[f"_{name}"])
         columns = {
-            name: ibis.coalesce(joined[f"_{name}_id"], 0) if name in group else joined[name] for name in table.columns
+            name: ibis.coalesce(joined[f"_{name}_id"], 0) if name in small else joined[name]
+            for name in table.columns
+            if name not in leave
         }
         return joined.select(**columns)
 
+    def _large(self, number: int, name: str, table: Table, first: int, count: int) -> NDArray[np.int32]:
+        """The ids of one column of a file, in the order of its rows, on disk.
+
+        A join that does not fit the memory spills its rows: two columns of them instead of all.
+        """
+        place = self._ids(number, name)
+        if not place.exists():
+            self._progress(f"looking up {name}", 0, count)
+            temporary = place.with_suffix(".tmp")
+            ids = np.memmap(temporary, np.int32, "w+", shape=(count,))
+            for batch in self._backend.batches(self._with_ids(table.select(ROW, name), [name])):
+                ids[batch.column(0).to_numpy() - first] = batch.column(1).to_numpy()
+            ids.flush()
+            temporary.replace(place)
+            self._progress(f"looking up {name}", count, count)
+        return np.memmap(place, np.int32, "r")
+
+    def _ids(self, number: int, name: str) -> Path:
+        return self._work / f"ids-{number}-{name}.bin"
+
     def _columns(
-        self, batch: pa.Table, encoders: Encoders, features: Mapping[str, Feature]
+        self,
+        batch: pa.Table,
+        encoders: Encoders,
+        features: Mapping[str, Feature],
+        large: Mapping[str, NDArray[np.int32]],
     ) -> dict[str, NDArray[np.generic]]:
         columns: dict[str, NDArray[np.generic]] = {}
         for name, feature in features.items():
             encoder = encoders.encoders.get(name)
-            if encoder is None or isinstance(encoder, VocabularyEncoder):
+            if name in large:
+                values: NDArray[np.generic] = large[name]
+            elif encoder is None or isinstance(encoder, VocabularyEncoder):
                 values = batch.column(name).to_numpy()
             else:
                 assert not isinstance(encoder, CrossEncoder)
@@ -594,23 +615,16 @@ def _categorical(cardinality: int) -> Feature:
     return feature_to_write(Feature(), cardinality, "parquet")
 
 
-def _groups(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Columns in their order, each group's vocabularies holding at most so many values, or being a single one."""
-    groups: list[list[str]] = []
-    held = 0
-    for name, size in sizes.items():
-        if not groups or held + size > most:
-            groups.append([])
-            held = 0
-        groups[-1].append(name)
-        held += size
-    return groups
+def _by_size(sizes: Mapping[str, int], most: int) -> tuple[list[str], list[str]]:
+    """Columns whose vocabularies together hold at most so many values, smallest first, and the others."""
+    held = dict(zip(sorted(sizes, key=lambda name: sizes[name]), accumulate(sorted(sizes.values())), strict=True))
+    return [name for name in sizes if held[name] <= most], [name for name in sizes if held[name] > most]
 
 
 def _joined_values(memory_limit: str | None) -> int:
-    """Values of vocabularies to join at once: a third of the memory for them."""
+    """Values of vocabularies to join at once: an eighth of the memory for them, so that no row is spilled."""
     limit = limit_bytes(memory_limit) if memory_limit else ASSUMED_BYTES
-    return limit // 3 // JOINED_BYTES
+    return limit // 8 // JOINED_BYTES
 
 
 def log_squared_boundaries(values: NDArray[np.int64], counts: NDArray[np.int64], least: int) -> list[int]:
