@@ -11,6 +11,7 @@ import torch
 
 from recspec import bundle
 from recspec.bundle import Card, Seen
+from recspec.checkpoint import write_tensors
 from recspec.errors import BundleError
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
@@ -82,6 +83,20 @@ def test_a_damaged_weight_file_is_refused(data: FeatureSpec, tmp_path: Path) -> 
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(BundleError, match=r"weights.safetensors: damaged or cut off"):
         bundle.load(made)
+
+
+def test_weights_may_come_from_a_file_which_is_read_first(data: FeatureSpec, tmp_path: Path) -> None:
+    model, card = a_model(data), Card(model="neumf", settings={"factors": 4, "layers": [8, 4]})
+    best = tmp_path / "best.safetensors"
+    doubled = {name: 2 * tensor for name, tensor in model.state_dict().items()}
+    write_tensors(best, doubled, {"format": 1})
+    loaded = bundle.load(bundle.save(tmp_path / "made", model, card, weights=best)).model.state_dict()
+    assert loaded.keys() == doubled.keys()
+    assert all(torch.equal(loaded[name], doubled[name]) for name in doubled)
+    best.write_bytes(best.read_bytes()[:-1] + b"x")
+    with pytest.raises(BundleError, match=r"could not be written: .*best.safetensors: damaged: its content does not"):
+        bundle.save(tmp_path / "made", model, card, weights=best)
+    assert all(torch.equal(bundle.load(tmp_path / "made").model.state_dict()[name], doubled[name]) for name in doubled)
 
 
 def test_weights_of_another_shape_are_named(data: FeatureSpec, tmp_path: Path) -> None:

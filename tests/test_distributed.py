@@ -58,6 +58,13 @@ with join("cpu") as ranks:
         "sum": ranks.sum(torch.tensor([rank, 1])).tolist(),
         "any": [ranks.any(rank == 1), ranks.any(False)],
     }
+    # Rank r sends r rows to each rank, rows that say who sent them and to whom.
+    rows = torch.tensor([[rank, to] for to in range(3) for _ in range(rank)], dtype=torch.int64).view(-1, 2)
+    told["swapped"] = ranks.swap(rows, [rank] * 3, [0, 1, 2]).tolist()
+    told["told the first"] = [ranks.to_first(torch.tensor([rank]), 0).tolist()]  # its own: nobody else is asked
+    if rank != 1:
+        told["told the first"].append(ranks.to_first(torch.tensor([rank]), 2).tolist())
+    told["here"] = ranks.local_world_size
     kept = torch.tensor([float(rank)])
     ranks.sum(kept)
     told["untouched"] = kept.item() == rank
@@ -99,6 +106,9 @@ def test_three_processes_tell_each_other_the_same() -> None:
     gathered = [0, 1, 20, 21, 22, 23, 24]
     assert [each.pop("rank") for each in told] == [0, 1, 2]
     assert [each.pop("is_first") for each in told] == [True, False, False]
+    assert [each.pop("swapped") for each in told] == [[[1, to], [2, to], [2, to]] for to in range(3)]
+    assert [each.pop("told the first") for each in told] == [[[0], [2]], [[1]], [[2], [2]]]
+    assert [each.pop("here") for each in told] == [3, 3, 3]
     for each in told:
         assert each == {
             "world_size": 3,

@@ -238,8 +238,9 @@ def _write(file: BinaryIO, tensors: Mapping[str, Stored], header: Mapping[str, o
 
 
 def _read_rows(stored: Any, name: str, wanted: Sequence[range], total: Digest) -> Tensor:
-    """Some rows of a tensor in a file; all of it goes into the digest, block by block."""
+    """Some rows of a tensor in a file, as far as it has them; all of it goes into the digest, block by block."""
     shape = tuple(stored.get_shape())
+    wanted = [range(min(part.start, shape[0]), min(part.stop, shape[0])) for part in wanted]
     row = stored[0:0]
     kept = torch.empty(sum(len(part) for part in wanted), *shape[1:], dtype=row.dtype)
     starts = [sum(len(part) for part in wanted[:place]) for place in range(len(wanted))]
