@@ -380,6 +380,13 @@ def test_numbers_are_bounded_then_filled_then_their_logarithm_is_taken() -> None
     assert column(NumberEncoder(log1p=True), [-1, None]) == pytest.approx([-np.log(2), 0])
 
 
+def test_a_logarithm_of_value_and_offset_is_missing_where_there_is_none() -> None:
+    assert column(NumberEncoder(log_plus=3), [1, -3, -4, None, -2]) == pytest.approx([np.log(4), 0, 0, 0, 0])
+    assert column(ScaleEncoder(mean=1, std=2, log_plus=3), [1, -3]) == pytest.approx([(np.log(4) - 1) / 2, 0])
+    with pytest.raises(ValueError, match="log1p and log_plus are two logarithms; give one of them"):
+        NumberEncoder(log1p=True, log_plus=3)
+
+
 def test_scaling_follows_the_logarithm_and_a_missing_number_is_the_mean_unless_filled() -> None:
     scale = ScaleEncoder(mean=1, std=2, log1p=True)
     assert column(scale, [0, np.e - 1, None]) == pytest.approx([-0.5, 0, 0])
