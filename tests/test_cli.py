@@ -128,6 +128,29 @@ def test_check_tells_what_is_wrong_and_where(run: Cli, tmp_path: Path, name: str
         assert part in said
 
 
+def test_ids_and_numbers_that_break_the_specification_are_told_alike_by_check_and_by_training(
+    run: Cli, tmp_path: Path
+) -> None:
+    as_float = WORKED_EXAMPLE.replace("user_age:    {dtype: torch.int8}", "user_age:    {dtype: float16}")
+    folder = worked_example(tmp_path / "broken", as_float)
+    (folder / "train_data_0_1.csv").write_text("0,nan\n1,inf\n2,40\n")
+    (folder / "train_data_1.csv").write_text("0,0,1\n1,856,0\n-1,3,1\n7,8,0\n9,10,1\n")
+    expected = [
+        "3 problems",
+        "train_data_0_1.csv, column 'user_age', row 1: nan is not a finite number (and 1 more row like it)",
+        "train_data_1.csv, column 'item_id', row 2: 856 is too large for an id: the cardinality is 856, so",
+        "train_data_1.csv, column 'user_id', row 3: -1 is negative; an id lies in [0, cardinality): 0 to 2654",
+    ]
+    settings = ["embedding_dim=4", "bottom=[4]", "top=[4]", "train.epochs=1"]
+    train = ["train", "dlrm", folder, tmp_path / "run", *(part for each in settings for part in ("--set", each))]
+    for command in (["check", folder], train):
+        status, _, said = run(*command)
+        assert (status, "Traceback" in said) == (2, False), said
+        for part in expected:
+            assert part in said
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
 def test_several_violations_are_told_together(run: Cli, tmp_path: Path) -> None:
     text = WORKED_EXAMPLE.replace("torch.int32, cardinality: 856", "torch.int33, cardinality: 0")
     worked_example(tmp_path / "broken", text)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from recspec import loader, storage
+from recspec import card, loader, storage
 from recspec.batch import Batch, concatenate
 from recspec.errors import DataError
-from recspec.feature_spec import ChunkType, FeatureSpec
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
 from recspec.loader import Loader, Share
 from recspec.storage import Columns, Ragged, SplitWriter
 
@@ -324,6 +324,63 @@ def test_two_epochs_may_be_read_side_by_side(kind: ChunkType, tmp_path: Path) ->
     pairs = list(zip(reader.batches(0), reader.batches(1), strict=True))
     for shares in zip(*pairs, strict=True):
         assert sorted(rows_of(shares)) == list(range(300))
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+@pytest.mark.parametrize("kind", CHUNK_TYPES)
+def test_values_no_model_may_see_are_named_with_file_column_and_row(
+    kind: ChunkType, budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 40, 42, 44, 46 and 48 of one block are wrong in one way each, the ids of row 43 in a list."""
+    columns = columns_of(np.arange(101))
+    rows, prices, tags = columns["row"], columns["price"], columns["tags"]
+    assert not isinstance(rows, Ragged)
+    assert not isinstance(prices, Ragged)
+    assert isinstance(tags, Ragged)
+    rows[[40, 42]] = 1000, -7
+    prices[[44, 46, 48]] = np.nan, np.inf, -np.inf
+    tags.values[tags.offsets[43] + 1] = 1001
+    spec = dataset(tmp_path, {}, kind)
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(storage, "_checked_values", lambda raw, *_: raw)
+        writer = SplitWriter(tmp_path, "train", spec.features, kind, rows_per_file=37, label="label")
+        with writer:
+            writer.write(columns)
+    spec = spec.replace(sources={"train": writer.chunks})
+    loader = Loader(spec, "train", batch_size=10, memory_budget=budget, shuffle=False)
+    assert loader.mode == ("memory" if budget > TINY else "stream")
+    with pytest.raises(DataError) as caught:
+        list(loader.batches())
+
+    second = {name: chunk.files[1] for chunk in writer.chunks for name in chunk.features}  # rows 37 to 73
+    range_of_ids = "the cardinality is 1000, so ids are 0 to 999"
+    expected = {
+        f"{second['row']}, column 'row', row 4: 1000 is too large for an id: {range_of_ids}",
+        f"{second['row']}, column 'row', row 6: -7 is negative; an id lies in [0, cardinality): 0 to 999",
+        f"{second['tags']}, column 'tags', row 7: 1001 is too large for an id: {range_of_ids}",
+        f"{second['price']}, column 'price', row 8: nan is not a finite number (and 2 more rows like it)",
+    }
+    if budget > TINY:  # in a stream the first block that holds one raises, and tells of its own rows only
+        assert set(caught.value.problems) == expected
+        with pytest.raises(DataError) as checked:
+            card.check(spec)
+        assert checked.value.problems == caught.value.problems
+    else:
+        assert {problem.split(" (")[0] for problem in caught.value.problems} <= {
+            problem.split(" (")[0] for problem in expected
+        }
+        assert any("row 4: 1000 is too large" in problem for problem in caught.value.problems)
+
+
+def test_a_number_that_only_float64_holds_is_named_rather_than_read_as_infinite(tmp_path: Path) -> None:
+    features = {"price": {"dtype": "float64"}, "label": {}}
+    sources = {"train": [{"type": "csv", "features": ["price", "label"], "files": ["t.csv"]}]}
+    channels = {"context": ["price"], "label": ["label"]}
+    spec = FeatureSpec.from_dict({"feature_spec": features, "source_spec": sources, "channel_spec": channels}, tmp_path)
+    (tmp_path / "t.csv").write_text("3e38,0\n-1e39,1\n")
+    told = r"t\.csv, column 'price', row 2: -1e\+39 does not fit float32, whose largest value is 3\.40282e\+38"
+    with pytest.raises(DataError, match=told):
+        list(Loader(spec, "train", batch_size=2).batches())
 
 
 def test_a_problem_found_while_reading_ahead_is_raised_where_batches_are_used(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ and `Ragged` for lists. `SplitWriter` writes columns as chunks of one type, `tra
 What a reader does to the stored values, in this order:
 
 1. In a list, padding is dropped wherever it stands: id 0 where the feature declares `padding: 0`, else -1.
-2. Every id must lie in [0, cardinality), every number must be finite and fit its dtype. What doesn't is a `DataError`
-   with file, column and row (1 is the first row of that file).
+2. Every id must lie in [0, cardinality), every number must be finite and fit its dtype, and float32, in which models
+   read it. What doesn't is a `DataError` with file, column and row (1 is the first row of that file).
 3. A list keeps its first `length` values.
 4. Ids are raised by `FeatureSpec.shift`, so that 0 means padding in every batch.
 """
@@ -378,8 +378,9 @@ def _plan(spec: FeatureSpec, name: str, shifted: bool) -> _Plan:
 
 def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> _Limits:
     if dtype.kind == "f":
-        largest = float(np.finfo(dtype.name).max)
-        too_large = f"does not fit {dtype}, whose largest value is {largest:.6g}"
+        read_as = min(dtype, np.dtype("float32"), key=lambda each: each.itemsize)  # float64 beyond it would be infinite
+        largest = float(np.finfo(read_as.name).max)
+        too_large = f"does not fit {read_as}, whose largest value is {largest:.6g}"
         return _Limits(-largest, largest, too_large, too_large)
     if dtype.kind == "b":
         return _Limits(0, 1, "is not 0 or 1, as bool expects", "is not 0 or 1, as bool expects")
