@@ -58,8 +58,8 @@ def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     results = {"whole": _shown("whole", _measured(command, arguments.rows))}
     killed = command.copy()
     killed[6] = str(scratch / "again")
-    results["killed"] = _shown("killed half-way", _measured(killed, arguments.rows, after=_half(scratch / "again")))
-    results["resumed"] = _shown("resumed", _measured(killed, arguments.rows))
+    results["killed"] = _shown("killed half-way", _measured(killed, after=_half(scratch / "again")))
+    results["resumed"] = _shown("resumed", _measured(killed))
     same = _same(scratch / "out", scratch / "again")
     print(f"resumed gives the same bytes: {same}")
     sql = [sys.executable, __file__, "--memory-limit", arguments.memory_limit, "--plain-sql", str(raw), str(scratch)]
@@ -85,8 +85,8 @@ def _half(out: Path) -> Path:
     return out.with_name(f".{out.name}.unfinished.tmp") / "work" / "vocabularies" / "C26.parquet"
 
 
-def _measured(command: Sequence[str], rows: int, *, after: Path | None = None) -> dict[str, Any]:
-    """Run a command in a process of its own, killed once the file `after` is there."""
+def _measured(command: Sequence[str], rows: int | None = None, *, after: Path | None = None) -> dict[str, Any]:
+    """Run a command over so many rows, in a process of its own, killed once the file `after` is there."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
@@ -104,18 +104,16 @@ def _measured(command: Sequence[str], rows: int, *, after: Path | None = None) -
     return {
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu, 2),
-        "rows_per_second": round(rows / seconds),
+        **({} if rows is None else {"rows_per_second": round(rows / seconds)}),
         "peak_megabytes": round(usage.ru_maxrss * 1024 / 1e6),
         "load_when_it_ended": os.getloadavg()[0],
     }
 
 
 def _shown(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    print(
-        f"{name:16} {result['seconds']:7.1f} s  {result['cpu_seconds']:7.1f} CPU s  "
-        f"{result['rows_per_second']:9,} rows/s  {result['peak_megabytes']:6,} MB",
-        flush=True,
-    )
+    speed = f"{result['rows_per_second']:9,} rows/s" if "rows_per_second" in result else ""
+    took = f"{result['seconds']:7.1f} s  {result['cpu_seconds']:7.1f} CPU s  {result['peak_megabytes']:6,} MB"
+    print(f"{name:16} {took}  {speed}", flush=True)
     return result
 
 
