@@ -23,6 +23,7 @@ from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings, holding
 from recspec.models import MODELS
+from recspec.models.base import Model
 from recspec.sharding import Placement, PlacementSettings, build, distinct, place
 from recspec.train import TrainSettings, train
 from tests import made_up
@@ -135,6 +136,21 @@ def test_the_largest_tables_stay_on_the_host_until_the_device_holds_the_others(c
     both = placed(clicks, two, memory=10 * ids - 1, shard="always")
     assert both.offloaded == {deep}
     assert set(both.plan.stores) == {wide, deep}
+
+
+def test_what_is_not_a_table_goes_to_the_device_and_batches_with_it(clicks: FeatureSpec) -> None:
+    elsewhere = Ranks(device=torch.device("meta"))  # stands for a GPU: tensors have a device and no numbers
+    settings = MODELS["wide_deep"].Settings.model_validate({**WIDE_DEEP, "use_wide": False})
+
+    def make() -> Model:
+        return MODELS["wide_deep"](clicks, settings)
+
+    placement = place(make, elsewhere, PlacementSettings(offload_embeddings="always"), lambda _, width: 4 * width)
+    model, _ = build(make, elsewhere, placement)
+    devices = {name: parameter.device.type for name, parameter in model.named_parameters()}
+    assert next(iter(devices)) == "deep.embeddings.stores.4"
+    assert [name for name, device in devices.items() if device == "cpu"] == ["deep.embeddings.stores.4"]
+    assert model.device == elsewhere.device
 
 
 def test_a_model_without_tables_to_divide_is_refused(tmp_path: Path) -> None:

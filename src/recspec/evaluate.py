@@ -662,7 +662,7 @@ class ModelRanker:
 
     def __init__(self, model: Model, requests: Batch, items: Batch, *, users: Ids, num_users: int) -> None:
         self.model = model
-        self.device = next(model.parameters()).device
+        self.device = model.device
         self.requests, self.items = to_device(requests, self.device), to_device(items, self.device)
         self._row = np.full(num_users, -1, dtype=np.int64)
         self._row[users] = np.arange(len(users))
@@ -818,7 +818,7 @@ def score_rows(
     Ranks share whole blocks, so that a row is scored in the same company whatever the number of ranks.
     """
     ranks, progress = ranks or Ranks(), progress or _silent
-    device = next(model.parameters()).device
+    device = model.device
     reader = open_split(spec, split, model.features())
     cuts = reader.blocks(ROWS_PER_BLOCK)
     share = ranks.share(len(cuts) - 1)

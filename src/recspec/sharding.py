@@ -177,18 +177,19 @@ def divide(model: nn.Module, ranks: Ranks, placement: Placement) -> Shards:
 
     The model's stores hold this rank's rows already.
     """
-    for name, parameter in model.named_parameters():
-        if name not in placement.offloaded:
-            parameter.data = parameter.data.to(ranks.device)
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(ranks.device))
     found = {
         f"{prefix}.stores.{key}": (module, key)
         for prefix, module in model.named_modules()
         if isinstance(module, Embeddings)
         for key in module.stores
     }
+    here = {name: found[name][0].stores._parameters for name in placement.offloaded}
+    kept = {name: parameters[found[name][1]] for name, parameters in here.items()}
+    for name, parameters in here.items():
+        parameters[found[name][1]] = None  # passed over by `to`, which moves all else
+    model.to(ranks.device)
+    for name, parameters in here.items():
+        parameters[found[name][1]] = kept[name]
     stores: dict[str, _Store] = {}
     shards = Shards(stores, placement, ranks)
     for place, name in enumerate(placement.plan.stores):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, tile_rows
 from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings
 
 SCORE_BLOCK = 1 << 18
 """Rows that `score_items` forms at once: 2^18 rows of some hundred floats stay within a few hundred MB."""
@@ -64,6 +65,14 @@ class Model(nn.Module, ABC):
             pairs = {**repeat_rows(block, candidates), **tile_rows(items, num_rows(block))}
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows) if rows else torch.zeros(0, candidates)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its batches must lie; tables whose rows are fetched may lie elsewhere."""
+        fetched = {
+            id(each.stores[key]) for each in self.modules() if isinstance(each, Embeddings) for key in each.fetch
+        }
+        return next(parameter.device for parameter in self.parameters() if id(parameter) not in fetched)
 
     def num_parameters(self) -> int:
         """How many numbers training fits."""

@@ -129,7 +129,7 @@ class WideDeep(Model):
         if any(set(cross) & set(request) and set(cross) & set(items) for cross in crosses):
             return super().score_items(request, items)
         requests, candidates = num_rows(request), num_rows(items)
-        scores = torch.zeros(requests, candidates, device=next(self.parameters()).device)
+        scores = torch.zeros(requests, candidates, device=self.device)
         if self.settings.use_wide:
             scores = scores + self.wide.part(request)[:, None] + self.wide.part(items) + self.wide.bias
         if not self.settings.use_deep or not (requests and candidates):
