@@ -30,9 +30,9 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    local_world_size: int = 1
+    local_world_size: int = field(default=1, kw_only=True)
     """Ranks on this machine."""
-    before: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    before: Callable[[], None] | None = field(default=None, compare=False, repr=False, kw_only=True)
     """What all ranks finish together before anything is summed, gathered or waited for, if anything."""
 
     @property
@@ -155,7 +155,7 @@ def join(device: str = "auto") -> Iterator[Ranks]:
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        yield Ranks(dist.get_rank(), world_size, chosen, local)
+        yield Ranks(dist.get_rank(), world_size, chosen, local_world_size=local)
     finally:
         dist.destroy_process_group()
 
