@@ -85,8 +85,8 @@ def peak_memory() -> int:
 # --- the peer's side -------------------------------------------------------------------------------------------------
 
 
-def peer_python(name: str, folder: Path, requirements: Sequence[str]) -> Path:
-    """The interpreter of a peer's environment, which is made where there is none."""
+def peer_python(name: str, folder: Path, requirements: Sequence[str], alone: Sequence[str] = ()) -> Path:
+    """The interpreter of a peer's environment, which is made where there is none; `alone` come without dependencies."""
     python, ready = folder / "bin" / "python", folder / "ready"
     if ready.is_file():
         return python
@@ -96,6 +96,8 @@ def peer_python(name: str, folder: Path, requirements: Sequence[str]) -> Path:
     if subprocess.run([*pip, TORCH]).returncode:
         subprocess.run([*pip, TORCH, "--index-url", CPU_INDEX], check=True)
     subprocess.run([*pip, *requirements], check=True)
+    if alone:
+        subprocess.run([*pip, "--no-deps", *alone], check=True)
     ready.touch()
     return python
 

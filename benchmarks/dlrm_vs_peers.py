@@ -1,0 +1,328 @@
+"""Training speed of DLRM at its published sizes beside TorchRec's: same rows, layers, optimizers, in turns.
+
+    python benchmarks/dlrm_vs_peers.py [--threads 1] [--rounds 3] [--seconds 20]
+
+26 tables of 100,000 rows x 128, a bottom MLP of 512-256-128, a top MLP of 1024-1024-512-256-1, batches of 8192 made-up
+rows held in memory: ids of a power law, 13 numbers. Tables are updated by row-wise Adagrad, layers by Adagrad.
+
+TorchRec's `DLRM` is the one that a package of PyPI brings. It has no loader and no loop for data in memory, so it is
+given batches taken at once from a matrix, the way its own loader of Criteo makes them, and torch's plainest loop. Its
+tables are fused with their optimizer (`FusedEmbeddingBagCollection`, FBGEMM's kernels), which is the fastest it can do
+on a CPU. `helped` is the same with what a user could add from outside: products through oneDNN, in bf16 where the CPU
+has instructions for it, and a malloc that keeps freed memory. Peers left out: DeepCTR-Torch and torch-rechub have no
+DLRM, and FuxiCTR's package comes without its models.
+
+`recspec, fp32` computes as torch does by default: the same products as the peer as it comes. `recspec, fbgemm` looks up
+and updates tables by FBGEMM's kernels, as TorchRec does; it is measured where this interpreter has them. The clock runs
+over whole training steps after the first batches: choosing rows at random, forward, backward, optimizers.
+
+`of matrix rate` is the arithmetic of the linear layers (6 floating-point operations a weight and sample) over what
+plain matrix products reach, as recspec's process measured it in the same round: the machine's own limit for everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _side_by_side import (
+    Clock,
+    Contender,
+    Found,
+    Runs,
+    answer,
+    circumstances,
+    environments,
+    parser,
+    peak_memory,
+    peer_python,
+    print_differences,
+    print_table,
+    ratios,
+    run_in_turns,
+    summarise,
+    write,
+)
+
+TABLES, NUM_IDS, WIDTH, NUMBERS = 26, 100_000, 128, 13
+BOTTOM, TOP = (512, 256, 128), (1024, 1024, 512, 256)
+"""The sizes published for Criteo Terabyte; the top MLP ends in one unit more, the logit."""
+
+BATCHES = 64
+"""Batches of made-up rows an epoch."""
+
+RATE, EPS = 0.005, 1e-8
+"""Learning rate and eps of both optimizers, for everybody."""
+
+REQUIREMENTS = ("numpy==2.4.6", "tensordict==0.15.3", "torchmetrics==1.9.0", "tqdm==4.70.1")
+ALONE = ("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "pyre-extensions==0.0.32", "typing-inspect==0.9.0")
+"""Installed without what they ask for: `torchrec` asks for FBGEMM's build for GPUs and an old torchmetrics."""
+
+DIFFERENCES = (
+    "the peer computes in fp32 as torch does by default, helped in bf16 or through oneDNN, recspec as `precision` says",
+    "rows reach recspec through its own loader, TorchRec as one indexing of a matrix a batch",
+    "recspec's command line tells glibc to keep freed memory; TorchRec runs with the allocator as it is unless helped",
+)
+
+
+def main() -> None:
+    """Measure everybody in turns, print a table, write JSON."""
+    arguments = _arguments()
+    if arguments.measure:
+        answer(arguments.measure, MEASURES)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        report = compare(arguments, Path(scratch))
+    write(report, arguments.out)
+
+
+def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """All measurements of a run."""
+    theirs = peer_python("TorchRec", arguments.torchrec_environment, REQUIREMENTS, alone=ALONE)
+    spec = clicks_like_criteo(scratch / "data", BATCHES * arguments.batch_size)
+    rows = write_matrix(spec, scratch / "matrix")
+    common = {"batch_size": arguments.batch_size, "seconds": arguments.seconds, "threads": arguments.threads}
+    ours = {"who": "recspec", "data": str(spec.folder), **common}
+    peer = {"who": "torchrec", "data": str(scratch / "matrix"), **common}
+    python = Path(sys.executable)
+    contenders = {"recspec": Contender(python, {**ours, "precision": arguments.precision, "backend": "auto"})}
+    if importlib.util.find_spec("fbgemm_gpu"):
+        fbgemm = {**ours, "precision": arguments.precision, "backend": "fbgemm"}
+        contenders["recspec, fbgemm"] = Contender(python, fbgemm)
+    contenders |= {
+        "recspec, fp32": Contender(python, {**ours, "precision": "fp32", "backend": "auto"}),
+        "TorchRec": Contender(theirs, {**peer, "helped": False}),
+        "TorchRec, helped": Contender(theirs, {**peer, "helped": True}),
+    }
+    runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
+    add_shares(runs)
+    summary = summarise(runs)
+    peers = [name for name in summary if name.startswith("TorchRec")]
+    fastest = max(peers, key=lambda name: summary[name]["samples_per_second"])
+    print_table(summary, fastest)
+    print_differences(DIFFERENCES)
+    return {
+        "what": "DLRM training, samples/s over whole steps; ratio is recspec over the fastest peer",
+        "sizes": {"tables": TABLES, "rows": NUM_IDS, "width": WIDTH, "numbers": NUMBERS, "bottom": BOTTOM, "top": TOP},
+        "optimizer": {"tables": "rowwise_adagrad", "layers": "adagrad", "learning_rate": RATE, "eps": EPS},
+        "batch_size": arguments.batch_size,
+        "threads": arguments.threads,
+        "data": "made up in Criteo's shape, ids of a power law",
+        "rows": rows,
+        "results": summary,
+        "fastest_peer": fastest,
+        **ratios(summary, "recspec", fastest),
+        "over_each_peer": {
+            f"{own} / {name}": ratios(summary, own, name) for own in summary if own not in peers for name in peers
+        },
+        "runs": runs,
+        "differences": DIFFERENCES,
+        **circumstances(),
+    }
+
+
+def add_shares(runs: Runs) -> None:
+    """Each run's share of the matrix rate that recspec's process measured in the same round."""
+    for rounds in runs.values():
+        for found, ours in zip(rounds, runs["recspec"], strict=True):
+            arithmetic = 6 * ours["linear_weights"] * found["samples_per_second"]
+            found["share_of_matrix_rate"] = arithmetic / ours["matrix_rate"]
+
+
+def clicks_like_criteo(folder: Path, rows: int) -> Any:
+    """Made-up clicks with as many features as Criteo's, ids of the power law that DLRM's made-up ids follow."""
+    from recspec.feature_spec import FeatureSpec
+    from recspec.synthesize import synthesize
+
+    ids, numbers = _features()
+    features: dict[str, dict[str, object]] = {
+        **{name: {"dtype": "int32", "cardinality": NUM_IDS} for name in ids},
+        **{name: {"dtype": "float32"} for name in numbers},
+        "label": {"dtype": "int8"},
+    }
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
+            "channel_spec": {"context": [*ids, *numbers], "label": ["label"]},
+        }
+    )
+    return synthesize(shape, folder, rows, distribution="power_law")
+
+
+def write_matrix(spec: Any, folder: Path) -> int:
+    """The training split as a matrix of ids (int32), one of numbers and the labels (float32); gives its rows."""
+    import numpy as np
+
+    from recspec.storage import open_split
+
+    folder.mkdir()
+    ids, numbers = _features()
+    parts: dict[str, list[Any]] = {"ids": [], "numbers": [], "labels": []}
+    for columns in open_split(spec, "train", (*ids, *numbers, "label")).batches():
+        for part, names, dtype in (
+            ("ids", ids, np.int32),
+            ("numbers", numbers, np.float32),
+            ("labels", ("label",), np.float32),
+        ):
+            parts[part].append(np.stack([np.asarray(columns[name], dtype=dtype) for name in names], axis=1))
+    for part, blocks in parts.items():
+        np.save(folder / f"{part}.npy", np.concatenate(blocks))
+    return sum(len(block) for block in parts["labels"])
+
+
+def _features() -> tuple[list[str], list[str]]:
+    """Names of the categorical and of the numerical features."""
+    return [f"id_{place}" for place in range(TABLES)], [f"number_{place}" for place in range(NUMBERS)]
+
+
+# --- in a process of its own -----------------------------------------------------------------------------------------
+
+
+def measure_recspec(data: str, *, precision: str, backend: str, batch_size: int, seconds: float, threads: int) -> Found:
+    """This project, by the steps of its own training run."""
+    import torch
+
+    from recspec.bench import matrix_rate
+    from recspec.distributed import Ranks
+    from recspec.feature_spec import FeatureSpec
+    from recspec.machine import keep_freed_memory
+    from recspec.models.dlrm import DlrmSettings
+    from recspec.train import TrainingRun, TrainSettings, arithmetic
+
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    settings = TrainSettings.model_validate(
+        {
+            "batch_size": batch_size,
+            "optimizer": "adagrad",
+            "learning_rate": RATE,
+            "eps": EPS,
+            "parts": {"embeddings": {"optimizer": "rowwise_adagrad"}},
+            "precision": precision,
+            "embedding_backend": backend,
+            "tensorboard": False,
+        }
+    )
+    sizes = DlrmSettings(embedding_dim=WIDTH, bottom=BOTTOM, top=TOP)
+    with tempfile.TemporaryDirectory() as folder:
+        run = TrainingRun("dlrm", FeatureSpec.load(data), Path(folder) / "run", settings, sizes, Ranks())
+        with arithmetic(run.precision, settings.deterministic):
+            rate = matrix_rate(run.precision, torch.device("cpu"))
+            clock = Clock(seconds)
+            while not clock.is_over:
+                for loss in run.epoch():
+                    if clock.tick(run.progress.samples):
+                        break
+                run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
+            rate = (rate + matrix_rate(run.precision, torch.device("cpu"))) / 2
+    return {
+        **clock.result(),
+        "parameters": run.model.num_parameters(),
+        "precision": run.precision,
+        "torch": torch.__version__,
+        "peak_memory_bytes": peak_memory(),
+        "sparse_gradients": list(run.sparse),
+        "embedding_backend": run.embedding_backend,
+        "loss": float(loss),
+        "linear_weights": _linear_weights(run.model),
+        "matrix_rate": rate,
+    }
+
+
+def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
+    """TorchRec's DLRM, its tables fused with their optimizer."""
+    import ctypes
+    from contextlib import nullcontext
+
+    import numpy as np
+    import torch
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    from torchrec.models.dlrm import DLRM
+    from torchrec.modules.fused_embedding_modules import fuse_embedding_optimizer
+    from torchrec.optim import RowWiseAdagrad
+
+    torch.set_num_threads(threads)
+    bf16 = helped and "bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    if helped:
+        torch.set_float32_matmul_precision("medium")
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-4, 0)  # no blocks mapped one by one
+        mallopt(-1, -1)  # nothing handed back
+    ids, numbers, labels = (torch.from_numpy(np.load(Path(data) / f"{n}.npy")) for n in ("ids", "numbers", "labels"))
+    names, _ = _features()
+    tables = [
+        EmbeddingBagConfig(
+            name=name,
+            embedding_dim=WIDTH,
+            num_embeddings=NUM_IDS,
+            feature_names=[name],
+            init_fn=lambda weight: torch.nn.init.uniform_(weight, -(NUM_IDS**-0.5), NUM_IDS**-0.5),
+        )
+        for name in names
+    ]
+    model = DLRM(EmbeddingBagCollection(tables=tables, device=torch.device("meta")), NUMBERS, [*BOTTOM], [*TOP, 1])
+    arch = model.sparse_arch
+    arch.embedding_bag_collection = fuse_embedding_optimizer(
+        arch.embedding_bag_collection, RowWiseAdagrad, {"lr": RATE, "eps": EPS}, torch.device("cpu")
+    )
+    dense = [parameter for name, parameter in model.named_parameters() if not name.startswith("sparse_arch")]
+    optimizer = torch.optim.Adagrad(dense, lr=RATE, eps=EPS)
+    lengths = torch.ones(TABLES * batch_size, dtype=torch.int32)
+    offsets = torch.arange(TABLES * batch_size + 1, dtype=torch.int32)
+    clock = Clock(seconds)
+    while not clock.is_over:
+        for rows in torch.randperm(len(ids)).split(batch_size):  # type: ignore[no-untyped-call]
+            jagged = KeyedJaggedTensor(
+                names,
+                ids.index_select(0, rows).t().reshape(-1),
+                lengths=lengths,
+                offsets=offsets,
+                stride=batch_size,
+            )
+            with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+                logits = model(numbers.index_select(0, rows), jagged).squeeze(1)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                logits.float(), labels.index_select(0, rows).squeeze(1)
+            )
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if clock.tick((clock.batches + 1) * batch_size):
+                break
+    return {
+        **clock.result(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": "bf16" if bf16 else "fp32",
+        "torch": torch.__version__,
+        "peak_memory_bytes": peak_memory(),
+        "loss": float(loss),
+        "linear_weights": _linear_weights(model),
+    }
+
+
+MEASURES: dict[str, Callable[..., Found]] = {"recspec": measure_recspec, "torchrec": measure_torchrec}
+
+
+def _linear_weights(model: Any) -> int:
+    """Weights of all linear layers."""
+    import torch
+
+    return sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+
+
+def _arguments() -> argparse.Namespace:
+    results = Path(__file__).parent / "results"
+    options = parser(__doc__, batch_size=8192, out=results / "dlrm_vs_peers.json")
+    options.add_argument("--precision", default="auto", help="recspec's, as in train.precision")
+    options.add_argument("--torchrec-environment", type=Path, default=environments() / "torchrec")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
