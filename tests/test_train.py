@@ -282,6 +282,24 @@ def test_the_start_says_which_features_are_not_read(clicks: FeatureSpec, tmp_pat
     assert first["not_read"] == others
 
 
+@pytest.mark.parametrize("sparse", ["never", "always"])
+def test_frozen_parts_keep_their_first_weights(clicks: FeatureSpec, tmp_path: Path, sparse: str) -> None:
+    first = weights(run_wide_deep(clicks, tmp_path / "first", epochs=0))
+    folder = run_wide_deep(
+        clicks, tmp_path / "run", frozen=["deep.embeddings", "wide.bias"], sparse_gradients=sparse
+    )  # fmt: skip
+    for name, value in weights(folder).items():
+        frozen = name.startswith("deep.embeddings") or name == "wide.bias"
+        assert torch.equal(value, first[name]) == frozen, name
+
+
+def test_frozen_parts_must_be_there_and_leave_something(clicks: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"train\.frozen: unknown part 'deeep' \(did you mean 'deep"):
+        run_wide_deep(clicks, tmp_path / "run", frozen=["deeep"])
+    with pytest.raises(SettingsError, match="every part is frozen"):
+        run_wide_deep(clicks, tmp_path / "run", frozen=["deep", "wide"])
+
+
 def test_a_part_that_is_not_there_and_settings_it_cannot_have_are_named(clicks: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no parameter's name begins with 'wid' \(did you mean 'wide'\?\)"):
         run_wide_deep(clicks, tmp_path / "run", parts={"wid": {"learning_rate": 0.1}})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -59,6 +59,9 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         {},
         description="settings of the optimizer, its learning rate and schedule for a part of the model, where they "
         "differ: {wide: {optimizer: ftrl, learning_rate: 0.02}}; a part is the dotted beginning of parameter names",
+    )
+    frozen: tuple[str, ...] = Field(
+        (), description="parts that keep their first weights, as [deep.embeddings]; named like `parts`"
     )
     sparse_gradients: Literal["auto", "never", "always"] = Field(
         "auto",
@@ -294,7 +297,8 @@ class TrainingRun:
         self.loader = self._make_loader(held_out=False)
         self.sampler = self._make_sampler()
         self.steps_per_epoch = self.loader.num_batches
-        self.optimizers = Optimizers(self.model.named_parameters(), settings, settings.part_settings)
+        trained = _without_frozen(self.model, settings.frozen)
+        self.optimizers = Optimizers(trained, settings, settings.part_settings)
         self.embedding_backend = self._choose_embedding_backend()
         self.sparse = self._choose_sparse()
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
@@ -836,7 +840,7 @@ class TrainingRun:
         rows = math.ceil(settings.batch_size / self.ranks.world_size)
         for prefix, module in self.model.named_modules():
             for key, store in module.stores.items() if isinstance(module, Embeddings) else ():
-                if key in module.updates:
+                if key in module.updates or not store.requires_grad:
                     continue
                 name = f"{prefix}.stores.{key}"
                 divided = name in self.shards
@@ -923,6 +927,26 @@ def unread(model: Model, spec: FeatureSpec) -> dict[str, tuple[str, ...]]:
     """Features of each role that say something of a row, and that a model makes no use of."""
     roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
     return {role: tuple(name for name in spec.role(role) if name not in model.features()) for role in roles}
+
+
+def _without_frozen(model: nn.Module, frozen: Sequence[str]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name; those of frozen parts get no gradient.
+
+    Raises:
+        SettingsError: naming every part that is not there, or if nothing is left to train.
+    """
+    named = list(model.named_parameters())
+    found = {part: [p for name, p in named if name == part or name.startswith(f"{part}.")] for part in frozen}
+    missing = [part for part, held in found.items() if not held]
+    if missing:
+        known = dict.fromkeys(name.rpartition(".")[0] or name for name, _ in named)
+        raise SettingsError.of("train.frozen", [unknown("part", part, known) for part in missing])
+    for parameter in (parameter for held in found.values() for parameter in held):
+        parameter.requires_grad_(False)
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    if not trained:
+        raise SettingsError("train.frozen: every part is frozen; leave one to train, or take train.epochs=0")
+    return trained
 
 
 def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]:
