@@ -336,6 +336,9 @@ def test_of_raw_rows_the_columns_asked_for_are_written(predictor: Predictor, tmp
         predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=columns)
         expected = [*dict.fromkeys(name for name in columns if name != "probability"), "probability"]
         assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(expected))
+    (tmp_path / "rows.csv").write_text("why, user_id, item_id\na,u1,100\nb,u2,129\n")
+    predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=["item_id"])
+    assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(["item_id", "probability"]))
     message = (
         r"--columns: .*rows.csv: unknown columns 'user' \(did you mean 'user_id'\?\), 'x'; "
         r"known: 'why', 'user_id', 'item_id'$"

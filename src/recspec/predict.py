@@ -333,13 +333,17 @@ def predict_file(
         for table in _read_rows(rows):
             if "probability" in table.column_names:
                 raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
-            written = None if columns is None else _chosen(columns, table.column_names, rows)
+            names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
+            chosen = () if columns is None else _chosen(columns, list(names), rows)
             probability, found = predictor.predict(table)
             total.rows += found.rows
             for name, count in found.unknown.items():
                 total.unknown[name] = total.unknown.get(name, 0) + count
             scored = table.append_column("probability", pa.array(probability))
-            write(scored if written is None else scored.select([*written, "probability"]))
+            if columns is not None:
+                scored = scored.select([names[name] for name in chosen] + ["probability"])
+                scored = scored.rename_columns([*chosen, "probability"])
+            write(scored)
     return total
 
 
