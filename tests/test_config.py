@@ -256,7 +256,7 @@ def test_what_is_no_table_has_no_entries() -> None:
     ("values", "message"),
     [
         ({"crosses": ["a", "b"]}, r"setting 'crosses\[0\]' is 'a': expected a list, as \[a, b\]; a list of lists is"),
-        ({"hidden": []}, r"setting 'hidden' is \[\]: expected a list that is not empty"),
+        ({"hidden": []}, r"setting 'hidden' is \[\]: expected a list of at least 1"),
         (
             {"parts": {"wide": "ftrl"}},
             r"setting 'parts\.wide' is 'ftrl': expected names and values, as \{name: value\}",

@@ -141,7 +141,7 @@ def test_defaults_are_the_published_ones() -> None:
     [
         ({"layers": [255, 64]}, r"the first of layers is 255, .* it must be even, as 256"),
         ({"layers": [256, 0]}, r"layers are \[256, 0\]; every width is at least 1"),
-        ({"layers": [256]}, r"setting 'layers' is \[256\]: tuple should have at least 2 items"),
+        ({"layers": [256]}, r"setting 'layers' is \[256\]: expected a list of at least 2"),
         ({"use_gmf": False, "use_mlp": False}, r"use_gmf and use_mlp are both false; a model needs one of them"),
         ({"dropout": 1.0}, r"setting 'dropout' is 1.0: input should be less than 1"),
         ({"factor": 8}, r"unknown setting 'factor' \(did you mean 'factors'\?\)"),

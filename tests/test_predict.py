@@ -217,7 +217,7 @@ def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor,
         pq.write_table(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}), rows)
     out = tmp_path / f"scored{suffix}"
     found = predict_file(predictor, rows, out)
-    assert (found.rows, found.unknown) == (2, {})
+    assert (found.rows, found.gaps) == (2, {})
     if suffix == ".csv":
         header, first, second = out.read_text().splitlines()
         assert header == '"user_id","item_id","why","probability"'
@@ -289,8 +289,25 @@ def test_unknown_values_are_counted_and_scored_as_unknown(predictor: Predictor, 
     found = predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
     assert found.notes() == [
         "2 of 3 rows have an unknown user_id; they are scored with the id of unknown values",
-        "1 of 3 rows have an unknown item_id; they are scored with the id of unknown values",
+        "1 of 3 rows has an unknown item_id; it is scored with the id of unknown values",
     ]
+
+
+def test_missing_values_are_noted_apart_from_unknown_ones(
+    adult: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "ROWS", 2)  # counts are of all blocks
+    row = dict(zip(LAYOUT, ADULT.splitlines()[0].split(", "), strict=False))
+    rows = [row, {**row, "occupation": "?"}, {**row, "occupation": None, "age": ""}, {**row, "occupation": "Astronaut"}]
+    pq.write_table(pa.Table.from_pylist([*rows, {**row, "race": "?", "gender": "X"}]), tmp_path / "rows.parquet")
+    assert predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv").notes() == [
+        "2 of 5 rows have no occupation and 1 an unknown one; they are scored with the id of unknown values",
+        "1 of 5 rows has no age; the mean is taken",
+        "1 of 5 rows has no race; it is scored with the id of unknown values",
+        "1 of 5 rows has an unknown gender; it is scored with the id of unknown values",
+    ]
+    _, found = adult.predict(pa.Table.from_pylist([{**row, "race": "?"}]))
+    assert found.notes() == ["1 of 1 row has no race; it is scored with the id of unknown values"]
 
 
 def test_a_missing_column_is_named_with_the_nearest(predictor: Predictor) -> None:
@@ -336,6 +353,9 @@ def test_of_raw_rows_the_columns_asked_for_are_written(predictor: Predictor, tmp
         predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=columns)
         expected = [*dict.fromkeys(name for name in columns if name != "probability"), "probability"]
         assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(expected))
+    (tmp_path / "rows.csv").write_text("why, user_id, item_id\na,u1,100\nb,u2,129\n")
+    predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=["item_id"])
+    assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(["item_id", "probability"]))
     message = (
         r"--columns: .*rows.csv: unknown columns 'user' \(did you mean 'user_id'\?\), 'x'; "
         r"known: 'why', 'user_id', 'item_id'$"
@@ -359,6 +379,73 @@ def test_ids_out_of_range_are_named_where_ids_are_themselves(bare: Predictor) ->
         bare.predict(pa.table({"u": [0, 8], "i": [6, 1]}))
     assert "column 'u': row 2 is 8; expected an id in [0, 8)" in str(caught.value)
     assert "column 'i': row 1 is 6; expected an id in [0, 6)" in str(caught.value)
+
+
+@pytest.fixture(scope="module", params=["", "padding: 0"])
+def with_lists(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """Trained on files that recspec did not prepare, with a list of ids: 0 is a real one unless it is padding."""
+    folder = tmp_path_factory.mktemp("lists")
+    padding = {"padding": 0} if request.param else {}
+    filler = 0 if padding else -1
+    table = {"u": [0, 1, 2, 3], "i": [0, 1, 2, 0], "tags": [[1, 2], [4, filler], [3, 1], [filler, filler]]}
+    pq.write_table(pa.table({**table, "y": [1.0, 0.0, 1.0, 0.0]}), folder / "train.parquet")
+    files = [{"type": "parquet", "features": ["u", "i", "tags", "y"], "files": ["train.parquet"]}]
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "u": {"cardinality": 4},
+                "i": {"cardinality": 3},
+                "tags": {"cardinality": 5, "length": 2, **padding},
+                "y": {},
+            },
+            "source_spec": {"train": files},
+            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "context": ["tags"], "label_ch": ["y"]},
+        },
+        folder,
+    )
+    wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (8,), "dropout": 0.0})
+    settings = TrainSettings(epochs=3, batch_size=2, learning_rate=0.1, tensorboard=False)
+    train("wide_deep", spec, folder / "run", settings=settings, model_settings=wide_deep)
+    return Predictor.open(folder / "run", device="cpu")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_lists_of_ids_are_taken_as_they_are_where_recspec_did_not_prepare(
+    with_lists: Predictor, tmp_path: Path, suffix: str
+) -> None:
+    spec = with_lists.spec
+    file = with_lists.bundle.folder.parent.parent / "train.parquet"
+    table = pq.read_table(file)
+    rows = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, rows)
+    else:  # without padding, and a list that is longer than the model reads
+        lists = ["[1, 2, 4]", "[4]", "[3, 1]", "[]"]
+        rows.write_text(
+            "".join(f'{{"u": {u}, "i": {i}, "tags": {tags}}}\n'
+                    for u, i, tags in zip(table["u"], table["i"], lists, strict=True))
+        )  # fmt: skip
+    predict_file(with_lists, rows, tmp_path / "out.parquet")
+    batch = {name: torch.tensor(table[name].to_pylist()) + spec.shift(name) for name in ("u", "i")}
+    shift = spec.shift("tags")
+    batch["tags"] = torch.tensor([[1, 2], [4, -shift], [3, 1], [-shift, -shift]]) + shift
+    with torch.inference_mode():
+        expected = torch.sigmoid(with_lists.model(batch)).numpy()
+    np.testing.assert_allclose(pq.read_table(tmp_path / "out.parquet")["probability"], expected, rtol=1e-6)
+    assert len(set(expected.tolist())) == 4
+
+
+def test_lists_and_values_that_can_not_be_are_each_named(with_lists: Predictor) -> None:
+    with pytest.raises(DataError) as caught:
+        with_lists.predict(pa.table({"u": [0, None], "i": [0, 1], "tags": [[1], [2, 5]]}))
+    assert caught.value.problems == (
+        "column 'tags': row 2 holds 5; expected an id in [0, 5)",
+        "column 'u': row 2 has no value; expected one in every row",
+    )
+    with pytest.raises(DataError) as caught:
+        with_lists.predict(pa.table({"u": [[0]], "i": [0], "tags": ["1|2"]}))
+    assert "column 'tags': holds string; expected a list in every row, as JSONL and Parquet" in str(caught.value)
+    assert "column 'u': holds lists; expected one value a row" in str(caught.value)
 
 
 # --- a split of a prepared dataset ---

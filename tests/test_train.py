@@ -23,6 +23,7 @@ from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader, Part
 from recspec.models import MODELS
+from recspec.synthesize import synthesize
 from recspec.train import Average, TrainSettings, pick_precision, train
 from tests import made_up
 
@@ -461,6 +462,20 @@ def test_a_missing_split_and_the_test_split_are_refused(data: FeatureSpec, tmp_p
         run(data, tmp_path / "run", train_splits=("trian",))
     with pytest.raises(ValueError, match="train_splits names 'test', which only `recspec evaluate` opens"):
         settings(train_splits=("train", "test"))
+
+
+def test_a_specification_without_files_says_how_to_make_some(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="recspec synthesize"):
+        run(data.replace(sources={}), tmp_path / "run")
+
+
+def test_a_user_without_an_id_trains_and_has_no_seen_items(tmp_path: Path) -> None:
+    parts = {"feature_spec": {"age": {}, "item_id": {"cardinality": 9}, "label": {}},
+             "channel_spec": {"user": ["age"], "item": ["item_id"], "label": ["label"]},
+             "source_spec": {"train": [{"type": "csv", "features": ["age", "item_id", "label"],
+                                        "files": ["a.csv"]}]}}  # fmt: skip
+    folder = run_wide_deep(synthesize(FeatureSpec.from_dict(parts), tmp_path / "data", 50), tmp_path / "run")
+    assert bundle.load(folder).seen is None
 
 
 def test_an_unknown_metric_names_the_known_ones(data: FeatureSpec, tmp_path: Path) -> None:

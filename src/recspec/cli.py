@@ -687,8 +687,8 @@ def _print_report(report: Report, model: str) -> None:
             others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
             table.add_row(metric, f"{value:.4f}", *others)
         out.print(table)
-    for verdict in (*report.verdicts, *report.notes):
-        out.print(verdict, highlight=False, markup=False)
+    for line in (*report.verdicts, *report.notes):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:

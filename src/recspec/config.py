@@ -221,7 +221,7 @@ def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) 
 SHAPES = {
     "tuple_type": "a list, as [a, b]; a list of lists is [[a, b], [c, d]]",
     "dict_type": "names and values, as {name: value}",
-    "too_short": "a list that is not empty",
+    "too_short": "a list of at least {min_length}",
 }
 """What pydantic says of Python's types -> what YAML takes."""
 
@@ -238,7 +238,8 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
         elif detail["type"] == "string_type":
             problems.append(f"setting '{name}' is {detail['input']!r}: expected text; put it in quotes")
         elif detail["type"] in SHAPES:
-            problems.append(f"setting '{name}' is {detail['input']!r}: expected {SHAPES[detail['type']]}")
+            shape = SHAPES[detail["type"]].replace("{min_length}", str(detail.get("ctx", {}).get("min_length")))
+            problems.append(f"setting '{name}' is {detail['input']!r}: expected {shape}")
         else:
             what = detail["msg"].removeprefix("Value error, ")
             where = f"setting '{name}' is {detail['input']!r}: " if name else ""

@@ -273,18 +273,23 @@ class CrossEncoder(_Encoder):
             _check_rising(boundaries)
         return self
 
-    def ids(self, parts: Sequence[RawValues]) -> Ids:
+    def ids(self, parts: Sequence[RawValues], sources: Sequence[str] | None = None) -> Ids:
         """The id of each row, of the columns' values in their order.
 
+        Args:
+            sources: What the columns are called where the values come from.
+
         Raises:
-            DataError: naming the column that holds no numbers where it has boundaries.
+            DataError: naming each column that holds no numbers where it has boundaries.
         """
-        prints = []
-        for name, part in zip(self.columns, parts, strict=True):
+        prints, problems = [], []
+        for name, source, part in zip(self.columns, sources or self.columns, parts, strict=True):
             try:
                 prints.append(self._print(name, _arrow(part)))
             except DataError as error:
-                raise DataError(f"'{name}': {'; '.join(error.problems)}") from None
+                problems += [f"column '{source}': {problem}" for problem in error.problems]
+        if problems:
+            raise DataError.of("raw rows", problems)
         return _within(cross(prints), self.cardinality)
 
     def _print(self, name: str, array: pa.Array) -> Prints:
@@ -365,6 +370,38 @@ def _check_rising(boundaries: Sequence[float]) -> None:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """How many rows lack a value, and how many hold one that was unknown when the data was prepared."""
+
+    missing: int
+    unknown: int
+    taken: str
+    """What stands for them."""
+
+    def __add__(self, other: Gap) -> Gap:
+        return Gap(self.missing + other.missing, self.unknown + other.unknown, self.taken)
+
+
+UNKNOWN_ID, MISSING_ID = "the id of unknown values", "the id of missing values"
+
+
+def _gap(encoder: Encoder, values: RawValues, encoded: NDArray[np.generic]) -> Gap:
+    if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        nothing = "the mean" if isinstance(encoder, ScaleEncoder) else "0"
+        taken = nothing if encoder.missing is None else f"{encoder.missing:g}"
+        return Gap(int(np.isnan(_as_numbers(encoder.present(values))).sum()), 0, taken)
+    zeros = encoded == UNKNOWN
+    if not isinstance(encoder, VocabularyEncoder):
+        return Gap(int(zeros.sum()), 0, MISSING_ID)
+    array = encoder.present(values).filter(pa.array(zeros))
+    missing = array.is_null(nan_is_null=True)
+    if _is_text(array.type):
+        missing = pc.or_(missing, pc.fill_null(pc.equal(array, ""), False))
+    count = pc.sum(missing).as_py() or 0
+    return Gap(count, len(array) - count, UNKNOWN_ID)
+
+
+@dataclass(frozen=True)
 class Encoders:
     """How each feature's raw value becomes the prepared one, with the vocabularies that takes."""
 
@@ -425,22 +462,42 @@ class Encoders:
         """
         wanted = list(self.encoders if features is None else features)
         found = table.column_names
-        problems = [
-            f"no column '{column}'{needed}{nearest(column, found)}; found {listed(found)}"
-            for column, needed in self._missing(wanted, found).items()
-        ]
+        missing = self._missing(wanted, found)
+        problems = [f"no column '{column}'{needed}{nearest(column, found)}" for column, needed in missing.items()]
         encoded: dict[str, NDArray[np.generic] | Lists] = {}
         for name in wanted:
-            sources = self._sources(name, found)
-            if None not in sources:
+            sources = [source for source in self._sources(name, found) if source is not None]
+            if self.can_encode(name, found):
                 try:
-                    encoded[name] = self._encode(name, [table.column(source) for source in sources])
-                except DataError as error:
-                    of = f"column '{sources[0]}'" if len(sources) == 1 else f"feature '{name}'"
-                    problems += [f"{of}: {problem}" for problem in error.problems]
+                    encoded[name] = self._encode(name, [table.column(source) for source in sources], sources)
+                except DataError as error:  # of one bad cell the same problem, whatever is made from it
+                    of = "" if isinstance(self.encoders[name], CrossEncoder) else f"column '{sources[0]}': "
+                    problems += [f"{of}{problem}" for problem in error.problems]
         if problems:
-            raise DataError.of("raw rows", problems)
+            told = DataError.of("raw rows", problems)
+            between = "; " if len(told.problems) == 1 else "\n  "
+            raise DataError(f"{told}{between}found {listed(found)}", told.problems) if missing else told
         return encoded
+
+    def gaps(self, table: pa.Table, encoded: Mapping[str, NDArray[np.generic] | Lists]) -> dict[str, Gap]:
+        """What rows lack or hold that is unknown, of the columns they were encoded from, each told once.
+
+        Lists and crosses are passed over.
+        """
+        gaps: dict[str, Gap] = {}
+        told: set[str | None] = set()
+        for name in sorted(encoded, key=lambda name: isinstance(self._encoder(name), BucketEncoder)):
+            encoder, column = self._encoder(name), encoded[name]
+            if isinstance(encoder, CrossEncoder) or isinstance(column, tuple):
+                continue
+            (source,) = self._sources(name, table.column_names)
+            if source in told:
+                continue
+            told.add(source)
+            gap = _gap(encoder, table.column(source), column)
+            if gap.missing or gap.unknown:
+                gaps[str(source) if isinstance(encoder, BucketEncoder) else name] = gap
+        return gaps
 
     def encode_column(self, feature: str, values: RawValues) -> NDArray[np.generic] | Lists:
         """One prepared column of the values of its one raw column.
@@ -465,11 +522,13 @@ class Encoders:
         """Whether the raw columns that a feature is made from are all there."""
         return None not in self._sources(feature, columns)
 
-    def _encode(self, feature: str, parts: Sequence[RawValues]) -> NDArray[np.generic] | Lists:
+    def _encode(
+        self, feature: str, parts: Sequence[RawValues], sources: Sequence[str] | None = None
+    ) -> NDArray[np.generic] | Lists:
         encoder = self._encoder(feature)
         parts = [encoder.present(part) for part in parts]
         if isinstance(encoder, CrossEncoder):
-            return encoder.ids(parts)
+            return encoder.ids(parts, sources)
         (values,) = parts
         if isinstance(encoder, ScaleEncoder):
             return Scaler(encoder.mean, encoder.std).encode(encoder.transformed(values))

@@ -22,13 +22,14 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec import bundle
 from recspec.batch import Batch, num_rows, take, to_device
 from recspec.bundle import Bundle, Seen
 from recspec.distributed import pick_device
-from recspec.encoding import Encoders, Vocabulary
+from recspec.encoding import MISSING_ID, UNKNOWN_ID, Encoders, Gap, Lists, Vocabulary, split_lists
 from recspec.errors import BundleError, DataError, SettingsError, SpecError, listed, nearest, unknown
 from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
@@ -82,17 +83,26 @@ class Recommendation:
 
 @dataclass
 class Predictions:
-    """Probabilities of raw rows, and how many rows held an unknown value, by feature."""
+    """How many raw rows were scored, and what was missing or unknown in them, by feature."""
 
     rows: int = 0
-    unknown: dict[str, int] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
-        """A sentence for each feature with unknown values."""
-        return [
-            f"{count:,} of {self.rows:,} rows have an unknown {name}; they are scored with the id of unknown values"
-            for name, count in self.unknown.items()
-        ]
+        """A sentence for each feature with missing or unknown values."""
+        return [_note(name, gap, self.rows) for name, gap in self.gaps.items()]
+
+
+def _note(name: str, gap: Gap, rows: int) -> str:
+    of = f"of {rows:,} row{'s' * (rows != 1)}"
+    lack = f"{gap.missing:,} {of} {'has' if gap.missing == 1 else 'have'} no {name}"
+    if gap.taken not in (UNKNOWN_ID, MISSING_ID):
+        return f"{lack}; {gap.taken} is taken"
+    if not gap.missing:
+        lack = f"{gap.unknown:,} {of} {'has' if gap.unknown == 1 else 'have'} an unknown {name}"
+    elif gap.unknown:
+        lack += f" and {gap.unknown:,} an unknown one"
+    return f"{lack}; {'it is' if gap.missing + gap.unknown == 1 else 'they are'} scored with {gap.taken}"
 
 
 class Predictor:
@@ -127,13 +137,13 @@ class Predictor:
         """
         if self.encoders is not None:
             rows = rows.rename_columns(self.encoders.named(rows.column_names))
-        batch, unknown = self._encode(rows)
+        batch, gaps = self._encode(rows)
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
-        return torch.sigmoid(logits).cpu().numpy(), Predictions(rows.num_rows, unknown)
+        return torch.sigmoid(logits).cpu().numpy(), Predictions(rows.num_rows, gaps)
 
-    def _encode(self, rows: pa.Table) -> tuple[Batch, dict[str, int]]:
+    def _encode(self, rows: pa.Table) -> tuple[Batch, dict[str, Gap]]:
         wanted = self.model.features()
         looked_up = self._from_catalogues(wanted, rows.column_names)
         given = [name for name in wanted if name not in looked_up]
@@ -141,6 +151,8 @@ class Predictor:
         batch = {name: _tensor(columns[name], self.spec, name).to(self.device) for name in given}
         for name, (own_id, catalogue) in looked_up.items():
             batch[name] = catalogue.features[name].index_select(0, batch[own_id].long())
+        if self.encoders is not None:
+            return batch, self.encoders.gaps(rows, columns)
         unknown = {
             name: int((batch[name] == 0).sum())
             for name in given
@@ -148,9 +160,9 @@ class Predictor:
             and not self.spec.features[name].is_list
             and self.spec.reserves_unknown(name)
         }
-        return batch, {name: count for name, count in unknown.items() if count}
+        return batch, {name: Gap(0, count, UNKNOWN_ID) for name, count in unknown.items() if count}
 
-    def _encode_columns(self, rows: pa.Table, names: Sequence[str]) -> Mapping[str, object]:
+    def _encode_columns(self, rows: pa.Table, names: Sequence[str]) -> Mapping[str, NDArray[np.generic] | Lists]:
         if self.encoders is not None:
             return self.encoders.encode(rows, names)
         return _prepared_columns(rows, names, self.spec)
@@ -333,13 +345,17 @@ def predict_file(
         for table in _read_rows(rows):
             if "probability" in table.column_names:
                 raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
-            written = None if columns is None else _chosen(columns, table.column_names, rows)
+            names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
+            chosen = () if columns is None else _chosen(columns, list(names), rows)
             probability, found = predictor.predict(table)
             total.rows += found.rows
-            for name, count in found.unknown.items():
-                total.unknown[name] = total.unknown.get(name, 0) + count
+            for name, gap in found.gaps.items():
+                total.gaps[name] = total.gaps[name] + gap if name in total.gaps else gap
             scored = table.append_column("probability", pa.array(probability))
-            write(scored if written is None else scored.select([*written, "probability"]))
+            if columns is not None:
+                scored = scored.select([names[name] for name in chosen] + ["probability"])
+                scored = scored.rename_columns([*chosen, "probability"])
+            write(scored)
     return total
 
 
@@ -577,20 +593,24 @@ def _tensor(column: object, spec: FeatureSpec, name: str) -> Tensor:
     return torch.from_numpy(np.array(column))  # a copy: arrow's memory may not be written to
 
 
-def _prepared_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec) -> Mapping[str, object]:
+def _prepared_columns(
+    rows: pa.Table, names: Sequence[str], spec: FeatureSpec
+) -> Mapping[str, NDArray[np.generic] | Lists]:
     """Columns of a dataset that recspec did not prepare: the rows hold ids and numbers already.
 
     Raises:
         DataError: naming every column that is missing, and every id that is out of range.
     """
-    columns: dict[str, object] = {}
+    columns: dict[str, NDArray[np.generic] | Lists] = {}
     problems = []
     for name in names:
         if name not in rows.column_names:
             problems.append(f"no column '{name}'{nearest(name, rows.column_names)}")
             continue
+        column = rows.column(name).combine_chunks()
         try:
-            columns[name] = _prepared_column(rows.column(name), spec, name)
+            made = _prepared_lists if spec.features[name].is_list else _prepared_column
+            columns[name] = made(column, spec, name)
         except (DataError, pa.ArrowException) as error:
             problems.append(f"column '{name}': {error}")
     if problems:
@@ -598,16 +618,46 @@ def _prepared_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec) -
     return columns
 
 
-def _prepared_column(column: pa.ChunkedArray, spec: FeatureSpec, name: str) -> object:
+def _prepared_column(column: pa.Array, spec: FeatureSpec, name: str) -> NDArray[np.generic]:
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        raise DataError("holds lists; expected one value a row")
+    if column.null_count:
+        row = column.is_null().index(True).as_py() + 1
+        raise DataError(f"row {row} has no value; expected one in every row")
     if not spec.features[name].is_categorical:
-        return column.cast(pa.float32()).to_numpy()
-    if spec.features[name].is_list:
-        raise DataError("lists of ids can't be given for a dataset that recspec did not prepare")
-    ids = column.cast(pa.int64()).to_numpy() + spec.shift(name)
-    wrong = np.flatnonzero((ids < 0) | (ids >= spec.num_ids(name)))
+        numbers: NDArray[np.generic] = column.cast(pa.float32()).to_numpy(zero_copy_only=False)
+        return numbers
+    return _in_range(column, np.arange(len(column) + 1), spec, name)
+
+
+def _prepared_lists(column: pa.Array, spec: FeatureSpec, name: str) -> Lists:
+    """Values and offsets of lists, without the padding that stands in them."""
+    feature = spec.features[name]
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise DataError(f"holds {column.type}; expected a list in every row, as JSONL and Parquet have them")
+    flat, offsets = split_lists(column, None)
+    if not feature.is_categorical:
+        wrong = np.flatnonzero(np.diff(offsets) != feature.length)
+        if len(wrong):
+            row = int(wrong[0])
+            raise DataError(f"row {row + 1} holds {np.diff(offsets)[row]} numbers; expected {feature.length}")
+        return flat.cast(pa.float32()).to_numpy(zero_copy_only=False), offsets
+    padding = -1 if feature.padding is None else feature.padding
+    lists = Ragged(flat.cast(pa.int64()).to_numpy(zero_copy_only=False), offsets)
+    lists = lists.where(lists.values != padding)
+    return _in_range(pa.array(lists.values), lists.offsets, spec, name), lists.offsets
+
+
+def _in_range(values: pa.Array, offsets: NDArray[np.int64], spec: FeatureSpec, name: str) -> NDArray[np.int64]:
+    """Ids as batches have them, of rows [offsets[i], offsets[i + 1])."""
+    shift = spec.shift(name)
+    ids: NDArray[np.int64] = values.cast(pa.int64()).to_numpy(zero_copy_only=False) + shift
+    limit = spec.num_ids(name)
+    wrong = np.flatnonzero((ids < shift) | (ids >= limit))
     if len(wrong):
-        first, limit = int(wrong[0]), spec.num_ids(name) - spec.shift(name)
-        raise DataError(f"row {first + 1} is {ids[first] - spec.shift(name)}; expected an id in [0, {limit})")
+        row = int(np.searchsorted(offsets, wrong[0], side="right"))
+        verb = "holds" if spec.features[name].is_list else "is"
+        raise DataError(f"row {row} {verb} {ids[wrong[0]] - shift}; expected an id in [0, {limit - shift})")
     return ids
 
 

@@ -27,8 +27,8 @@ from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
 from recspec.distributed import Ranks
 from recspec.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError, listed, unknown
-from recspec.evaluate import LOWER_IS_BETTER, PROTOCOLS, evaluate_model, positives
-from recspec.feature_spec import FeatureSpec, Role
+from recspec.evaluate import LOWER_IS_BETTER, PROTOCOLS, evaluate_model, id_feature, positives
+from recspec.feature_spec import NO_FILES, FeatureSpec, Role
 from recspec.layers import Embeddings
 from recspec.loader import Loader, Part, Share
 from recspec.machine import Affinity, cpu_multiplies_bf16, parse_bytes
@@ -619,7 +619,7 @@ class TrainingRun:
 
     def _seen(self) -> Seen | None:
         """Which items each user acted on, for answers that leave them out."""
-        if not (self.spec.role("user") and self.spec.role("item")):
+        if id_feature(self.spec, "user") is None or id_feature(self.spec, "item") is None:
             return None
         splits = [split for split in ("train", "valid") if split in self.spec.splits]
         known = positives(self.spec, splits)
@@ -950,6 +950,8 @@ def _without_frozen(model: nn.Module, frozen: Sequence[str]) -> list[tuple[str, 
 
 
 def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]:
+    if not spec.splits:
+        raise SpecError(f"{spec.folder}: {NO_FILES}")
     problems = [unknown("split", split, spec.splits) for split in settings.train_splits if split not in spec.splits]
     if problems:
         raise SpecError.of(f"{spec.folder}: train.train_splits", problems)
