@@ -216,7 +216,7 @@ def measure_recspec(data: str, *, precision: str, backend: str, batch_size: int,
             rate = matrix_rate(run.precision, torch.device("cpu"))
             clock = Clock(seconds)
             while not clock.is_over:
-                for loss in run.epoch():
+                for loss in run.epoch():  # noqa: B007
                     if clock.tick(run.progress.samples):
                         break
                 run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0

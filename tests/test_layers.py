@@ -136,6 +136,21 @@ def test_mlp_with_dropout_has_the_mean_of_many_draws_in_its_linear_part() -> Non
     torch.testing.assert_close(many, expected, rtol=0.02, atol=0)
 
 
+@pytest.mark.parametrize("width", [79, 80, 81])
+def test_a_width_that_is_no_multiple_of_8_changes_nothing_but_the_speed(width: int) -> None:
+    torch.manual_seed(10)
+    mlp, x = Mlp([width, 32]), torch.randn(ROWS, width, requires_grad=True)
+    assert x.numel() > SMALL
+    assert mlp.first.weight.shape == (32, width)
+    y = F.relu(F.linear(x, mlp.first.weight, mlp.first.bias))
+    slope = torch.randn_like(y)
+    places = (x, mlp.first.weight, mlp.first.bias)
+    expected = torch.autograd.grad(y, places, slope)
+    found = mlp(x)
+    torch.testing.assert_close(found, y)
+    torch.testing.assert_close(torch.autograd.grad(found, places, slope), expected)
+
+
 def test_mlp_starts_glorot_uniform() -> None:
     torch.manual_seed(9)
     weight = Mlp([300, 500]).first.weight

@@ -50,7 +50,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All layers."""
-        return self.after_first(self.first(x))
+        return self.after_first(_aligned_linear(x, self.first))
 
     def after_first(self, x: Tensor) -> Tensor:
         """The rest of the way from what the first linear layer gives, (..., dims[1]); overwrites it."""
@@ -76,6 +76,18 @@ class Mlp(nn.Module):
             x = F.linear(x, weight if scale == 1.0 else weight * scale, bias)
             x, scale = relu_dropout_(x, self.dropout, training=self.training)
         return x.view(*shape, x.shape[-1]), scale
+
+
+def _aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The layer's output, computed at a width that is a multiple of 8, the columns more being zeros.
+
+    Products of matrices whose rows start at odd places take a CPU up to one and a half times as long: with (8192, 479)
+    x (479, 1024) the three of a training step took 368 ms on one thread, and 278 ms at a width of 480.
+    """
+    more = -layer.in_features % 8
+    if not more or x.device.type != "cpu" or x.numel() < SMALL or torch.compiler.is_compiling():
+        return cast(Tensor, layer(x))
+    return F.linear(F.pad(x, (0, more)), F.pad(layer.weight, (0, more)), layer.bias)
 
 
 def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float]:
