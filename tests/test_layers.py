@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import SMALL, Embeddings, Mlp, bernoulli_words, relu_dropout_
+from recspec.layers import SMALL, Embeddings, Mlp, bernoulli_words, beside_dots, dot_interaction, relu_dropout_
 
 ROWS, WIDTH = 1024, 128
 assert ROWS * WIDTH > SMALL
@@ -157,6 +157,39 @@ def test_mlp_starts_glorot_uniform() -> None:
     bound = (6 / 800) ** 0.5
     assert weight.abs().max().item() <= bound
     assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+
+
+# --- dot products ----------------------------------------------------------------------------------------------------
+
+
+def test_a_vector_beside_dot_products_worked_by_hand() -> None:
+    first, others = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0, 5.0, 6.0]])
+    # (1, 2), (3, 4), (5, 6): 3 + 8, 5 + 12, 15 + 24.
+    assert beside_dots(first, others).tolist() == [[1.0, 2.0, 11.0, 17.0, 39.0]]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 600])
+@pytest.mark.parametrize("others", [1, 3, 4, 26])
+def test_a_vector_beside_dot_products_in_blocks_is_that_of_all_rows_at_once(rows: int, others: int) -> None:
+    torch.manual_seed(11)
+    dim = 5
+    vectors = [torch.randn(rows, width, dtype=torch.float64, requires_grad=True) for width in (dim, others * dim)]
+    dots = dot_interaction(torch.cat(vectors, dim=1).view(rows, 1 + others, dim))
+    expected = torch.cat([vectors[0], dots], dim=1)
+    found = beside_dots(*vectors)
+    torch.testing.assert_close(found, expected)
+    slope = torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, vectors, slope), torch.autograd.grad(expected, vectors, slope)
+    )
+
+
+def test_a_vector_beside_dot_products_is_the_same_under_autocast() -> None:
+    torch.manual_seed(12)
+    first, others = torch.randn(300, 8), torch.randn(300, 24)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = beside_dots(first, others)
+    torch.testing.assert_close(found.float(), beside_dots(first, others), rtol=0.02, atol=0.1)
 
 
 # --- embeddings ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from recspec import config
 from recspec.batch import Batch
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, Mlp, dot_interaction, ids_and_numbers
+from recspec.layers import Embeddings, Mlp, beside_dots, dot_interaction, ids_and_numbers
 from recspec.models.base import Model
 
 
@@ -107,14 +107,13 @@ class Dlrm(Model):
         parts: list[Tensor] = []
         if self.numbers:
             parts.append(self.bottom(torch.stack([batch[name] for name in self.numbers], dim=1)))
-        dense = parts[:1]
         if self.ids:
             parts.append(self.embeddings(batch))
-        side_by_side = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if self.settings.interaction == "cat":
-            return side_by_side
-        dots = dot_interaction(side_by_side.view(len(side_by_side), -1, self.settings.embedding_dim))
-        return torch.cat([*dense, dots], dim=1)
+            return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        if len(parts) > 1:
+            return beside_dots(*parts)
+        return dot_interaction(parts[0].view(len(parts[0]), -1, self.settings.embedding_dim))
 
 
 def start_normal(mlp: Mlp) -> None:
