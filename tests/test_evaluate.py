@@ -860,7 +860,7 @@ def on_ranks(world_size: int, work: Callable[[Ranks], evaluation.Evaluation]) ->
     results: dict[int, evaluation.Evaluation] = {}
 
     def run(rank: int) -> None:
-        results[rank] = work(ThreadRanks(rank, world_size, torch.device("cpu"), meeting, board))
+        results[rank] = work(ThreadRanks(rank, world_size, meeting=meeting, board=board))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -868,6 +868,85 @@ def on_ranks(world_size: int, work: Callable[[Ranks], evaluation.Evaluation]) ->
     for thread in threads:
         thread.join()
     return [results[rank] for rank in range(world_size)]
+
+
+def clicks_without_users(folder: Path, num_rows: int) -> FeatureSpec:
+    """Rows (item, label) in files of 40 rows, a third of them positive, and no group."""
+    rows = [(item % 23, int(item % 3 == 0)) for item in range(num_rows)]
+    files = []
+    for start in range(0, num_rows, 40):
+        files.append(f"test-{start}.csv")
+        (folder / files[-1]).write_text("".join(f"{i},{y}\n" for i, y in rows[start : start + 40]))
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {"item": {"cardinality": 23}, "label": {}},
+            "source_spec": {"test": [{"type": "csv", "features": ["item", "label"], "files": files}]},
+            "channel_spec": {"item": ["item"], "label": ["label"]},
+        },
+        folder,
+    )
+
+
+class ItemModel(TableModel):
+    """Gives each item a logit."""
+
+    needs: ClassVar[tuple[str, ...]] = ("item", "label")
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.table[batch["item"].long()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_rows_that_are_not_held_in_memory_reach_the_same_numbers_on_any_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    monkeypatch.setattr(evaluation, "ROWS_PER_BLOCK", 40)
+    spec = clicks_without_users(tmp_path, 1000)
+    logits = np.round(np.random.default_rng(0).normal(size=23), 1)  # some items tie
+    held = evaluate_model(ItemModel(spec, logits), spec, "test")
+    monkeypatch.setattr(evaluation, "_read_rows", lambda *_: pytest.fail("all labels are read"))
+    streamed = EvaluateSettings(memory_rows=100)
+    alone = evaluate_model(ItemModel(spec, logits), spec, "test", settings=streamed)
+    assert held.protocols == alone.protocols == {"rows": {"rows": 1000, "positives": 334}}
+    assert (alone.left_out, set(alone.metrics["rows"])) == (held.left_out, {"auc", "log_loss", "accuracy"})
+    for name in ("auc", "accuracy"):
+        assert alone.metrics["rows"][name] == held.metrics["rows"][name]
+    assert alone.metrics["rows"]["log_loss"] == pytest.approx(held.metrics["rows"]["log_loss"], rel=1e-14)
+    for result in on_ranks(
+        world_size, lambda ranks: evaluate_model(ItemModel(spec, logits), spec, "test", ranks=ranks, settings=streamed)
+    ):
+        assert result.metrics == alone.metrics
+        assert result.protocols == alone.protocols
+
+
+def test_a_streamed_split_of_one_class_has_no_auc_and_says_why_rows_are_left_out(tmp_path: Path) -> None:
+    spec = clicks_without_users(tmp_path, 40)
+    (tmp_path / "test-0.csv").write_text("1,0\n" * 40)
+    settings = EvaluateSettings(memory_rows=10)
+    left = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", settings=settings)
+    assert (left.metrics, left.left_out["rows"]) == ({}, "the split's rows are of one class")
+    asked = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", protocols=["rows"], settings=settings)
+    assert asked.metrics == {"rows": {"log_loss": pytest.approx(math.log(2)), "accuracy": 0.5}}
+
+
+def test_a_streamed_split_names_its_wrong_label_and_a_diverged_model(tmp_path: Path) -> None:
+    spec = clicks_without_users(tmp_path, 80)
+    settings = EvaluateSettings(memory_rows=10)
+    with pytest.raises(DataError, match="80 of 80 scores are NaN: the model has diverged"):
+        evaluate_model(ItemModel(spec, np.full(23, np.nan)), spec, "test", settings=settings)
+    (tmp_path / "test-40.csv").write_text("1,0\n1,3\n" + "2,1\n" * 38)
+    with pytest.raises(DataError, match=r"split 'test', feature 'label': row 42 is 3\.0; a label is 0 or 1"):
+        evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", settings=settings)
+
+
+def test_a_streamed_split_has_the_baselines_of_rows(tmp_path: Path) -> None:
+    spec = clicks_without_users(tmp_path, 400)
+    spec = spec.replace(sources={**spec.sources, "train": spec.sources["test"]})
+    held = evaluate_baselines(Question(spec, "test", ["rows"], EvaluateSettings()))[0]
+    streamed = evaluate_baselines(Question(spec, "test", ["rows"], EvaluateSettings(memory_rows=50)))[0]
+    assert set(held) == set(streamed) == set(ROW_BASELINES)
+    for name, found in streamed.items():
+        assert found.metrics["rows"] == pytest.approx(held[name].metrics["rows"], rel=1e-14)
 
 
 # --- baselines and the report ---

@@ -420,8 +420,11 @@ class FitRows(Protocol):
 
 def count_labels(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
     """Rows of some splits, and how many of them are positive."""
-    labels = [_labels(block, spec) for _, block in _row_blocks(spec, splits, (spec.label,))]
-    return sum(len(of) for of in labels), sum(int(of.sum()) for of in labels)
+    rows = positives = 0
+    for _, block in _row_blocks(spec, splits, (spec.label,)):
+        labels = _labels(block, spec)
+        rows, positives = rows + len(labels), positives + int(labels.sum())
+    return rows, positives
 
 
 def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from recspec.metrics import Ranking, Values
 from recspec.models.base import Model
 from recspec.sampling import item_features
 from recspec.storage import Column, Ragged, SplitReader, open_split
+from recspec.tally import Tally
 
 ProtocolName = Literal["rows", "sampled", "full"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
@@ -380,6 +381,12 @@ class EvaluateSettings(config.Settings):
     )
     num_negatives: int = Field(default=99, ge=1, description="negatives drawn for a user, where the split lists none")
     seed: int = Field(default=0, ge=0, description="of the drawn negatives")
+    memory_rows: int = Field(
+        default=1 << 26,
+        ge=1,
+        description="rows whose scores are held in memory; where a split has more, and no users or groups, "
+        "scores go through a temporary folder, 4 bytes a row, to the same numbers",
+    )
 
 
 class Question:
@@ -406,7 +413,7 @@ class Question:
     def under(self, protocols: Sequence[str]) -> Question:
         """The same question under other protocols, without reading again."""
         other = Question(self.spec, self.split, protocols, self.settings)
-        for name in ("rows", "candidates", "candidate_ids", "seen", "truth"):
+        for name in ("rows", "has_both_classes", "candidates", "candidate_ids", "seen", "truth"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
@@ -417,7 +424,7 @@ class Question:
             return tuple(name for name in PROTOCOLS if name in self.asked), {}
         why: dict[str, str] = {}
         requests = self.spec.role("context") + self.spec.role("history")
-        if not self.rows.has_both_classes:
+        if not self.has_both_classes:
             why["rows"] = "the split's rows are of one class"
         if not (self.has_users and self.has_items):
             why["full"] = self.lacks
@@ -449,10 +456,29 @@ class Question:
         absent = {"user": not self.has_users, "item": not self.has_items}
         return f"the dataset has no {' and no '.join(role for role in absent if absent[role])}"
 
+    @cached_property
+    def has_both_classes(self) -> bool:
+        """Whether the split has positives and negatives."""
+        if not self.is_streamed:
+            return self.rows.has_both_classes
+        label, seen = self.spec.label, {False: False, True: False}
+        for start, block in _blocks(open_split(self.spec, self.split, (label,))):
+            labels = _as_flags(_array(block[label]), start, self.spec, self.split, label)
+            seen = {False: seen[False] or not labels.all(), True: seen[True] or bool(labels.any())}
+            if all(seen.values()):
+                break
+        return all(seen.values())
+
+    @cached_property
+    def is_streamed(self) -> bool:
+        """Whether the split has more rows than may be held, and no groups, whose metrics need all of them at once."""
+        num_rows = open_split(self.spec, self.split, (self.spec.label,)).num_rows
+        return _group_of(self.spec, self.split) is None and num_rows > self.settings.memory_rows
+
     @property
     def lists_candidates(self) -> bool:
         """Whether the split's own rows are the candidates of protocol `sampled`."""
-        return self.rows.groups is not None and self.rows.has_both_classes
+        return _group_of(self.spec, self.split) is not None and self.has_both_classes
 
     @property
     def refuses_long_cut_offs(self) -> bool:
@@ -547,8 +573,7 @@ def id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
 
 
 def _read_rows(spec: FeatureSpec, split: str) -> Rows:
-    user, item = id_feature(spec, "user"), id_feature(spec, "item")
-    group = spec.group if spec.group is not None else user
+    user, item, group = id_feature(spec, "user"), id_feature(spec, "item"), _group_of(spec, split)
     held = spec.columns(split)
     leak = _leak(spec)
     wanted = (spec.label, group, user, item, leak)
@@ -569,6 +594,12 @@ def _read_rows(spec: FeatureSpec, split: str) -> Rows:
     labels: NDArray[np.bool_] = columns.get(spec.label, np.zeros(0, dtype=bool)).astype(bool)
     flags: NDArray[np.bool_] | None = columns[leak].astype(bool) if leak in columns else None
     return Rows(labels, column(group), column(user), column(item), flags)
+
+
+def _group_of(spec: FeatureSpec, split: str) -> str | None:
+    """The feature whose rows of one value are a group, where the split holds one."""
+    group = spec.group if spec.group is not None else id_feature(spec, "user")
+    return group if group in spec.columns(split) else None
 
 
 def _as_flags(values: NDArray[np.generic], start: int, spec: FeatureSpec, split: str, name: str) -> NDArray[np.bool_]:
@@ -691,6 +722,10 @@ class ModelRanker:
         return torch.from_numpy(self._row[users]).to(self.device)
 
 
+RowBlock = tuple[int, Scores, Mapping[str, Column]]
+"""The number of a block's first row, the scores of its rows, and the columns read."""
+
+
 class _Answers(Protocol):
     """What a protocol asks for."""
 
@@ -698,6 +733,9 @@ class _Answers(Protocol):
 
     def of_rows(self, progress: Progress) -> Scores:
         """(rows,) scores of every row of the split."""
+
+    def in_blocks(self, progress: Progress) -> Iterator[RowBlock]:
+        """The same of this rank's rows, block by block and kept nowhere; asked only where the split is streamed."""
 
     def of_candidates(self, progress: Progress) -> Scores:
         """(rows,) scores of the candidates of `sampled`."""
@@ -721,6 +759,10 @@ class _RankerScores:
         if self._rows is None:
             self._rows = self._pairs(self.question.rows, "rows", progress)
         return self._rows
+
+    def in_blocks(self, progress: Progress) -> Iterator[RowBlock]:  # noqa: ARG002
+        """None: a split with users is never streamed."""
+        raise AssertionError("a ranker scores pairs of users and items, and users are groups")
 
     def of_candidates(self, progress: Progress) -> Scores:
         """Scores of the split's rows where they are the candidates, else of the drawn pairs."""
@@ -753,13 +795,19 @@ class _ScorerScores:
         self._scorer, self.question = scorer, question
         self._rows: Scores | None = None
 
-    def of_rows(self, progress: Progress) -> Scores:  # noqa: ARG002
+    def of_rows(self, progress: Progress) -> Scores:
         """Logits of every row, computed once."""
         if self._rows is None:
-            reader = open_split(self.question.spec, self.question.split, self._scorer.features)
-            parts = [self._scorer.logits(block) for _, block in _blocks(reader)]
+            parts = [scores for _, scores, _ in self.in_blocks(progress)]
             self._rows = np.concatenate([np.zeros(0, dtype=np.float64), *parts])
         return self._rows
+
+    def in_blocks(self, progress: Progress) -> Iterator[RowBlock]:  # noqa: ARG002
+        """Logits and columns of every row, block by block."""
+        spec = self.question.spec
+        names = tuple(dict.fromkeys((*self._scorer.features, spec.label)))
+        for start, block in _blocks(open_split(spec, self.question.split, names)):
+            yield start, self._scorer.logits(block), block
 
     def of_candidates(self, progress: Progress) -> Scores:
         """The same: it is asked only where the candidates are the rows."""
@@ -786,6 +834,12 @@ class _ModelScores:
             question = self.question
             self._rows = score_rows(self.model, question.spec, question.split, self.ranks, progress)
         return self._rows
+
+    def in_blocks(self, progress: Progress) -> Iterator[RowBlock]:
+        """Logits of this rank's rows, block by block."""
+        question = self.question
+        names = tuple(dict.fromkeys((*self.model.features(), question.spec.label)))
+        return _scored_blocks(self.model, open_split(question.spec, question.split, names), self.ranks, progress)
 
     def of_candidates(self, progress: Progress) -> Scores:
         """Logits of the split's rows where they are the candidates, else of the drawn pairs."""
@@ -817,24 +871,38 @@ def score_rows(
 
     Ranks share whole blocks, so that a row is scored in the same company whatever the number of ranks.
     """
-    ranks, progress = ranks or Ranks(), progress or _silent
-    device = model.device
+    ranks = ranks or Ranks()
     reader = open_split(spec, split, model.features())
+    first, last = _share_of_rows(reader, ranks)
+    scores = np.empty(last - first, dtype=np.float32)
+    for start, logits, _ in _scored_blocks(model, reader, ranks, progress or _silent):
+        scores[start - first : start - first + len(logits)] = logits
+    return _gather(scores, ranks)
+
+
+def _scored_blocks(model: Model, reader: SplitReader, ranks: Ranks, progress: Progress) -> Iterator[RowBlock]:
+    """Logits of this rank's blocks, whole blocks in order."""
     cuts = reader.blocks(ROWS_PER_BLOCK)
     share = ranks.share(len(cuts) - 1)
-    scores = np.empty(int(cuts[share.stop] - cuts[share.start]), dtype=np.float32)
-    first = int(cuts[share.start])
-    with _scoring(model):
-        for block in range(share.start, share.stop):
-            start, stop = int(cuts[block]), int(cuts[block + 1])
-            progress("rows", start - first, len(scores))
-            batch = to_device(as_batch(reader.read(start, stop), spec), device)
+    first, last = _share_of_rows(reader, ranks)
+    for start, stop in pairwise(cuts[share.start : share.stop + 1].tolist()):
+        progress("rows", start - first, last - first)
+        columns = reader.read(start, stop)
+        batch = to_device(as_batch({name: columns[name] for name in model.features()}, reader.spec), model.device)
+        scores = np.empty(stop - start, dtype=np.float32)
+        with _scoring(model):  # left before the block is handed out
             for row in range(0, stop - start, ROWS_PER_FORWARD):
                 part = take(batch, slice(row, min(row + ROWS_PER_FORWARD, stop - start)))
-                logits = model(part).float().cpu().numpy()
-                scores[start - first + row : start - first + row + len(logits)] = logits
-    progress("rows", len(scores), len(scores))
-    return _gather(scores, ranks)
+                scores[row : row + ROWS_PER_FORWARD] = model(part).float().cpu().numpy()
+        yield start, scores, columns
+    progress("rows", last - first, last - first)
+
+
+def _share_of_rows(reader: SplitReader, ranks: Ranks) -> tuple[int, int]:
+    """The first row of this rank's blocks, and the one after its last."""
+    cuts = reader.blocks(ROWS_PER_BLOCK)
+    share = ranks.share(len(cuts) - 1)
+    return int(cuts[share.start]), int(cuts[share.stop])
 
 
 def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:
@@ -883,7 +951,11 @@ def _evaluate(answers: _Answers, question: Question, ranks: Ranks, progress: Pro
     result = Evaluation({}, left_out=left_out)
     for protocol in chosen:
         if protocol == "rows":
-            result.metrics["rows"], result.protocols["rows"] = _rows(answers, question, progress)
+            streamed = question.is_streamed
+            found = (
+                _streamed_rows(answers, question, ranks, progress) if streamed else _rows(answers, question, progress)
+            )
+            result.metrics["rows"], result.protocols["rows"] = found
             continue
         if protocol == "sampled":
             ranking, facts, leaked = _sampled(answers, question, progress)
@@ -912,6 +984,22 @@ def _rows(answers: _Answers, question: Question, progress: Progress) -> tuple[di
         reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
     return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+
+
+def _streamed_rows(
+    answers: _Answers, question: Question, ranks: Ranks, progress: Progress
+) -> tuple[dict[str, float], dict[str, object]]:
+    """The same numbers where scores and labels of all rows are not held."""
+    spec, split, label = question.spec, question.split, question.spec.label
+    with Tally(max(1, question.settings.memory_rows // 4), gather=partial(_gather, ranks=ranks)) as tally:
+        for start, scores, columns in answers.in_blocks(progress):
+            tally.add(scores, _as_flags(_array(columns[label]), start, spec, split, label))
+        found = tally.finish()
+    reached = {"auc": found.auc}
+    if answers.gives_logits:
+        reached |= {"log_loss": found.log_loss, "accuracy": found.accuracy}
+    defined = {name: value for name, value in reached.items() if not np.isnan(value)}
+    return defined, {"rows": found.rows, "positives": found.positives}
 
 
 def _sampled(
@@ -1070,8 +1158,8 @@ def _silent(stage: str, done: float, total: float | None) -> None:
     """Progress that nobody watches."""
 
 
-def _gather(scores: Scores, ranks: Ranks) -> Scores:
-    return ranks.gather(torch.from_numpy(scores)).numpy() if ranks.world_size > 1 else scores
+def _gather(rows: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
+    return ranks.gather(torch.from_numpy(rows)).numpy() if ranks.world_size > 1 else rows
 
 
 def _standard_error(values: Values) -> float:

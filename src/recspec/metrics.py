@@ -48,9 +48,14 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float:
     positives = np.sort(scores[positive])  # sorted, so that the searches below walk through memory in order
     if not len(positives) or not len(negatives):
         return float("nan")
+    return twice_in_order(negatives, positives) / (2 * len(positives) * len(negatives))
+
+
+def twice_in_order(negatives: NDArray[Any], positives: NDArray[Any]) -> int:
+    """Twice the pairs whose positive scores higher than its negative, a tie being half a pair. Both come sorted."""
     below = np.searchsorted(negatives, positives, side="left").sum(dtype=np.int64)
     not_above = np.searchsorted(negatives, positives, side="right").sum(dtype=np.int64)
-    return (int(below) + int(not_above)) / (2 * len(positives) * len(negatives))
+    return int(below) + int(not_above)
 
 
 def group_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> float:
