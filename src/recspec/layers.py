@@ -50,7 +50,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All layers."""
-        return self.after_first(_aligned_linear(x, self.first))
+        return self.after_first(aligned_linear(x, self.first))
 
     def after_first(self, x: Tensor) -> Tensor:
         """The rest of the way from what the first linear layer gives, (..., dims[1]); overwrites it."""
@@ -78,7 +78,7 @@ class Mlp(nn.Module):
         return x.view(*shape, x.shape[-1]), scale
 
 
-def _aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """The layer's output, computed at a width that is a multiple of 8, the columns more being zeros.
 
     Products of matrices whose rows start at odd places take a CPU up to one and a half times as long: with (8192, 479)

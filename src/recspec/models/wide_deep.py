@@ -23,7 +23,7 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, Mlp, embedding_widths, ids_and_numbers
+from recspec.layers import Embeddings, Mlp, aligned_linear, embedding_widths, ids_and_numbers
 from recspec.models.base import Model
 
 INDICATOR_MOST_IDS = 10_000
@@ -217,7 +217,7 @@ class Deep(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The MLP's logits (B,)."""
-        return self.after_first(self.mlp.first(self.inputs(batch)))
+        return self.after_first(aligned_linear(self.inputs(batch), self.mlp.first))
 
     def inputs(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
         """The MLP's input (B, X), or the part of it that comes from the features named."""
