@@ -507,6 +507,18 @@ def test_numbers_may_be_stored_wider_or_narrower(stored: str, declared: str, tmp
         ]
 
 
+def test_the_largest_halves_are_sound_and_what_lies_above_them_is_not(tmp_path: Path) -> None:
+    sources = {"train": [{"type": "split_binary", "features": ["half", "label"], "files": ["h.bin"]}]}
+    spec = spec_of(tmp_path, {"half": {"dtype": "float16"}, "label": {"dtype": "float16"}}, sources)
+    np.array([[65504, -65504], [-0.0, 6e-8]], "<f2").tofile(tmp_path / "h.bin")
+    assert open_split(spec, "train").read(0, 2)["half"].tolist() == [65504, 0]
+    np.array([[65504, -65504], [-np.inf, np.nan]], "<f2").tofile(tmp_path / "h.bin")
+    assert problems_of(spec) == [
+        "h.bin, column 'half', row 2: -inf is not a finite number",
+        "h.bin, column 'label', row 2: nan is not a finite number",
+    ]
+
+
 def test_missing_values_in_parquet_are_named(tmp_path: Path) -> None:
     table = pa.table({"a": [1, None, None], "b": [[1], [2, None], []], "label": [0.0, 1.0, None]})
     pq.write_table(table, tmp_path / "t.parquet")
