@@ -681,3 +681,21 @@ def test_rows_are_updated_in_blocks_as_all_at_once(name: str, monkeypatch: pytes
         for key, tensor in other.items():
             assert torch.equal(tensor, found[0][key]), key
     assert not torch.equal(found[0]["table"][:30], torch.linspace(-1, 1, 40 * 8).view(40, 8)[:30])
+
+
+def test_the_schedule_published_for_criteo_terabyte() -> None:
+    """Warm-up to step 8,000, constant to 48,000, ((72,000 - step) / 24,000)^2 after; one epoch is 64,014 steps."""
+
+    def factor(step: int) -> float:
+        ends = {"warmup_steps": 8000, "decay_start": 48_000 / 64_014, "decay_end": 72_000 / 64_014}
+        return learning_rate_factor("polynomial", step, total_steps=64_014, power=2.0, **ends)  # type: ignore[arg-type]
+
+    assert factor(3999) == 0.5
+    assert factor(30_000) == factor(48_000) == 1.0
+    assert factor(60_000) == pytest.approx(0.25)
+    assert factor(64_013) == pytest.approx((7_987 / 24_000) ** 2)
+
+
+def test_a_decay_that_ends_before_it_starts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"decay_end 0\.3 is not after decay_start 0\.5"):
+        OptimizerSettings(schedule="linear", decay_start=0.5, decay_end=0.3)

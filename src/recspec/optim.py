@@ -70,6 +70,9 @@ class OptimizerSettings(config.Settings):
     )
     decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
     decay_start: float = Field(0.0, ge=0, lt=1, description="share of the run after which the decay starts")
+    decay_end: float = Field(
+        1.0, gt=0, description="share of the run at which the decay reaches zero; beyond 1 the run ends before it does"
+    )
     step_epochs: tuple[float, ...] = Field(
         (), description="epochs at which the step schedule multiplies by step_factors"
     )
@@ -87,6 +90,8 @@ class OptimizerSettings(config.Settings):
                 f"step_factors holds {len(self.step_factors)} numbers for the {len(self.step_epochs)} of step_epochs; "
                 "give one for each, or one for all"
             )
+        if self.decay_end <= self.decay_start:
+            raise ValueError(f"decay_end {self.decay_end} is not after decay_start {self.decay_start}")
         if self.optimizer == "ftrl" and self.initial_accumulator == 0:
             raise ValueError("initial_accumulator is 0, and FTRL divides by its root; give a number above 0, as 0.1")
         return self
@@ -177,6 +182,7 @@ class Optimizers:
                 total_steps=max(1, epochs * steps_per_epoch),
                 warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
                 decay_start=settings.decay_start,
+                decay_end=settings.decay_end,
                 power=settings.decay_power,
                 step_at=[round(epoch * steps_per_epoch) for epoch in settings.step_epochs],
                 step_factor=settings.step_factors,
@@ -820,6 +826,7 @@ def learning_rate_factor(
     total_steps: int,
     warmup_steps: int = 0,
     decay_start: float = 0.0,
+    decay_end: float = 1.0,
     power: float = 2.0,
     step_at: Sequence[int] = (),
     step_factor: float | Sequence[float] = 0.1,
@@ -834,6 +841,7 @@ def learning_rate_factor(
         total_steps: steps of the whole run.
         warmup_steps: steps over which the rate climbs linearly; the first one already learns.
         decay_start: share of the run after which linear and polynomial decay start; never before the warm-up ends.
+        decay_end: share of the run, or more than all of it, at which they reach 0.
         power: exponent of polynomial decay.
         step_at: steps at which the step schedule multiplies by `step_factor`.
         step_factor: see `step_at`; one for all, or one for each.
@@ -845,9 +853,9 @@ def learning_rate_factor(
     if schedule == "constant":
         factor = 1.0
     elif schedule == "linear":
-        factor = polynomial_decay(step, start=start, stop=total_steps, power=1.0)
+        factor = polynomial_decay(step, start=start, stop=round(decay_end * total_steps), power=1.0)
     elif schedule == "polynomial":
-        factor = polynomial_decay(step, start=start, stop=total_steps, power=power)
+        factor = polynomial_decay(step, start=start, stop=round(decay_end * total_steps), power=power)
     elif schedule == "step":
         factor = step_decay(step, at=step_at, factor=step_factor)
     else:
