@@ -97,18 +97,15 @@ def test_ids_beyond_the_largest_table_share_rows_and_id_0_keeps_its_own() -> Non
     assert torch.equal(vectors[4], model.embeddings.stores["2"][9])  # 1 + 98 mod 10
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"bottom": (3,)}, "the last width of bottom is 3, and embedding_dim is 2"),
-        ({"top": (0,)}, "every width is at least 1"),
-    ],
-)
-def test_widths_that_make_no_model_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(criteo((3, 4)), **settings)
+def test_widths_that_make_no_model_are_refused() -> None:
+    with pytest.raises(SettingsError, match="the last width of bottom is 3, and embedding_dim is 2"):
+        build(criteo((3, 4)), bottom=(3,))
+    with pytest.raises(ValueError, match="every width is at least 1"):
+        build(criteo((3, 4)), top=(0,))
+    build(criteo((3, 4), numbers=0), bottom=(3,))  # no numbers, no bottom
 
 
 def test_one_vector_alone_is_refused() -> None:
     with pytest.raises(SettingsError, match="there is one vector only, and dot products take two"):
         build(criteo((3,), numbers=0))
+    build(criteo((3,), numbers=0), interaction="cat")

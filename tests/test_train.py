@@ -287,7 +287,8 @@ def test_the_start_says_which_features_are_not_read(clicks: FeatureSpec, tmp_pat
 def test_frozen_parts_keep_their_first_weights(clicks: FeatureSpec, tmp_path: Path, sparse: str) -> None:
     first = weights(run_wide_deep(clicks, tmp_path / "first", epochs=0))
     folder = run_wide_deep(
-        clicks, tmp_path / "run", frozen=["deep.embeddings", "wide.bias"], sparse_gradients=sparse
+        clicks, tmp_path / "run", frozen=["deep.embeddings", "wide.bias"], sparse_gradients=sparse,
+        parts={"deep.embeddings": {"learning_rate": 0.5}},
     )  # fmt: skip
     for name, value in weights(folder).items():
         frozen = name.startswith("deep.embeddings") or name == "wide.bias"

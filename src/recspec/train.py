@@ -298,7 +298,8 @@ class TrainingRun:
         self.sampler = self._make_sampler()
         self.steps_per_epoch = self.loader.num_batches
         trained = _without_frozen(self.model, settings.frozen)
-        self.optimizers = Optimizers(trained, settings, settings.part_settings)
+        parts = {part: own for part, own in settings.part_settings.items() if part not in settings.frozen}
+        self.optimizers = Optimizers(trained, settings, parts)
         self.embedding_backend = self._choose_embedding_backend()
         self.sparse = self._choose_sparse()
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
@@ -939,13 +940,13 @@ def _without_frozen(model: nn.Module, frozen: Sequence[str]) -> list[tuple[str, 
     found = {part: [p for name, p in named if name == part or name.startswith(f"{part}.")] for part in frozen}
     missing = [part for part, held in found.items() if not held]
     if missing:
-        known = dict.fromkeys(name.rpartition(".")[0] or name for name, _ in named)
+        known = dict.fromkeys(name.split(".")[0] for name, _ in named)
         raise SettingsError.of("train.frozen", [unknown("part", part, known) for part in missing])
     for parameter in (parameter for held in found.values() for parameter in held):
         parameter.requires_grad_(False)
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     if not trained:
-        raise SettingsError("train.frozen: every part is frozen; leave one to train, or take train.epochs=0")
+        raise SettingsError("train.frozen: every part is frozen; leave one to train")
     return trained
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, cast
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from recspec import config
@@ -32,7 +32,7 @@ class DlrmSettings(config.Settings):
         (1024, 1024, 512, 256), min_length=1, description="widths of the MLP over the interactions, before the logit"
     )
     interaction: Literal["dot", "cat"] = Field(
-        "dot", description="dot products of all pairs beside the bottom MLP's output, or all vectors side by side"
+        "dot", description="dot: products of all pairs beside the bottom MLP's output; cat: all vectors side by side"
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden ReLU of the top MLP")
     embedding_std: float | None = Field(
@@ -50,15 +50,6 @@ class DlrmSettings(config.Settings):
             raise ValueError("every width is at least 1")
         return widths
 
-    @model_validator(mode="after")
-    def _bottom_ends_in_an_embedding(self) -> DlrmSettings:
-        if self.interaction == "dot" and self.bottom[-1] != self.embedding_dim:
-            raise ValueError(
-                f"the last width of bottom is {self.bottom[-1]}, and embedding_dim is {self.embedding_dim}; they are "
-                "multiplied with each other, so make them equal"
-            )
-        return self
-
 
 class Dlrm(Model):
     """DLRM: dot products of all pairs of embeddings and of the numbers' MLP, then an MLP.
@@ -75,7 +66,7 @@ class Dlrm(Model):
     def __init__(self, spec: FeatureSpec, settings: DlrmSettings) -> None:
         super().__init__(spec, settings)
         self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
-        _check(spec, self.ids, self.numbers)
+        _check(spec, settings, self.ids, self.numbers)
         if self.ids:
             self.embeddings = Embeddings(
                 spec,
@@ -124,8 +115,8 @@ def start_normal(mlp: Mlp) -> None:
         nn.init.normal_(linear.bias, std=linear.out_features**-0.5)
 
 
-def _check(spec: FeatureSpec, ids: tuple[str, ...], numbers: tuple[str, ...]) -> None:
-    """Refuse a specification that leaves nothing to multiply.
+def _check(spec: FeatureSpec, settings: DlrmSettings, ids: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+    """Refuse settings and specifications that leave nothing to multiply.
 
     Raises:
         SettingsError: with every problem.
@@ -137,7 +128,14 @@ def _check(spec: FeatureSpec, ids: tuple[str, ...], numbers: tuple[str, ...]) ->
     ]
     if not ids and not numbers:
         problems.append("there is no feature to read in the roles user, item and context")
-    elif len(ids) + bool(numbers) < 2:
-        problems.append("there is one vector only, and dot products take two; add a feature, or take wide_deep")
+    elif len(ids) + bool(numbers) < 2 and settings.interaction == "dot":
+        problems.append(
+            "there is one vector only, and dot products take two; add a feature, or take interaction 'cat', or dcnv2"
+        )
+    if numbers and settings.interaction == "dot" and settings.bottom[-1] != settings.embedding_dim:
+        problems.append(
+            f"the last width of bottom is {settings.bottom[-1]}, and embedding_dim is {settings.embedding_dim}; "
+            "they are multiplied with each other, so make them equal"
+        )
     if problems:
         raise SettingsError.of("dlrm", problems)
