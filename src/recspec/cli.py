@@ -502,16 +502,20 @@ def _settings_of(
         config.parse_assignments(assignments), {"settings": MODELS[model].Settings, "train": TrainSettings}
     )
     faster = {"precision": "auto"} if amp else {}
-    model_layers, train_layers = (loaded.settings, assigned["settings"]), (loaded.train, faster, assigned["train"])
+    made: list[BaseModel] = []
     problems: list[str] = []
-    for settings_type, layers in ((MODELS[model].Settings, model_layers), (TrainSettings, train_layers)):
+    for settings_type, layers in (
+        (MODELS[model].Settings, (loaded.settings, assigned["settings"])),
+        (TrainSettings, (loaded.train, faster, assigned["train"])),
+    ):
         try:
-            config.build(settings_type, where, *layers)
+            made.append(config.build(settings_type, where, *layers))
         except SettingsError as error:
             problems += error.problems
     if problems:
         raise SettingsError.of(where, problems)
-    return config.build(MODELS[model].Settings, where, *model_layers), config.build(TrainSettings, where, *train_layers)
+    model_settings, train_settings = made
+    return cast(config.Settings, model_settings), cast(TrainSettings, train_settings)
 
 
 def _keep_to_cores(affinity: str) -> None:
