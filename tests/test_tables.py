@@ -15,6 +15,7 @@ from recspec import tables
 from recspec.errors import DataError, SettingsError
 from recspec.tables import (
     Backend,
+    JsonFile,
     TextFile,
     at_least,
     connect,
@@ -138,6 +139,84 @@ def test_a_fraction_is_not_rounded_to_a_whole_number(backend: Backend, tmp_path:
     path = written(tmp_path / "a.csv", f"user,item,stars\n7,a,1\n{value},b,2\n")
     with pytest.raises(DataError, match=f"line 3: column 'user' is '{value}'; expected a whole number"):
         backend.read_text(TextFile(path, COLUMNS))
+
+
+# --- reading JSON lines ----------------------------------------------------------------------------------------------
+
+OBJECTS = """\
+{"user": 7, "item": "a, \\"b\\"", "stars": 4.0, "extra": [1, {"x": null}]}
+
+{"item": "\\u00e9", "user": "8"}
+  \r
+{"stars": 3, "user": 9, "item": null}"""
+READ_OBJECTS = [
+    {"row": 0, "user": 7, "item": 'a, "b"', "stars": 4.0},
+    {"row": 1, "user": 8, "item": "é", "stars": None},
+    {"row": 2, "user": 9, "item": None, "stars": 3.0},
+]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_json_lines_are_read_by_key_and_numbered_without_blank_lines(
+    backend: Backend, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(OBJECTS.encode()) if name.endswith(".gz") else OBJECTS.encode())
+    assert fetch(backend, backend.read_json(JsonFile(path, COLUMNS)).order_by("row")).to_pylist() == READ_OBJECTS
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_json_lines_may_be_none(backend: Backend, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+    assert count_rows(backend, backend.read_json(JsonFile(path, COLUMNS))) == 0
+
+
+MALFORMED = """\
+{"user": 7, "item": "a"}
+{"user": "x", "item": "b"}
+{"user": 1.5, "stars": "high"}
+{'user': 7}
+[1]
+{"users": 7}
+{"user": 1
+"""
+
+
+def test_every_malformed_json_line_is_named_with_its_number(backend: Backend, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", MALFORMED)
+    with pytest.raises(DataError) as caught:
+        backend.read_json(JsonFile(path, COLUMNS, required=("user",)))
+    assert str(caught.value).startswith(f"{path}: 7 problems")
+    assert caught.value.problems == (
+        "line 2: 'user' is 'x'; expected a whole number",
+        "line 3: 'stars' is 'high'; expected a number",
+        "line 3: 'user' is '1.5'; expected a whole number",
+        "line 4: is no JSON object (Expecting property name enclosed in double quotes): \"{'user': 7}\"",
+        "line 5: is no JSON object: '[1]'",
+        "line 6: 'user' has no value; expected one in every row (did you mean 'users'?)",
+        "line 7: is no JSON object (Expecting ',' delimiter): '{\"user\": 1'",
+    )
+
+
+@pytest.mark.parametrize("value", ["1.5", "-3.0", "true"])
+def test_what_is_no_whole_number_in_json_is_not_made_one(backend: Backend, tmp_path: Path, value: str) -> None:
+    path = written(tmp_path / "a.json", f'{{"user": 7}}\n{{"user": {value}}}\n')
+    with pytest.raises(DataError, match=f"line 2: 'user' is '{value}'; expected a whole number"):
+        backend.read_json(JsonFile(path, COLUMNS))
+
+
+def test_json_that_is_cut_short_or_no_text_is_said(backend: Backend, tmp_path: Path) -> None:
+    packed = gzip.compress("".join(f'{{"user": {number * 7919 % 10007}}}\n' for number in range(5000)).encode())
+    for name, content, said in (
+        ("short.json.gz", packed[: len(packed) // 2], "the compressed file was cut short; download it again"),
+        ("none.json.gz", b"{}", "the compressed file is no gzip file, or damaged"),
+        ("latin.json", b'{"user": 1, "item": "\xe9"}\n', "is not utf-8 text: byte 0xe9"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=said) as caught:
+            backend.read_json(JsonFile(tmp_path / name, COLUMNS))
+        assert str(tmp_path / name) in str(caught.value)
 
 
 def test_a_table_may_stay_when_the_engine_is_closed(tmp_path: Path) -> None:
@@ -305,6 +384,24 @@ def test_spark_reads_and_numbers_a_file_in_many_parts_as_duckdb_does(tmp_path: P
         with pytest.raises(DataError, match="line 3: column 'user' is 'x'; expected a whole number"):
             backend.read_text(bad)
     assert found.equals(expected.cast(found.schema))
+
+
+@pytest.mark.slow
+def test_spark_reads_json_lines_as_duckdb_does(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs a command `java`")
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(OBJECTS.encode()))
+    bad = JsonFile(written(tmp_path / "bad.json", MALFORMED), COLUMNS, required=("user",))
+    short = tmp_path / "short.json.gz"
+    short.write_bytes(gzip.compress(OBJECTS.encode())[:-20])
+    with connect("spark", folder=tmp_path / "spark", threads=2) as backend:
+        table = backend.read_json(JsonFile(tmp_path / "a.json.gz", COLUMNS))
+        assert fetch(backend, table.order_by("row")).to_pylist() == READ_OBJECTS
+        with pytest.raises(DataError, match=r"line 3: 'user' is '1\.5'; expected a whole number"):
+            backend.read_json(bad)
+        with pytest.raises(DataError, match="cut short"):
+            backend.read_json(JsonFile(short, COLUMNS))
 
 
 # --- joins -----------------------------------------------------------------------------------------------------------

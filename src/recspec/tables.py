@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import os
 import shutil
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -41,6 +43,9 @@ ROW = "row"
 
 WATCH_SECONDS = 0.5
 
+LINE_BYTES = 16 << 20
+"""Of a file of JSON lines: beyond this a line is an error, so that a file without line breaks fills no memory."""
+
 PROBLEMS_SHOWN = 10
 """Malformed lines named in one message; a wrong separator would name millions."""
 
@@ -63,6 +68,18 @@ class TextFile:
     """Columns in which no value may be missing."""
 
 
+@dataclass(frozen=True)
+class JsonFile:
+    """A file of JSON objects, one a line; a line without anything is passed over."""
+
+    path: Path
+    columns: Mapping[str, ColumnType]
+    """The keys to read and their types; an object may lack them and may have others. A value that is no text is read as
+    its JSON text where text is asked for."""
+    required: Sequence[str] = field(default=())
+    """Keys without which no object may be."""
+
+
 class Backend(Protocol):
     """Where Ibis expressions run."""
 
@@ -77,6 +94,13 @@ class Backend(Protocol):
 
         Raises:
             DataError: naming the lines that don't have the columns or types expected.
+        """
+
+    def read_json(self, file: JsonFile) -> Table:
+        """A file of JSON lines as a staged table, with the column `row`.
+
+        Raises:
+            DataError: naming the lines that are no JSON object, or whose values have another type.
         """
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
@@ -224,10 +248,25 @@ class _DuckDB:
         listing = ", ".join(f"{name}={value}" for name, value in options.items())
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         scan = f"read_csv({_quoted(str(file.path))}, {listing})"
+        return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+
+    def read_json(self, file: JsonFile) -> Table:
+        types = ", ".join(f"{_quoted(name)}: 'VARCHAR'" for name in file.columns)
+        options = f"format='newline_delimited', records='true', columns={{{types}}}, maximum_object_size={LINE_BYTES}"
+        scan = f"read_json({_quoted(str(file.path))}, {options})"
+        selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
+        return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
+
+    def _read(
+        self, file: TextFile | JsonFile, query: str, into: Path | None = None, watch: Watch | None = None
+    ) -> Table:
         try:
-            target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
-        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            target = self._copy(query, into, watch)
+        except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self._limit) from None
+        except duckdb.IOException as error:  # of the disk, or of a compressed file that was cut short
+            problems = problems_of(file) if file.path.suffix == ".gz" else []
+            raise DataError.of(str(file.path), problems) if problems else _resource_error(error, self._limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
         return _checked(self, file, self.read_parquet([target]))
@@ -284,7 +323,7 @@ class _DuckDB:
 def _selected(name: str, kind: ColumnType) -> str:
     column = _quoted(name, '"')
     if kind != "int64":
-        return column
+        return f"CAST({column} AS {DUCKDB_TYPES[kind]}) AS {column}"
     return f"CASE WHEN contains({column}, '.') THEN error('a fraction') ELSE CAST({column} AS BIGINT) END AS {column}"
 
 
@@ -376,18 +415,31 @@ class _Spark:
         )
         frame = frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", *(_quoted(n, "`") for n in file.columns))
         target = self._folder / self._names.next()
+        table = self._read(file, frame, target)
+        if into is None:
+            return table
+        numbered = self.stage(table, into)
+        shutil.rmtree(target)
+        return numbered
+
+    def read_json(self, file: JsonFile) -> Table:
+        types = ", ".join(f"{_quoted(name, '`')} STRING" for name in file.columns)
+        frame = self._session.read.json(str(file.path), schema=types, mode="FAILFAST", allowSingleQuotes=False)
+        values = [
+            f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]}) AS {_quoted(name, '`')}"
+            for name, kind in file.columns.items()
+        ]
+        frame = frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", *values)
+        return self._read(file, frame, self._folder / self._names.next())
+
+    def _read(self, file: TextFile | JsonFile, frame: Any, target: Path) -> Table:
         try:
             frame.write.parquet(str(target))
         except Exception as error:
             if not type(error).__module__.startswith(("pyspark", "py4j")):
                 raise
             raise explained(file, str(error).split("\n")[0]) from None
-        table = _checked(self, file, self._view(self._numbered(target), target, row=False))
-        if into is None:
-            return table
-        numbered = self.stage(table, into)
-        shutil.rmtree(target)
-        return numbered
+        return _checked(self, file, self._view(self._numbered(target), target, row=False))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if not row:
@@ -509,22 +561,34 @@ def _column_type(kind: pa.DataType) -> ColumnType:
     return "float64" if pa.types.is_floating(kind) else "string"
 
 
-def explained(file: TextFile, engine_message: str) -> DataError:
+def explained(file: TextFile | JsonFile, engine_message: str) -> DataError:
     """The error for a file that an engine could not read: its malformed lines, else what the engine said."""
     return DataError.of(str(file.path), problems_of(file) or [" ".join(engine_message.split())[:300]])
 
 
-def problems_of(file: TextFile) -> list[str]:
-    """The first malformed lines of a text file, each with its number; slow, so only asked once something failed."""
+def problems_of(file: TextFile | JsonFile) -> list[str]:
+    """The first malformed lines of a file, each with its number; slow, so only asked once something failed."""
+    problems: list[str] = []
     try:
         with _open_text(file) as stream:
-            return list(islice(_line_problems(file, stream), PROBLEMS_SHOWN))
+            found = _object_problems(file, stream) if isinstance(file, JsonFile) else _line_problems(file, stream)
+            for problem in islice(found, PROBLEMS_SHOWN):
+                problems.append(problem)
     except UnicodeDecodeError as error:
-        return [_not_text(file, error)]
+        problems.append(_not_text(file, error))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        problems.append(damaged(error))
+    return problems
 
 
-def _not_text(file: TextFile, error: UnicodeDecodeError) -> str:
-    return f"is not {file.encoding} text: byte 0x{error.object[error.start]:02x} ({error.reason})"
+def damaged(error: Exception) -> str:
+    """What is wrong with a compressed file that could not be read to its end."""
+    what = "was cut short" if isinstance(error, EOFError) else f"is no gzip file, or damaged ({error})"
+    return f"the compressed file {what}; download it again"
+
+
+def _not_text(file: TextFile | JsonFile, error: UnicodeDecodeError) -> str:
+    return f"is not {_encoding(file)} text: byte 0x{error.object[error.start]:02x} ({error.reason})"
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
@@ -542,6 +606,36 @@ def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
                 yield f"line {line:,}: column '{name}' {problem}"
 
 
+def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield f"line {number:,}: is no JSON object ({_said(error)}): {_head(line)}"
+            continue
+        if not isinstance(found, dict):
+            yield f"line {number:,}: is no JSON object: {_head(line)}"
+            continue
+        for name, kind in file.columns.items():
+            value = found.get(name)
+            text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+            problem = _value_problem(text, kind, required=name in file.required and value is None)
+            if problem:
+                known = nearest(name, list(found)) if value is None else ""
+                yield f"line {number:,}: '{name}' {problem}{known}"
+
+
+def _said(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _head(line: str) -> str:
+    """The beginning of a line, as a message shows it."""
+    return repr(line.strip()[:60])
+
+
 def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:
     if not value:
         return "has no value; expected one in every row" if required else None
@@ -554,7 +648,7 @@ def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | Non
     return None
 
 
-def _checked(backend: Backend, file: TextFile, table: Table) -> Table:
+def _checked(backend: Backend, file: TextFile | JsonFile, table: Table) -> Table:
     """The table, once no required value is missing."""
     if file.required:
         missing = table.filter(ibis.or_(*(table[name].isnull() for name in file.required)))
@@ -581,8 +675,12 @@ def _numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, li
             yield number, text.split(file.separator)
 
 
-def _open_text(file: TextFile) -> IO[str]:
-    encoding = "utf-8-sig" if file.encoding == "utf-8" else file.encoding
+def _encoding(file: TextFile | JsonFile) -> str:
+    return file.encoding if isinstance(file, TextFile) else "utf-8"
+
+
+def _open_text(file: TextFile | JsonFile) -> IO[str]:
+    encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
     try:
         if file.path.suffix == ".gz":
             return gzip.open(file.path, "rt", encoding=encoding, newline="")
