@@ -20,7 +20,9 @@ PACKAGE = ROOT / "src" / "recspec"
 DOORS = ("datasets", "models")
 """The folders of the package; each is one entry of the map."""
 
-LOADS_TORCH = {"batch", "distributed", "layers", "kernels", "loader", "sampling", "sharding", "optim", "models"}
+LOADS_TORCH = {
+    "batch", "distributed", "layers", "sequences", "kernels", "loader", "sampling", "sharding", "optim", "models",
+}  # fmt: skip
 """What computes with torch; what imports one of these loads it too."""
 
 EVASIVE = {"util", "utils", "helper", "helpers", "common", "manager", "engine", "runner", "misc"}

@@ -210,7 +210,8 @@ class Embeddings(nn.Module):
     than that, and an id beyond them takes the row of its remainder.
 
     With `narrow`, vectors may come in autocast's type where a kernel looks them up: for models that multiply them in it
-    at once, whatever type they come in.
+    at once, whatever type they come in. `more_ids` says of features how many ids a row looks up beside its own, as
+    those of a history.
     """
 
     def __init__(
@@ -223,12 +224,13 @@ class Embeddings(nn.Module):
         std: float | None = None,
         max_rows: int | None = None,
         narrow: bool = False,
+        more_ids: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         self.combiner = combiner
         self.narrow = narrow
         self.widths = dict(widths)
-        self.lengths = {name: spec.features[name].length or 1 for name in widths}
+        self.lengths = {name: (spec.features[name].length or 1) + (more_ids or {}).get(name, 0) for name in widths}
         self.lists = frozenset(name for name in widths if spec.features[name].is_list)
         self.first_row: dict[str, int] = {}
         self.num_rows: dict[str, int] = {}
@@ -287,18 +289,40 @@ class Embeddings(nn.Module):
         """The vectors of all features, or of those named, side by side: (B, sum of their widths)."""
         chosen = self.widths if names is None else names
         parts: list[Tensor] = []
-        for key, store in self.stores.items():
-            width = int(key)
-            if key in self.fetch:
-                parts += self._fetched(batch, key, chosen)
-                continue
-            if key in self.updates and self.training and torch.is_grad_enabled():
-                parts += self._updating(batch, store, key, chosen)
-                continue
-            if scalars := self._scalars(width, chosen):
-                parts.append(self._gathered(batch, store, key, scalars))
-            parts += [self._pooled(batch[name], store, name, key) for name in self._lists(width, chosen)]
+        for key in self.stores:
+            parts += self._parts(batch, key, chosen)
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def _parts(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
+        """What `forward` makes of one store."""
+        store, width = self.stores[key], int(key)
+        if key in self.fetch:
+            return self._fetched(batch, key, names)
+        if key in self.updates and self.training and torch.is_grad_enabled():
+            return self._updating(batch, store, key, names)
+        scalars, lists = self._scalars(width, names), self._lists(width, names)
+        parts = [self._gathered(batch, store, key, scalars)] if scalars else []
+        return parts + [self._pooled(batch[name], store, name, key) for name in lists]
+
+    def beside(self, batch: Batch, names: Collection[str], ids: Batch) -> tuple[Tensor | None, Tensor]:
+        """What `forward` gives for `names`, if any, and the vectors of `ids` of other, scalar features.
+
+        Those are (n,), whatever n, and the same for all: (n, sum of their widths). Where a lookup updates its table in
+        the backward pass there is one for both, so that a table moves once a step.
+        """
+        if not (names and self.updates and self.training and torch.is_grad_enabled()):
+            return self(batch, names) if names else None, self(ids, ids)
+        asked, rows = {**{name: batch[name] for name in names}, **ids}, len(batch[next(iter(names))])
+        ours, theirs = list[Tensor](), list[Tensor]()
+        for key, store in self.stores.items():
+            if key not in self.updates:
+                ours += self._parts(batch, key, names)
+                theirs += self._parts(ids, key, ids)
+            elif laid := (*self._scalars(int(key), asked), *self._lists(int(key), asked)):
+                vectors = torch.cat(self._updating(asked, store, key, asked), dim=1)
+                for name, part in zip(laid, torch.split(vectors, int(key), dim=1), strict=True):
+                    (theirs if name in ids else ours).append(part[: len(ids[name]) if name in ids else rows])
+        return torch.cat(ours, dim=1), torch.cat(theirs, dim=1)
 
     def _fetched(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """What `forward` makes of one store, from rows that are fetched: all of the batch's at once."""
@@ -339,7 +363,10 @@ class Embeddings(nn.Module):
         return cast(Tensor, vectors.flatten(1))
 
     def _updating(self, batch: Batch, store: Tensor, key: str, names: Collection[str]) -> list[Tensor]:
-        """What `forward` makes of one store, all features in one lookup whose backward pass updates the store."""
+        """What `forward` makes of one store, all features in one lookup whose backward pass updates the store.
+
+        Features may have different numbers of rows; those with fewer get zeros behind.
+        """
         width = int(key)
         laid = (*self._scalars(width, names), *self._lists(width, names))
         if not laid:
@@ -352,7 +379,8 @@ class Embeddings(nn.Module):
             ids.append(own if present is None else own[present])
             counts.append(torch.ones_like(own) if present is None else present.sum(1))
         self._check(order, ids)
-        count = torch.cat(counts)
+        most = max(len(own) for own in counts)
+        count = torch.cat([F.pad(own, (0, most - len(own))) for own in counts])
         averaged = self.combiner == "mean" and any(name in self.lists for name in order)
         vectors = kernels.fbgemm_lookup(
             store,
