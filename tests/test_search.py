@@ -1,0 +1,178 @@
+"""The best k events of a history, and attention over events, padded and by rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from recspec.search import (
+    Column,
+    Places,
+    TargetQueries,
+    attend,
+    attend_by_rows,
+    latest_best,
+    mean_with_one_more,
+)
+
+
+class TestLatestBest:
+    def test_keeps_the_highest_scores(self) -> None:
+        places, chosen = latest_best(torch.tensor([[1.0, 5.0, -2.0, 3.0]]), torch.ones(1, 4, dtype=torch.bool), 2)
+        assert sorted(places[0].tolist()) == [1, 3]
+        assert chosen.all()
+
+    def test_of_equal_scores_the_later_event_wins(self) -> None:
+        scores = torch.tensor([[2.0, 7.0, 2.0, 2.0, 7.0], [0.0, -0.0, 0.0, -0.0, -1.0]])
+        places, _ = latest_best(scores, torch.ones(2, 5, dtype=torch.bool), 3)
+        assert [sorted(row) for row in places.tolist()] == [[1, 3, 4], [1, 2, 3]]
+
+    def test_takes_only_what_is_allowed(self) -> None:
+        allowed = torch.tensor([[True, False, True, False], [False, False, False, False]])
+        places, chosen = latest_best(torch.tensor([[-3.0, 9.0, -1.0, 8.0]] * 2), allowed, 3)
+        assert sorted(places[0][chosen[0]].tolist()) == [0, 2]
+        assert chosen.sum(1).tolist() == [2, 0]
+
+    @pytest.mark.parametrize("length", [0, 1, 3])
+    def test_of_fewer_places_than_k_gives_all(self, length: int) -> None:
+        places, chosen = latest_best(torch.zeros(2, length), torch.ones(2, length, dtype=torch.bool), 3)
+        assert [sorted(row) for row in places.tolist()] == [list(range(length))] * 2
+        assert chosen.shape == (2, length)
+
+    def test_equals_a_sort_by_score_and_place(self) -> None:
+        torch.manual_seed(0)
+        scores = torch.randn(50, 23).mul(2).round()  # many ties, both signs
+        allowed = torch.rand(50, 23) < 0.7
+        places, chosen = latest_best(scores, allowed, 9)
+        for row in range(50):
+            known = [place for place in range(23) if allowed[row, place]]
+            best = sorted(known, key=lambda place: (-float(scores[row, place]), -place))[:9]
+            assert sorted(places[row][chosen[row]].tolist()) == sorted(best)
+
+    def test_is_the_same_in_a_program_that_is_exported(self) -> None:
+        class Best(torch.nn.Module):
+            def forward(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+                return latest_best(scores, allowed, 4)
+
+        torch.manual_seed(0)
+        scores, allowed = torch.randn(20, 9).mul(2).round(), torch.rand(20, 9) < 0.6
+        places, chosen = torch.export.export(Best(), (scores, allowed)).module()(scores, allowed)
+        ours, of_ours = latest_best(scores, allowed, 4)
+        for row in range(20):
+            assert sorted(places[row][chosen[row]].tolist()) == sorted(ours[row][of_ours[row]].tolist())
+
+    def test_has_no_gradient(self) -> None:
+        places, chosen = latest_best(torch.zeros(1, 3, requires_grad=True), torch.ones(1, 3, dtype=torch.bool), 2)
+        assert not places.requires_grad
+        assert not chosen.requires_grad
+
+
+class TestAttend:
+    def test_worked_by_hand(self) -> None:
+        vectors = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]])
+        present = torch.tensor([[True, True, False]])
+        scores, sums = attend(vectors, present, torch.tensor([[[math.log(3), 0.0]]]))
+        torch.testing.assert_close(scores[0, 0, :2], torch.tensor([math.log(3), 0.0]))
+        torch.testing.assert_close(sums, torch.tensor([[[0.75, 0.25]]]))  # weights 3 and 1 of 4
+        torch.testing.assert_close(mean_with_one_more(vectors, present), torch.tensor([[1 / 3, 1 / 3]]))
+
+    def test_a_row_without_events_gives_zeros_and_a_finite_gradient(self) -> None:
+        vectors = torch.full((1, 2, 3), torch.nan)  # what stands in padding has no part in anything
+        queries = torch.ones(1, 1, 3, requires_grad=True)
+        _, sums = attend(vectors.nan_to_num(5.0), torch.zeros(1, 2, dtype=torch.bool), queries)
+        sums.sum().backward()
+        assert torch.equal(sums, torch.zeros(1, 1, 3))
+        assert queries.grad is not None
+        assert torch.equal(queries.grad, torch.zeros(1, 1, 3))
+        assert torch.equal(mean_with_one_more(vectors, torch.zeros(1, 2, dtype=torch.bool)), torch.zeros(1, 3))
+
+
+def a_history(rows: int = 6, length: int = 7, seed: int = 0) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """Which events are there, (B, L); ids of two features (B, L); their tables of 3 and 2 numbers."""
+    torch.manual_seed(seed)
+    lengths = torch.tensor([length, 0, 3, 1, length, 2])[:rows]
+    present = torch.arange(length) < lengths.unsqueeze(1)
+    ids = [torch.randint(0, size, (rows, length)) for size in (9, 4)]
+    tables = [torch.randn(9, 3, dtype=torch.float32), torch.randn(4, 2)]
+    return present, lengths, ids, tables
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_by_rows_equals_padded_with_every_gradient(heads: int, mean: bool, sparse: bool) -> None:
+    present, _, ids, tables = a_history()
+    queries, wanted = torch.randn(6, heads, 5), torch.randn(6, heads + mean, 5)
+
+    def padded(queries: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = torch.cat([table[own] for table, own in zip(tables, ids, strict=True)], dim=2)
+        scores, sums = attend(vectors, present, queries)
+        if mean:
+            sums = torch.cat([sums, mean_with_one_more(vectors, present).unsqueeze(1)], dim=1)
+        return scores, sums
+
+    def by_rows(queries: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
+        places = Places.of(present)
+        columns = [Column(table, places.take(own), sparse) for table, own in zip(tables, ids, strict=True)]
+        scores, sums = attend_by_rows(columns, places, queries, mean=mean)
+        return torch.stack([places.lay(own, 0.0) for own in scores], dim=1), sums
+
+    found = []
+    for way in (padded, by_rows):
+        leaves = [each.clone().requires_grad_() for each in (queries, *tables)]
+        scores, sums = way(*leaves)
+        (sums * wanted).sum().backward()
+        gradients = [leaf.grad for leaf in leaves]
+        assert all(gradient is not None for gradient in gradients)
+        dense = [gradient.to_dense() for gradient in gradients if gradient is not None]
+        found.append([scores.detach() * present.unsqueeze(1), sums.detach(), *dense])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_a_sparse_gradient_holds_each_row_seen_once() -> None:
+    present, _, ids, tables = a_history()
+    places, table = Places.of(present), tables[0].requires_grad_()
+    _, sums = attend_by_rows([Column(table, places.take(ids[0]), sparse=True)], places, torch.randn(6, 1, 3))
+    sums.sum().backward()
+    assert table.grad is not None
+    assert table.grad._indices()[0].tolist() == sorted(set(ids[0][present].tolist()))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_by_rows_takes_a_batch_without_events(shape: tuple[int, int], sparse: bool) -> None:
+    places = Places.of(torch.zeros(shape, dtype=torch.bool))
+    table, queries = torch.randn(5, 2, requires_grad=True), torch.randn(shape[0], 2, 2, requires_grad=True)
+    column = Column(table, torch.zeros(0, dtype=torch.int64), sparse)
+    scores, sums = attend_by_rows([column], places, queries, mean=True)
+    sums.sum().backward()
+    assert scores.shape == (2, 0)
+    assert torch.equal(sums, torch.zeros(shape[0], 3, 2))
+    assert table.grad is not None
+    assert not table.grad.to_dense().any()
+
+
+def test_by_rows_needs_no_gradient_of_the_tables() -> None:
+    present, _, ids, tables = a_history()
+    places, queries = Places.of(present), torch.randn(6, 1, 3, requires_grad=True)
+    attend_by_rows([Column(tables[0], places.take(ids[0]))], places, queries)[1].sum().backward()
+    assert queries.grad is not None
+
+
+class TestTargetQueries:
+    def test_are_what_projected_targets_and_projected_events_give(self) -> None:
+        torch.manual_seed(0)
+        queries = TargetQueries(4, 6, heads=3, head_dim=2)
+        target, event = torch.randn(5, 4), torch.randn(5, 6)
+        found = torch.einsum("bhd,bd->bh", queries(target), event)
+        for head in range(3):
+            asked = target @ queries.query[head]
+            answered = event @ queries.key[head].T
+            torch.testing.assert_close(found[:, head], (asked * answered).sum(1) / math.sqrt(2))
+
+    def test_one_row_keeps_its_shape(self) -> None:
+        assert TargetQueries(4, 6, heads=3, head_dim=2)(torch.randn(1, 4)).shape == (1, 3, 6)
