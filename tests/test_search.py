@@ -10,7 +10,9 @@ from torch import Tensor
 
 from recspec.search import (
     Column,
+    PaddedHistory,
     Places,
+    StoredHistory,
     TargetQueries,
     attend,
     attend_by_rows,
@@ -161,6 +163,41 @@ def test_by_rows_needs_no_gradient_of_the_tables() -> None:
     places, queries = Places.of(present), torch.randn(6, 1, 3, requires_grad=True)
     attend_by_rows([Column(tables[0], places.take(ids[0]))], places, queries)[1].sum().backward()
     assert queries.grad is not None
+
+
+def histories() -> tuple[PaddedHistory, StoredHistory]:
+    """The same events in both forms."""
+    present, _, ids, tables = a_history()
+    vectors = torch.cat([table[own] for table, own in zip(tables, ids, strict=True)], dim=2)
+    columns = tuple(Column(table, own) for table, own in zip(tables, ids, strict=True))
+    return PaddedHistory(vectors, present), StoredHistory(columns, present)
+
+
+class TestHistory:
+    def test_both_forms_search_and_attend_alike(self) -> None:
+        padded, stored = histories()
+        queries = torch.randn(6, 2, 5)
+        for left, right in zip(padded.search(queries[:, 0]), stored.search(queries[:, 0]), strict=True):
+            kept = padded.present if left.shape == padded.present.shape else torch.ones_like(left)
+            torch.testing.assert_close(left * kept, right * kept)
+        torch.testing.assert_close(padded.attend(queries, mean=True), stored.attend(queries, mean=True))
+        torch.testing.assert_close(padded.attend(queries), padded.attend(queries, mean=True)[:, :2])
+        scores = padded.scores(queries[:, 0]) * padded.present
+        torch.testing.assert_close(scores, stored.scores(queries[:, 0]) * stored.present)
+        torch.testing.assert_close(scores, padded.search(queries[:, 0])[0] * padded.present)
+
+    def test_both_forms_take_some_events_and_lay_a_table_beside_them(self) -> None:
+        torch.manual_seed(1)
+        queries, table = torch.randn(6, 1, 7), torch.randn(4, 2)
+        rows = torch.randint(0, 4, (6, 7))
+        sums = []
+        for history in histories():
+            places, chosen = latest_best(history.scores(queries[:, 0, :5]), history.present, 2)
+            order = places.sort(dim=1).indices
+            places, chosen = places.gather(1, order), chosen.gather(1, order)
+            sums.append(history.take(places, chosen).beside(table, rows.gather(1, places)).attend(queries))
+            assert chosen.sum(1).tolist() == [2, 0, 2, 1, 2, 2]
+        torch.testing.assert_close(*sums)
 
 
 class TestTargetQueries:

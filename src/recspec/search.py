@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ class Column:
     table: Tensor
     """(N, W)."""
     rows: Tensor
-    """(T,)."""
+    """(T,), or (B, L) in a `StoredHistory`."""
     sparse: bool = False
     """Whether the table's gradient holds the rows seen alone."""
 
@@ -290,6 +290,110 @@ def _of_table(
 
 def _coo(rows: Tensor, values: Tensor, table: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(rows.view(1, -1), values, table.shape, is_coalesced=True, check_invariants=False)
+
+
+# --- a history, whichever form it has --------------------------------------------------------------------------------
+
+
+class History(Protocol):
+    """The events that a search looks at: padded or by rows."""
+
+    @property
+    def present(self) -> Tensor:
+        """Which of the places (B, L) hold an event."""
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """Dot products of each row's events with its query (B, D): (B, L), whatever where no event is."""
+
+    def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """`scores`, and the events' sums weighted by their softmax (B, D)."""
+
+    def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
+        """Sums weighted by the softmax of several queries (B, H, D); with `mean_with_one_more` (B, H + 1, D)."""
+
+    def take(self, places: Tensor, chosen: Tensor) -> History:
+        """The events at some places of each row (B, k), those that are chosen (B, k)."""
+
+    def beside(self, table: Tensor, rows: Tensor) -> History:
+        """The same events, the rows (B, L) of another table beside their vectors."""
+
+
+@dataclass(frozen=True)
+class PaddedHistory:
+    """Events as vectors (B, L, D) and a mask."""
+
+    vectors: Tensor
+    """(B, L, D)."""
+    present: Tensor
+    """(B, L)."""
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """See `History`."""
+        return torch.bmm(self.vectors, queries.unsqueeze(2)).squeeze(2)
+
+    def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """See `History`."""
+        scores, sums = attend(self.vectors, self.present, queries.unsqueeze(1))
+        return scores.squeeze(1), sums.squeeze(1)
+
+    def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
+        """See `History`."""
+        _, sums = attend(self.vectors, self.present, queries)
+        if not mean:
+            return sums
+        return torch.cat([sums, mean_with_one_more(self.vectors, self.present).unsqueeze(1)], dim=1)
+
+    def take(self, places: Tensor, chosen: Tensor) -> PaddedHistory:
+        """See `History`."""
+        rows, length, width = self.vectors.shape
+        flat = (torch.arange(rows, device=places.device).unsqueeze(1) * length + places).flatten()
+        return PaddedHistory(self.vectors.flatten(0, 1).index_select(0, flat).view(*places.shape, width), chosen)
+
+    def beside(self, table: Tensor, rows: Tensor) -> PaddedHistory:
+        """See `History`."""
+        return PaddedHistory(torch.cat([self.vectors, F.embedding(rows, table)], dim=2), self.present)
+
+
+@dataclass(frozen=True)
+class StoredHistory:
+    """Events as rows of tables, on a CPU; their columns' rows are (B, L)."""
+
+    columns: tuple[Column, ...]
+    present: Tensor
+    """(B, L)."""
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """See `History`."""
+        places, columns = self._events()
+        with torch.no_grad():
+            tables, rows = [column.table for column in columns], [column.rows for column in columns]
+            (scores,) = _dots(tables, rows, places, queries.float().unsqueeze(1))
+        return places.lay(scores, 0.0)
+
+    def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """See `History`."""
+        places, columns = self._events()
+        scores, sums = attend_by_rows(columns, places, queries.unsqueeze(1))
+        return places.lay(scores[0], 0.0), sums.squeeze(1)
+
+    def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
+        """See `History`."""
+        places, columns = self._events()
+        return attend_by_rows(columns, places, queries, mean=mean)[1]
+
+    def take(self, places: Tensor, chosen: Tensor) -> StoredHistory:
+        """See `History`."""
+        return StoredHistory(
+            tuple(replace(column, rows=column.rows.gather(1, places)) for column in self.columns), chosen
+        )
+
+    def beside(self, table: Tensor, rows: Tensor) -> StoredHistory:
+        """See `History`."""
+        return StoredHistory((*self.columns, Column(table, rows)), self.present)
+
+    def _events(self) -> tuple[Places, list[Column]]:
+        places = Places.of(self.present)
+        return places, [replace(column, rows=places.take(column.rows)) for column in self.columns]
 
 
 # --- several heads ---------------------------------------------------------------------------------------------------
