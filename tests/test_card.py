@@ -169,17 +169,21 @@ def test_a_list_without_a_value_has_no_range(tmp_path: Path) -> None:
     assert (tags.minimum, tags.maximum, tags.zero_share, tags.distinct) == (None, None, None, 0)
 
 
-def test_labels_other_than_0_and_1_and_open_cardinalities_are_noted(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": '1,2,"[1]",0.5,3.5\n3,5,"[]",1.5,0\n'})
-    check(spec)
+def test_labels_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": '1,2,"[1]",0.5,1\n3,5,"[]",1.5,3.5\n'})
+    problem = "train.csv, column 'label', row 2: 3.5 is no label; a label is 0 or 1: rewrite the column so, or"
+    assert problems_of(spec)[0].startswith(problem)
+    with pytest.raises(DataError, match=r"column 'label', row 2: 3\.5 is no label; a label is 0 or 1"):
+        describe(spec)
+
+
+def test_open_cardinalities_are_noted(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": '1,2,"[1]",0.5,1\n3,5,"[]",1.5,0\n'})
     spec = FeatureSpec.from_dict(
         {**spec.to_dict(), "feature_spec": {**FEATURES, "user": {"cardinality": "auto"}}}, tmp_path
     )
     found = describe(spec)
-    assert found.notes == (
-        "label 'label' holds other values than 0 and 1 (0 to 3.5): losses and metrics expect 0 or 1",
-        "cardinality of 'user' is auto: models need a number, which `recspec transcode` finds",
-    )
+    assert found.notes == ("cardinality of 'user' is auto: models need a number, which `recspec transcode` finds",)
     assert found.features["user"].distinct == 2
 
 

@@ -157,6 +157,23 @@ def test_ids_and_numbers_that_break_the_specification_are_told_alike_by_check_an
     assert not (tmp_path / "run" / "bundle").exists()
 
 
+def test_a_label_that_is_none_is_told_alike_by_check_training_and_evaluation(run: Cli, tmp_path: Path) -> None:
+    settings = ["embedding_dim=4", "bottom=[4]", "top=[4]", "train.epochs=1"]
+    options = [part for each in settings for part in ("--set", each)]
+    folder = worked_example(tmp_path / "data")
+    assert run("train", "dlrm", folder, tmp_path / "run", *options)[0] == 0
+    (folder / "test_data.csv").write_text("0,8,2,0,40\n0,18,1,1,20\n")
+    status, _, said = run("evaluate", tmp_path / "run", folder)
+    assert (status, "test_data.csv, column 'label', row 1: 2.0 is no label; a label is 0 or 1" in said) == (2, True)
+    (folder / "train_data_1.csv").write_text("0,0,1\n1,8,0\n2,3,0.5\n7,8,4\n9,10,1\n")
+    expected = "train_data_1.csv, column 'label', row 3: 0.5 is no label; a label is 0 or 1: rewrite the column so, or"
+    for command in (["check", folder], ["train", "dlrm", folder, tmp_path / "other", *options]):
+        status, _, said = run(*command)
+        assert (status, "Traceback" in said) == (2, False), said
+        assert expected in said
+        assert "(and 1 more row like it)" in said
+
+
 def test_several_violations_are_told_together(run: Cli, tmp_path: Path) -> None:
     text = WORKED_EXAMPLE.replace("torch.int32, cardinality: 856", "torch.int33, cardinality: 0")
     worked_example(tmp_path / "broken", text)

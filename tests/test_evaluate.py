@@ -633,7 +633,7 @@ def test_positives_are_the_distinct_pairs_with_a_positive_label(tmp_path: Path) 
 
 def test_a_label_that_is_no_label_is_named_with_its_row(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 4)]})
-    with pytest.raises(DataError, match=r"split 'test', feature 'label': row 2 is 4\.0; a label is 0 or 1"):
+    with pytest.raises(DataError, match=r"test\.csv, column 'label', row 2: 4\.0 is no label; a label is 0 or 1"):
         evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test")
 
 
@@ -935,7 +935,7 @@ def test_a_streamed_split_names_its_wrong_label_and_a_diverged_model(tmp_path: P
     with pytest.raises(DataError, match="80 of 80 scores are NaN: the model has diverged"):
         evaluate_model(ItemModel(spec, np.full(23, np.nan)), spec, "test", settings=settings)
     (tmp_path / "test-40.csv").write_text("1,0\n1,3\n" + "2,1\n" * 38)
-    with pytest.raises(DataError, match=r"split 'test', feature 'label': row 42 is 3\.0; a label is 0 or 1"):
+    with pytest.raises(DataError, match=r"test-40\.csv, column 'label', row 2: 3\.0 is no label; a label is 0 or 1"):
         evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", settings=settings)
 
 

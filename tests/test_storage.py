@@ -260,13 +260,13 @@ def test_csv_is_plain_text_without_a_header(tmp_path: Path) -> None:
 
 def test_csv_allows_spaces_blank_lines_and_a_missing_last_newline(tmp_path: Path) -> None:
     spec = text_spec(
-        tmp_path, "\n0, 8, 0\n 1 ,9,1.5\n\n\r\n2, 7, -1e-3", {"a": {"cardinality": 3}, "b": {}}, ["a", "b", "label"]
+        tmp_path, "\n0, 8, 0\n 1 ,1.5,1e0\n\n\r\n2, -1e-3, 1", {"a": {"cardinality": 3}, "b": {}}, ["a", "b", "label"]
     )
     columns = open_split(spec, "train").read(0, 9)
     assert {name: column.tolist() for name, column in columns.items()} == {
         "a": [0, 1, 2],
-        "b": [8, 9, 7],
-        "label": [0, 1.5, np.float32(-1e-3)],
+        "b": [8, 1.5, np.float32(-1e-3)],
+        "label": [0, 1, 1],
     }
 
 
@@ -286,7 +286,7 @@ def test_csv_labels_may_be_words_where_the_dtype_is_bool(tmp_path: Path) -> None
 
 def test_a_csv_file_larger_than_a_block_is_read_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "CSV_BLOCK_BYTES", 64)
-    rows = "".join(f"{i},{i % 7}\n" + "\n" * (100 if i == 50 else 0) for i in range(200))
+    rows = "".join(f"{i},{i % 2}\n" + "\n" * (100 if i == 50 else 0) for i in range(200))
     spec = text_spec(tmp_path, rows, {"a": {"cardinality": 200}}, ["a", "label"])
     reader = open_split(spec, "train")
     assert reader.num_rows == 200
@@ -300,19 +300,21 @@ def test_chunks_of_a_split_need_not_be_cut_at_the_same_rows(tmp_path: Path) -> N
     for number, (a, b) in enumerate([(0, 11), (11, 12), (12, 30)]):
         (tmp_path / f"a{number}.csv").write_text("".join(f"{value}\n" for value in values[a:b]))
     pq.write_table(pa.table({"b": values}), tmp_path / "b.parquet", row_group_size=7)
-    np.arange(30, dtype="<f4").tofile(tmp_path / "label.bin")
+    np.arange(30, dtype="<f4").tofile(tmp_path / "c.bin")
+    (np.arange(30) % 2).astype("<f4").tofile(tmp_path / "label.bin")
     sources = {
         "train": [
             {"type": "csv", "features": ["a"], "files": ["a0.csv", "a1.csv", "a2.csv"]},
             {"type": "parquet", "features": ["b"], "files": ["b.parquet"]},
+            {"type": "split_binary", "features": ["c"], "files": ["c.bin"]},
             {"type": "split_binary", "features": ["label"], "files": ["label.bin"]},
         ]
     }
-    spec = spec_of(tmp_path, {"a": {"cardinality": 30}, "b": {"cardinality": 30}}, sources)
-    reader = open_split(spec, "train")
+    spec = spec_of(tmp_path, {"a": {"cardinality": 30}, "b": {"cardinality": 30}, "c": {}}, sources)
+    reader = open_split(spec, "train", ["a", "b", "c"])
     for start, stop in [(0, 30), (5, 20), (10, 13), (29, 30)]:
         assert {name: column.tolist() for name, column in reader.read(start, stop).items()} == {
-            name: list(range(start, stop)) for name in ("a", "b", "label")
+            name: list(range(start, stop)) for name in ("a", "b", "c")
         }
 
 
@@ -442,6 +444,48 @@ def test_a_wrong_cell_is_named(cells: str, feature: dict[str, object], problem: 
     assert problems_of(spec) == [f"train.csv, column 'a', {problem}"]
 
 
+NO_LABEL = "is no label; a label is 0 or 1: rewrite the column so, or name another one in channel_spec.label"
+
+
+@pytest.mark.parametrize(
+    ("cells", "label", "problem"),
+    [
+        ("0\n1\n3", {}, f"row 3: 3.0 {NO_LABEL}"),
+        ("0\n0.5\n-1\n2\n1", {}, f"row 2: 0.5 {NO_LABEL} (and 2 more rows like it)"),
+        ("1\n-1", {"dtype": "int8"}, f"row 2: -1 {NO_LABEL}"),
+        ("1\n300", {"dtype": "int8"}, f"row 2: 300 {NO_LABEL}"),
+        ("1\n2", {"dtype": "bool"}, f"row 2: 2 {NO_LABEL}"),
+        ("1\n3", {"cardinality": 5}, f"row 2: 3 {NO_LABEL}"),
+        ("1\n0.25", {"dtype": "float16"}, f"row 2: 0.25 {NO_LABEL}"),
+        ("1\ninf", {}, "row 2: inf is not a finite number"),
+    ],
+)
+def test_a_label_that_is_none_is_named(cells: str, label: dict[str, object], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(cells + "\n")
+    sources = {"train": [{"type": "csv", "features": ["label"], "files": ["train.csv"]}]}
+    spec = spec_of(tmp_path, {"label": label}, sources)
+    assert problems_of(spec) == [f"train.csv, column 'label', {problem}"]
+
+
+@pytest.mark.parametrize("kind", CHUNK_TYPES)
+def test_labels_are_checked_in_every_chunk_type_and_only_where_they_are_read(kind: ChunkType, tmp_path: Path) -> None:
+    features = {"a": Feature(dtype="float32"), "label": Feature(dtype="float32")}
+    with SplitWriter(tmp_path, "train", features, kind) as writer:  # which is not told that one of them is a label
+        writer.write({"a": np.array([0.5, 7]), "label": np.array([1, 0.5])})
+    spec = spec_of(tmp_path, {"a": {}}, None).replace(sources={"train": writer.chunks})
+    (file,) = {file for chunk in writer.chunks if "label" in chunk.features for file in chunk.files}
+    assert problems_of(spec) == [f"{file}, column 'label', row 2: 0.5 {NO_LABEL}"]
+    assert open_split(spec, "train", ["a"]).read(0, 2)["a"].tolist() == [0.5, 7]
+
+
+def test_a_writer_that_knows_the_label_refuses_others(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match="split 'train' being written, column 'label', row 2: 2 is no label"),
+        SplitWriter(tmp_path, "train", {"label": Feature()}, label="label") as writer,
+    ):
+        writer.write({"label": np.array([1, 2])})
+
+
 def test_an_empty_cell_is_named(tmp_path: Path) -> None:
     spec = text_spec(tmp_path, "0,1\n1,\n,1\n", {"a": {"cardinality": 5}}, ["a", "label"])
     assert problems_of(spec) == [
@@ -508,14 +552,15 @@ def test_numbers_may_be_stored_wider_or_narrower(stored: str, declared: str, tmp
 
 
 def test_the_largest_halves_are_sound_and_what_lies_above_them_is_not(tmp_path: Path) -> None:
-    sources = {"train": [{"type": "split_binary", "features": ["half", "label"], "files": ["h.bin"]}]}
-    spec = spec_of(tmp_path, {"half": {"dtype": "float16"}, "label": {"dtype": "float16"}}, sources)
-    np.array([[65504, -65504], [-0.0, 6e-8]], "<f2").tofile(tmp_path / "h.bin")
+    sources = {"train": [{"type": "split_binary", "features": ["half", "other", "label"], "files": ["h.bin"]}]}
+    spec = spec_of(tmp_path, {name: {"dtype": "float16"} for name in ("half", "other", "label")}, sources)
+    np.array([[65504, -65504, 1], [-0.0, 6e-8, -0.0]], "<f2").tofile(tmp_path / "h.bin")
     assert open_split(spec, "train").read(0, 2)["half"].tolist() == [65504, 0]
-    np.array([[65504, -65504], [-np.inf, np.nan]], "<f2").tofile(tmp_path / "h.bin")
+    np.array([[65504, -65504, 0], [-np.inf, np.nan, np.nan]], "<f2").tofile(tmp_path / "h.bin")
     assert problems_of(spec) == [
         "h.bin, column 'half', row 2: -inf is not a finite number",
         "h.bin, column 'label', row 2: nan is not a finite number",
+        "h.bin, column 'other', row 2: nan is not a finite number",
     ]
 
 
@@ -845,10 +890,10 @@ def test_companions_that_are_missing_or_outside_are_refused(tmp_path: Path) -> N
 def test_csv_keeps_every_float32_exactly(tmp_path: Path) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
     values = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
-    with SplitWriter(tmp_path, "train", {"label": Feature()}, "csv") as writer:
-        writer.write({"label": values})
-    spec = spec_of(tmp_path, {}).replace(sources={"train": writer.chunks})
-    np.testing.assert_array_equal(open_split(spec, "train").read(0, len(values))["label"], values)
+    with SplitWriter(tmp_path, "train", {"a": Feature(), "label": Feature()}, "csv") as writer:
+        writer.write({"a": values, "label": np.zeros(len(values))})
+    spec = spec_of(tmp_path, {"a": {}}).replace(sources={"train": writer.chunks})
+    np.testing.assert_array_equal(open_split(spec, "train", ["a"]).read(0, len(values))["a"], values)
 
 
 def test_the_estimate_of_memory_counts_the_values_that_parquet_tells(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ What a reader does to the stored values, in this order:
 
 1. In a list, padding is dropped wherever it stands: id 0 where the feature declares `padding: 0`, else -1.
 2. Every id must lie in [0, cardinality), every number must be finite and fit its dtype, and float32, in which models
-   read it. What doesn't is a `DataError` with file, column and row (1 is the first row of that file).
+   read it; a label must be 0 or 1. What doesn't is a `DataError` with file, column and row (1 is the first row of that
+   file).
 3. A list keeps its first `length` values.
 4. Ids are raised by `FeatureSpec.shift`, so that 0 means padding in every batch.
 """
@@ -346,6 +347,8 @@ class _Limits:
     high: float
     too_low: str
     too_high: str
+    only_ends: bool = False
+    """Whether `low` and `high` are the only values, so that 0.5 is none."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +364,9 @@ class _Plan:
     limits: _Limits
 
     @classmethod
-    def of(cls, name: str, feature: Feature, dtype: np.dtype[np.generic], shift: int = 0) -> _Plan:
+    def of(
+        cls, name: str, feature: Feature, dtype: np.dtype[np.generic], shift: int = 0, *, is_label: bool = False
+    ) -> _Plan:
         """Work out once what every block is asked."""
         cardinality = feature.cardinality
         fits = shift == 0 or (
@@ -369,11 +374,17 @@ class _Plan:
         )
         wide = np.dtype("int32" if isinstance(cardinality, int) and cardinality < 2**31 else "int64")
         kinds = "iubf" if dtype.kind == "f" else "iu" if feature.is_categorical and dtype.kind != "b" else "iub"
-        return cls(name, feature, dtype, shift, dtype if fits else wide, kinds, _limits(feature, dtype))
+        limits = _LABEL_LIMITS if is_label else _limits(feature, dtype)
+        return cls(name, feature, dtype, shift, dtype if fits else wide, kinds, limits)
 
 
 def _plan(spec: FeatureSpec, name: str, shifted: bool) -> _Plan:
-    return _Plan.of(name, spec.features[name], spec.storage_dtype(name), spec.shift(name) if shifted else 0)
+    shift = spec.shift(name) if shifted else 0
+    return _Plan.of(name, spec.features[name], spec.storage_dtype(name), shift, is_label=name == spec.label)
+
+
+_NO_LABEL = "is no label; a label is 0 or 1: rewrite the column so, or name another one in channel_spec.label"
+_LABEL_LIMITS = _Limits(0, 1, _NO_LABEL, _NO_LABEL, only_ends=True)
 
 
 def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> _Limits:
@@ -464,7 +475,7 @@ def _checked_values(
     if raw.dtype == np.float16 and plan.limits.high >= _LARGEST_HALF:  # whose comparisons numpy does one by one
         if (raw.view(np.uint16) & _HALF_WITHOUT_SIGN).max() < _HALF_INFINITY:
             return raw
-    elif raw.min().item() >= plan.limits.low and raw.max().item() <= plan.limits.high:
+    elif _lies_within(raw, plan.limits):
         return raw
     for kind, bad, what in _faults(raw, plan.limits):
         if bad.any():
@@ -485,8 +496,25 @@ def _faults(raw: Array, limits: _Limits) -> Iterator[tuple[str, NDArray[np.bool_
         raw = raw.astype(np.float64)  # in which every limit can be compared
     finite = np.isfinite(raw)
     yield "finite", ~finite, "is not a finite number"
+    if limits.only_ends:  # one kind of fault, whichever way a value is none of the two
+        beyond = np.less(raw, limits.low) | np.greater(raw, limits.high) | _between_ends(raw, limits)
+        yield "value", finite & beyond, limits.too_low
+        return
     yield "low", finite & np.less(raw, limits.low), limits.too_low
     yield "high", finite & np.greater(raw, limits.high), limits.too_high
+
+
+def _lies_within(raw: Array, limits: _Limits) -> bool:
+    if raw.dtype == np.float16:
+        raw = raw.astype(np.float32)
+    if raw.min().item() < limits.low or not raw.max().item() <= limits.high:
+        return False
+    return not limits.only_ends or raw.dtype.kind != "f" or not _between_ends(raw, limits).any()
+
+
+def _between_ends(raw: Array, limits: _Limits) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (raw != raw.dtype.type(limits.low)) & (raw != raw.dtype.type(limits.high))
+    return found
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -1034,7 +1062,10 @@ class SplitWriter:
         self.type: ChunkType = type
         self.num_rows = 0
         self.chunks: tuple[Chunk, ...] = ()
-        self._plans = {name: _Plan.of(name, feature, _stored_dtype(feature)) for name, feature in features.items()}
+        self._plans = {
+            name: _Plan.of(name, feature, _stored_dtype(feature), is_label=name == label)
+            for name, feature in features.items()
+        }
         _check_can_hold(self._plans.values(), type)
         self._rows_per_file = rows_per_file or (PARQUET_FILE_ROWS if type == "parquet" else None)
         self._groups = [_Group(*group) for group in _grouped(self._plans, type, label)]
