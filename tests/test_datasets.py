@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 from recspec import metrics
 from recspec.card import check
 from recspec.datasets import DATASETS, movielens, prepared
 from recspec.datasets.columns import boundaries
-from recspec.datasets.interactions import _Seen
 from recspec.datasets.movielens import LAYOUTS, recognise
+from recspec.datasets.negatives import Seen
 from recspec.datasets.synthetic import GENRES, write_movielens_like
 from recspec.encoding import BucketEncoder, CrossEncoder, Encoders, HashEncoder, ScaleEncoder, VocabularyEncoder
 from recspec.errors import DataError, SettingsError
@@ -1133,11 +1134,17 @@ def test_compressed_and_tab_separated_text_is_read(tmp_path: Path) -> None:
 # --- negatives -------------------------------------------------------------------------------------------------------
 
 
+def drawn_by(seen: Seen, users: Iterable[int], count: int) -> NDArray[np.int64]:
+    """So many draws of each user: (users, count)."""
+    owners = np.repeat(np.array(list(users)), count)
+    return seen.draw(owners, np.tile(np.arange(count), len(owners) // count), (1, 2)).reshape(-1, count)
+
+
 def test_unseen_items_are_drawn_evenly_and_seen_ones_never() -> None:
     seen = {5: [1, 2, 7], 6: [], 7: [1, 2, 3, 4, 5, 6, 7, 8, 9]}
     users = np.array([user for user, items in seen.items() for _ in items])
     items = np.array([item for own in seen.values() for item in own])
-    drawn = _Seen.of(users, items, num_items=10).draw(np.array([5, 7]), 7000, (1, 2))
+    drawn = drawn_by(Seen.of(users, items, num_items=10), [5, 7], 7000)
     assert set(drawn[1].tolist()) == {10}
     counts = np.bincount(drawn[0], minlength=11)
     assert counts[[0, 1, 2, 7]].tolist() == [0, 0, 0, 0]
@@ -1146,8 +1153,8 @@ def test_unseen_items_are_drawn_evenly_and_seen_ones_never() -> None:
 
 def test_draws_are_of_the_user_alone() -> None:
     users, items = np.repeat(np.arange(1, 51), 4), np.tile([1, 2, 3, 4], 50)
-    together = _Seen.of(users, items, 100).draw(np.arange(1, 51), 20, (3, 1))
-    alone = _Seen.of(users[:8], items[:8], 100).draw(np.array([2]), 20, (3, 1))
+    together = drawn_by(Seen.of(users, items, 100), range(1, 51), 20)
+    alone = drawn_by(Seen.of(users[:8], items[:8], 100), [2], 20)
     assert together[1].tolist() == alone[0].tolist()
     assert len(np.unique(together)) > 90
     assert (together[0] != together[1]).any()

@@ -203,6 +203,7 @@ class VocabularyEncoder(_OneColumn):
     vocabulary: str = Field(description="file in the folder `vocabularies`, without .parquet")
     separator: str | None = Field(None, description="between the values of a list that is one text")
     length: int | None = Field(None, gt=0, description="the most values of a list that are kept, first ones first")
+    keep: Literal["first", "last"] = Field("first", description="which values of a longer list: a history's last ones")
 
 
 class HashEncoder(_OneColumn):
@@ -335,9 +336,12 @@ class _Number(_OneColumn):
 
 
 class NumberEncoder(_Number):
-    """A number is taken as it is; a missing one is 0."""
+    """A number is taken as it is; a missing one is 0. With a `length`, a row holds several numbers."""
 
     kind: Literal["number"] = "number"
+    separator: str | None = Field(None, description="between the numbers of a list that is one text")
+    length: int | None = Field(None, gt=0, description="the most numbers of a list that are kept")
+    keep: Literal["first", "last"] = Field("first", description="which numbers of a longer list: a history's last ones")
 
 
 class ScaleEncoder(_Number):
@@ -533,14 +537,22 @@ class Encoders:
         if isinstance(encoder, ScaleEncoder):
             return Scaler(encoder.mean, encoder.std).encode(encoder.transformed(values))
         if isinstance(encoder, NumberEncoder):
-            return np.nan_to_num(encoder.transformed(values), nan=0.0).astype(np.float32)
+            return self._numbers(encoder, values)
         if isinstance(encoder, BucketEncoder):
             return encoder.ids(values)
         ids = encoder.ids if isinstance(encoder, HashEncoder) else self.vocabularies[encoder.vocabulary].encode
         if encoder.length is None:
             return ids(values)
         flat, offsets = split_lists(values, encoder.separator)
-        return _without_unknown(ids(encoder.present(flat)), offsets, encoder.length)
+        keep = encoder.keep if isinstance(encoder, VocabularyEncoder) else "first"
+        return _without_unknown(ids(encoder.present(flat)), offsets, encoder.length, keep)
+
+    def _numbers(self, encoder: NumberEncoder, values: RawValues) -> NDArray[np.generic] | Lists:
+        if encoder.length is None:
+            return np.nan_to_num(encoder.transformed(values), nan=0.0).astype(np.float32)
+        flat, offsets = split_lists(values, encoder.separator)
+        numbers = np.nan_to_num(encoder.transformed(flat), nan=0.0).astype(np.float32)
+        return _cut(numbers, offsets, encoder.length, encoder.keep)
 
     def _encoder(self, feature: str) -> Encoder:
         if feature not in self.encoders:
@@ -608,14 +620,21 @@ def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArr
     return flat.filter(kept), np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
 
 
-def _without_unknown(ids: Ids, offsets: NDArray[np.int64], length: int) -> Lists:
-    """Lists of known ids, each cut to its first `length`."""
-    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    rows, ids = rows[ids != UNKNOWN], ids[ids != UNKNOWN]
-    starts = np.searchsorted(rows, np.arange(len(offsets) - 1))
-    kept = np.arange(len(rows)) - starts[rows] < length
-    counts = np.bincount(rows[kept], minlength=len(offsets) - 1)
-    return ids[kept], np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+def _without_unknown(ids: Ids, offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]) -> Lists:
+    """Lists of known ids, each cut to its first or last `length`."""
+    known = ids != UNKNOWN
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(known)])
+    return _cut(ids[known], before[offsets], length, keep)
+
+
+def _cut(values: NDArray[np.generic], offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]) -> Lists:
+    """Lists, each cut to its first or last `length` values."""
+    counts = np.diff(offsets)
+    if not len(counts) or counts.max() <= length:
+        return values, offsets
+    ends = offsets[:-1] if keep == "first" else offsets[1:] - 1
+    kept = np.abs(np.arange(len(values)) - np.repeat(ends, counts)) < length
+    return values[kept], np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(counts, length))])
 
 
 # --- raw values of any type as arrow arrays --------------------------------------------------------------------------

@@ -199,19 +199,38 @@ class PreparedCatalogue:
     """Columns for people."""
 
     def rows(self, ids: NDArray[np.int64]) -> Columns:
-        """The features of the given ids."""
-        return {name: take(column, ids - 1) for name, column in self.columns.items()}
+        """The features of the given ids; of id 0, unknown, they are 0 or empty."""
+        nobody = ids == 0
+        if not nobody.any():
+            return {name: take(column, ids - 1) for name, column in self.columns.items()}
+        found = {name: take(column, np.maximum(ids - 1, 0)) for name, column in self.columns.items()}
+        return {name: _emptied(column, nobody) for name, column in found.items()}
+
+    def table(self, start: int = 0, count: int | None = None) -> pa.Table:
+        """The id, the prepared features, then the columns for people, of all or of so many from row `start` on."""
+        stop = self.count if count is None else start + count
+        arrays: dict[str, object] = {self.id_name: np.arange(start + 1, stop + 1, dtype=np.int32)}
+        for name, column in self.columns.items():
+            arrays[name] = to_arrow(column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop])
+        return pa.table({**arrays, **{name: column[start:stop] for name, column in self.readable.items()}})
 
     def write(self, path: Path) -> None:
-        """Write the id, the prepared features, then the columns for people."""
-        arrays: dict[str, object] = {self.id_name: np.arange(1, self.count + 1, dtype=np.int32)}
-        for name, column in self.columns.items():
-            arrays[name] = (
-                pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
-                if isinstance(column, Ragged)
-                else pa.array(column)
-            )
-        pq.write_table(pa.table({**arrays, **self.readable}), path)
+        """Write `table`."""
+        pq.write_table(self.table(), path)
+
+
+def _emptied(column: NDArray[np.generic] | Ragged, rows: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:
+    """A column that is 0, or an empty list, in the marked rows."""
+    if isinstance(column, Ragged):
+        return column.where(~np.repeat(rows, column.lengths))
+    return np.where(rows, column.dtype.type(0), column)
+
+
+def to_arrow(column: NDArray[np.generic] | Ragged) -> pa.Array:
+    """A prepared column as Parquet holds it."""
+    if isinstance(column, Ragged):
+        return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
+    return pa.array(column)
 
 
 class Fitted:
@@ -236,6 +255,10 @@ class Fitted:
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
         self.features[name] = _feature(encoder, vocabulary)
 
+    def add_encoder(self, name: str, encoder: Encoder) -> None:
+        """Take in how a feature that is known already is made of raw values."""
+        self.encoders = Encoders({**self.encoders.encoders, name: encoder}, self.encoders.vocabularies)
+
     def add_cross(self, column: Column) -> None:
         """Take in a cross of features that were taken in before."""
         if column.encoder is not None:
@@ -256,9 +279,13 @@ class Fitted:
         self.add(name, VocabularyEncoder(vocabulary=name, column=raw if raw != name else None), vocabulary)
 
     def add_catalogue(
-        self, role: Literal["user", "item"], id_name: str, catalogue: Catalogue | None
+        self, role: Literal["user", "item"], id_name: str, catalogue: Catalogue | None, *, name_missing: bool = False
     ) -> PreparedCatalogue:
-        """Take in the features of a role, fitted on the users or items that have an id."""
+        """Take in the features of a role, fitted on the users or items that have an id.
+
+        Args:
+            name_missing: A text that is missing becomes the category `no_NAME`, with an id of its own.
+        """
         ids = self.encoders.vocabularies[id_name]
         if catalogue is None:
             return PreparedCatalogue(id_name, len(ids), {}, {})
@@ -266,6 +293,8 @@ class Fitted:
         columns: Columns = {}
         for column in catalogue.columns:
             raw = known.column(column.source).combine_chunks()
+            if name_missing and column.kind == "category" and pa.types.is_string(raw.type):
+                raw = pc.fill_null(raw, f"no_{column.name}")
             if column.name not in self.features:
                 self.add(column.name, *fit(column, raw))
             columns[column.name] = self.encode(column.name, raw)

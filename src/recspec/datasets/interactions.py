@@ -2,7 +2,8 @@
 
 Every row of train is a positive (label 1). For each user, valid and test hold one series: the positive held out first,
 then `num_negatives` items the user never had to do with (label 0). Datasets of implicit feedback (`movielens`, `ncf`,
-`table`) bring their rows as an Ibis expression, already split; the rest happens here, a block of users at a time.
+`table`, `amazon`) bring their rows as an Ibis expression, already split; the rest happens here, a block of users at a
+time. Asked for `Histories`, every row holds what its user did before.
 """
 
 from __future__ import annotations
@@ -10,18 +11,34 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.datasets.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table, take
+from recspec.datasets.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table, take, to_arrow
+from recspec.datasets.histories import (
+    GAP,
+    HISTORY,
+    NEGATIVE_HISTORY,
+    SECONDS_A_DAY,
+    Histories,
+    Timeline,
+    UnknownTargets,
+    gap_column,
+    item_columns,
+    pieces,
+)
+from recspec.datasets.negatives import Distribution, Draws, Seen
 from recspec.datasets.prepared import Progress
-from recspec.encoding import ENCODERS_FILE, VOCABULARIES, Vocabulary
+from recspec.encoding import ENCODERS_FILE, VOCABULARIES, NumberEncoder, Vocabulary, VocabularyEncoder
 from recspec.errors import DataError
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.splits import SPLIT
@@ -29,7 +46,7 @@ from recspec.storage import Columns, Ragged, SplitWriter
 from recspec.tables import ROW, Backend, at_least, blocks, count_rows, counts_by, fetch, keep_earliest
 
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
-LABEL = "label"
+LABEL, SERIES = "label", "series"
 SPLITS = ("train", "valid", "test")
 
 SECONDS = (1e8, 1e10)
@@ -59,6 +76,12 @@ class Source:
     """Raw columns of `user_id` and `item_id` where they are named otherwise."""
     candidates: pa.Table | None = None
     """Listed test candidates: columns user_id and negatives (lists of raw item ids); drawn where None."""
+    vocabularies: Literal["all", "train"] = "all"
+    """The rows whose users and items are known; with `train` a user may have several rows in valid and test."""
+    unknown_targets: UnknownTargets = "drop"
+    """What becomes of rows of valid and test whose item is not known; those of unknown users stay, with id 0."""
+    timed: bool = True
+    """Whether `timestamp` holds times, and not just an order."""
     summary: Callable[[int], Mapping[str, object]] = _nothing
     """What the dataset itself counted on the way, told how many interactions were kept."""
 
@@ -91,9 +114,27 @@ def clean(
 
 
 def write(
-    backend: Backend, folder: Path, source: Source, *, num_negatives: int, seed: int, progress: Progress
+    backend: Backend,
+    folder: Path,
+    source: Source,
+    *,
+    num_negatives: int,
+    seed: int,
+    progress: Progress,
+    histories: Histories | None = None,
+    train_negatives: int = 0,
+    negatives: Distribution = "uniform",
+    reject_seen: bool = True,
 ) -> FeatureSpec:
     """Write splits, vocabularies and catalogues into `folder`.
+
+    Args:
+        num_negatives: Items of label 0 behind each positive of valid and test; none that the user ever acted on.
+        histories: What the rows tell of their users' earlier events.
+        train_negatives: Items of label 0 behind each row of train; none that the user acted on in train, for to spare
+            those of valid and test would give them away.
+        negatives: How items are drawn, those that stand in negative histories too.
+        reject_seen: Without, any item is drawn whatever the user did, as the published Amazon data has it.
 
     Raises:
         DataError: if no interaction is left, or a catalogue names an id twice.
@@ -104,20 +145,24 @@ def write(
     if total == 0:
         raise DataError(f"{source.dataset}: no interaction is left after the filters; loosen them")
     progress("finding ids", 0, None)
-    prepared = _prepare_columns(backend, rows, source)
+    times = time_range(backend, rows)
+    prepared = _prepare_columns(backend, rows, source, histories, _is_date(times["first"]))
     prepared.fitted.encoders.save(folder)
-    prepared.users.write(folder / "users.parquet")
+    if histories is None:
+        prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
-    counts = _write_splits(backend, folder, rows, total, source, prepared, num_negatives, seed, progress)
+    draws = Draws(negatives, prepared.item_counts, reject_seen)
+    plan = _Plan(source, prepared, draws, num_negatives, train_negatives, seed)
+    counts = _write_splits(backend, folder, rows, total, plan, progress)
     summary = {
         "interactions": total,
         "users": len(prepared.vocabulary(USER)),
         "items": len(prepared.vocabulary(ITEM)),
-        **time_range(backend, rows),
+        **times,
         **source.summary(total),
-        **counts.summary(),
+        **counts.summary(plan),
     }
-    return _specification(folder, source, prepared, counts, num_negatives, summary)
+    return _specification(folder, plan, counts, summary)
 
 
 # --- what the columns become -----------------------------------------------------------------------------------------
@@ -131,6 +176,13 @@ class _Prepared:
     users: PreparedCatalogue
     items: PreparedCatalogue
     context: Sequence[Column]
+    everyone: Vocabulary
+    """Of all users, known or not: the numbers that tell users apart while splits are written."""
+    user_ids: NDArray[np.int64]
+    """The id of each of those numbers."""
+    item_counts: NDArray[np.int64]
+    """How often each item stands in the interactions that the vocabulary is made from, for ids from 1 on."""
+    history: _PreparedHistory | None = None
 
     @property
     def features(self) -> Mapping[str, Feature]:
@@ -140,23 +192,81 @@ class _Prepared:
         return self.fitted.encoders.vocabularies[name]
 
 
-def _prepare_columns(backend: Backend, rows: Table, source: Source) -> _Prepared:
+@dataclass(frozen=True)
+class _PreparedHistory:
+    """Which lists a row's history is made of."""
+
+    asked: Histories
+    columns: Mapping[str, NDArray[np.generic]]
+    """The item's scalar ids by item id (I + 1,): the item's own id, its category, ..."""
+    left_out: Sequence[str]
+    """Features of which some item has no value, so that its place in a list would look like padding."""
+    unit: float | None
+    """Of the gaps, in the timestamp's own; None without gaps."""
+
+
+def _prepare_columns(
+    backend: Backend, rows: Table, source: Source, histories: Histories | None, dated: bool
+) -> _Prepared:
     fitted = Fitted()
-    items = _with_candidates(_values(backend, rows, ITEM), source.candidates)
-    fitted.add_id(USER, Vocabulary.of(_values(backend, rows, USER)), source.raw_names.get(USER))
+    train = rows.filter(rows[SPLIT] == "train")
+    known = rows if source.vocabularies == "all" else train
+    counted = fetch(backend, counts_by(known, ITEM))
+    items = _with_candidates(counted.column(ITEM).combine_chunks(), source.candidates)
+    if not len(items):
+        raise DataError(
+            f"{source.dataset}: no interaction is left for train; make the shares of valid and test smaller"
+        )
+    users = Vocabulary.of(_values(backend, known, USER))
+    fitted.add_id(USER, users, source.raw_names.get(USER))
     fitted.add_id(ITEM, Vocabulary.of(items), source.raw_names.get(ITEM))
+    everyone = users if source.vocabularies == "all" else Vocabulary.of(_values(backend, rows, USER))
     prepared = _Prepared(
         fitted,
         fitted.add_catalogue("user", USER, source.users),
-        fitted.add_catalogue("item", ITEM, source.items),
+        fitted.add_catalogue("item", ITEM, source.items, name_missing=histories is not None),
         source.context,
+        everyone,
+        np.append(0, np.arange(1, len(users) + 1) if everyone is users else users.encode(everyone.values)),
+        _counts_by_id(fitted.encoders.vocabularies[ITEM], counted),
     )
-    train = rows.filter(rows[SPLIT] == "train")
     for column in source.context:
         fitted.add(column.name, *fit_in_table(backend, train, column))
+    if histories is not None:
+        prepared = replace(prepared, history=_prepare_history(prepared, source, histories, dated))
     fitted.features[LABEL] = Feature(dtype="float32")
     fitted.features[TIMESTAMP] = Feature(dtype="float64" if rows[TIMESTAMP].type().is_floating() else "int64")
     return prepared
+
+
+def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:
+    counts = np.zeros(len(items), np.int64)
+    counts[items.encode(counted.column(ITEM)) - 1] = counted.column("rows").to_numpy()
+    return counts
+
+
+def _prepare_history(prepared: _Prepared, source: Source, histories: Histories, dated: bool) -> _PreparedHistory:
+    """The lists' columns, and in the specification and the encoders what they are."""
+    fitted, length = prepared.fitted, histories.length
+    columns: dict[str, NDArray[np.generic]] = {ITEM: np.arange(len(prepared.vocabulary(ITEM)) + 1, dtype=np.int32)}
+    for name, column in prepared.items.columns.items():
+        if isinstance(column, np.ndarray) and fitted.features[name].is_categorical:
+            columns[name] = np.append(column.dtype.type(0), column)
+    left_out = [name for name, column in columns.items() if (column[1:] == 0).any()]
+    kept = {name: column for name, column in columns.items() if name not in left_out}
+    for prefix in (HISTORY, NEGATIVE_HISTORY) if histories.negative else (HISTORY,):
+        for name in kept:
+            of = {"vocabulary": name, "length": length, "padding": 0}
+            fitted.features[f"{prefix}_{name}"] = fitted.features[name].model_copy(update=of)
+    raw = source.raw_names.get(ITEM, ITEM)
+    encoder = VocabularyEncoder(column=f"{HISTORY}_{raw}" if raw != ITEM else None, vocabulary=ITEM, separator="|",
+                                length=length, keep="last")  # fmt: skip
+    fitted.add_encoder(f"{HISTORY}_{ITEM}", encoder)
+    if not (histories.gaps and source.timed):
+        return _PreparedHistory(histories, kept, left_out, None)
+    fitted.features[GAP] = Feature(dtype="float32", length=length)
+    fitted.add_encoder(GAP, NumberEncoder(log1p=True, separator="|", length=length, keep="last"))
+    return _PreparedHistory(histories, kept, left_out, SECONDS_A_DAY if dated else 1)
 
 
 def _values(backend: Backend, rows: Table, name: str) -> pa.Array:
@@ -173,16 +283,49 @@ def _with_candidates(items: pa.Array, candidates: pa.Table | None) -> pa.Array:
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be written."""
+
+    source: Source
+    prepared: _Prepared
+    draws: Draws
+    num_negatives: int
+    train_negatives: int
+    seed: int
+
+    @property
+    def by_series(self) -> bool:
+        """Whether a user may have several series in valid and in test, so that they are numbered."""
+        return self.source.vocabularies == "train"
+
+
 @dataclass
 class _Counts:
-    """Rows written to each split, and users whose series could not be made."""
+    """Rows written to each split, and what was left out."""
 
     rows: dict[str, int]
     chunks: dict[str, tuple[Chunk, ...]]
     without_negatives: int = 0
+    short_histories: int = 0
+    unknown_targets: int = 0
+    unknown_users: int = 0
+    series: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
 
-    def summary(self) -> dict[str, object]:
-        return {"rows": self.rows, "users_without_possible_negatives": self.without_negatives}
+    def summary(self, plan: _Plan) -> dict[str, object]:
+        told: dict[str, object] = {
+            "rows": self.rows,
+            "users_without_possible_negatives": self.without_negatives,
+        }
+        history = plan.prepared.history
+        if history is not None:
+            told["train_rows_dropped_by_histories"] = self.short_histories
+            told |= {"without_history": list(history.left_out)} if history.left_out else {}
+            told |= {"gap_unit": "days" if history.unit != 1 else "as the timestamp"} if history.unit else {}
+        if plan.by_series:
+            done = "dropped" if plan.source.unknown_targets == "drop" else "kept"
+            told |= {f"unknown_targets_{done}": self.unknown_targets, "targets_of_unknown_users": self.unknown_users}
+        return told
 
 
 @dataclass(frozen=True)
@@ -190,6 +333,7 @@ class _Block:
     """Consecutive users with all their interactions, sorted by user and time."""
 
     users: NDArray[np.int64]
+    """Their numbers among all users; ids, where all are known."""
     items: NDArray[np.int64]
     splits: NDArray[np.int64]
     """0 train, 1 valid, 2 test."""
@@ -197,35 +341,19 @@ class _Block:
     context: Columns
 
 
-def _write_splits(
-    backend: Backend,
-    folder: Path,
-    rows: Table,
-    total: int,
-    source: Source,
-    prepared: _Prepared,
-    num_negatives: int,
-    seed: int,
-    progress: Progress,
-) -> _Counts:
-    listed_negatives = _listed(source.candidates, prepared)
+def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan: _Plan, progress: Progress) -> _Counts:
+    listed_negatives = _listed(plan.source.candidates, plan.prepared)
     counts = _Counts(dict.fromkeys(SPLITS, 0), {})
     done = 0
     with ExitStack() as stack:
-        writers = {name: stack.enter_context(SplitWriter(folder, name, prepared.features)) for name in SPLITS}
-        for block in _blocks(backend, rows, prepared):
-            seen = _Seen.of(block.users, block.items, prepared.vocabulary(ITEM).cardinality - 1)
-            writers["train"].write(_train_columns(block, prepared))
-            for code, split in ((1, "valid"), (2, "test")):
-                held = np.flatnonzero(block.splits == code)
-                given = listed_negatives if split == "test" else None
-                if given is None:
-                    possible = seen.num_unseen(block.users[held]) > 0
-                    counts.without_negatives += int((~possible).sum())
-                    held = held[possible]
-                users = block.users[held]
-                negatives = given[users] if given is not None else seen.draw(users, num_negatives, (seed, code))
-                writers[split].write(_series_columns(block, held, negatives, prepared))
+        writers = {name: stack.enter_context(SplitWriter(folder, name, _held(plan, name))) for name in SPLITS}
+        users = stack.enter_context(_Users(folder / "users.parquet", plan.prepared))
+        for block in _blocks(backend, rows, plan.prepared):
+            made = _BlockRows(block, plan, counts, listed_negatives)
+            for split in SPLITS:
+                for columns in made.of(split):
+                    writers[split].write(columns)
+            users.write(made)
             done += len(block.users)
             progress("writing splits", done, total)
     for name, writer in writers.items():
@@ -235,6 +363,12 @@ def _write_splits(
         else:
             _remove_empty(folder, writer)
     return counts
+
+
+def _held(plan: _Plan, split: str) -> Mapping[str, Feature]:
+    """The features that a split's files hold."""
+    numbered = {SERIES: Feature(dtype="int64")} if plan.by_series and split != "train" else {}
+    return {**plan.prepared.features, **numbered}
 
 
 def _remove_empty(folder: Path, writer: SplitWriter) -> None:
@@ -275,7 +409,7 @@ def _block_of(batch: pa.Table, prepared: _Prepared) -> _Block:
         column.name: prepared.fitted.encode(column.name, batch.column(column.source)) for column in prepared.context
     }
     return _Block(
-        prepared.vocabulary(USER).encode(batch.column(USER)),
+        prepared.everyone.encode(batch.column(USER)),
         prepared.vocabulary(ITEM).encode(batch.column(ITEM)),
         codes.astype(np.int64),
         batch.column(TIMESTAMP).to_numpy(),
@@ -309,122 +443,201 @@ def _part(block: _Block, start: int, stop: int) -> _Block:
     )
 
 
-def _train_columns(block: _Block, prepared: _Prepared) -> Columns:
-    places = np.flatnonzero(block.splits == 0)
-    return _columns(block, places, block.items[places], np.ones(len(places), np.float32), prepared)
+class _BlockRows:
+    """The rows that a block of users gives to each split, some at a time."""
+
+    def __init__(self, block: _Block, plan: _Plan, counts: _Counts, listed: NDArray[np.int64] | None) -> None:
+        self.block, self._plan, self._counts, self._listed = block, plan, counts, listed
+        self._num_items = len(plan.prepared.vocabulary(ITEM))
+        self._history = plan.prepared.history
+
+    def of(self, split: str) -> Iterator[Columns]:
+        """The columns of one split."""
+        return self._train() if split == "train" else self._held(split)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What histories hold."""
+        return Timeline.of(self.block.users, self.block.items)
+
+    @cached_property
+    def _seen(self) -> Seen:
+        return Seen.of(self.block.users, self.block.items, self._num_items)
+
+    @cached_property
+    def _seen_in_train(self) -> Seen:
+        """Of all users of the block, those without train rows included."""
+        items = np.where(self.block.splits == 0, self.block.items, 0)
+        return Seen.of(self.block.users, items, self._num_items)
+
+    @cached_property
+    def _place_of_user(self) -> NDArray[np.int64]:
+        """How many rows of its user stand before each row."""
+        return np.arange(len(self.block.users)) - np.searchsorted(self.block.users, self.block.users)
+
+    def _train(self) -> Iterator[Columns]:
+        rows, count = np.flatnonzero(self.block.splits == 0), self._plan.train_negatives
+        if self._history is not None:
+            kept = self._history.asked.train_rows(self.timeline, self.block.users, rows)
+            self._counts.short_histories += len(rows) - len(kept)
+            rows = kept
+        for piece in pieces(rows, self._width(1 + count)):
+            users = self.block.users[piece]
+            items, labels = self.block.items[piece], np.ones(len(piece), np.float32)
+            times = 1
+            if count:
+                first = self._place_of_user[piece] * count
+                negatives = self._drawn(self._seen_in_train, users, first, count, 0)
+                items, labels, times = _with_negatives(items, negatives)
+            yield self._columns(piece, times, items, labels, 0)
+
+    def _held(self, split: str) -> Iterator[Columns]:
+        code, count = SPLITS.index(split), self._plan.num_negatives
+        listed = self._listed if split == "test" else None
+        rows = self._known_targets(np.flatnonzero(self.block.splits == code))
+        if listed is None and self._plan.draws.reject_seen:
+            possible = self._seen.num_unseen(self.block.users[rows]) > 0
+            self._counts.without_negatives += int((~possible).sum())
+            rows = rows[possible]
+        users = self.block.users[rows]
+        first = (np.arange(len(rows)) - np.searchsorted(users, users)) * count
+        width = self._width(1 + (count if listed is None else listed.shape[1]))
+        for at in pieces(np.arange(len(rows)), width):
+            owners = users[at]
+            negatives = self._drawn(self._seen, owners, first[at], count, code) if listed is None else listed[owners]
+            items, labels, times = _with_negatives(self.block.items[rows[at]], negatives)
+            columns = self._columns(rows[at], times, items, labels, code)
+            if self._plan.by_series:
+                columns[SERIES] = np.repeat(self._counts.series[split] + np.arange(len(at)), times)
+                self._counts.series[split] += len(at)
+            yield columns
+
+    def _known_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of valid or test whose item has an id, or all where that is asked for."""
+        known = self.block.items[rows] > 0
+        self._counts.unknown_targets += int((~known).sum())
+        rows = rows if self._plan.source.unknown_targets == "keep" else rows[known]
+        self._counts.unknown_users += int((self._plan.prepared.user_ids[self.block.users[rows]] == 0).sum())
+        return rows
+
+    def _drawn(
+        self, seen: Seen, users: NDArray[np.int64], first: NDArray[np.int64], count: int, *seed: int
+    ) -> NDArray[np.int64]:
+        """Items for each row (R, count), of which the first is the user's draw `first` (R,)."""
+        numbers = (first[:, None] + np.arange(count)).reshape(-1)
+        drawn = self._plan.draws.draw(seen, np.repeat(users, count), numbers, (self._plan.seed, *seed))
+        return drawn.reshape(len(users), count)
+
+    def _width(self, times: int) -> int:
+        """Values of the longest lists that a row and those behind it hold."""
+        return times * (self._history.asked.length if self._history is not None else 1)
+
+    def _columns(
+        self, rows: NDArray[np.int64], times: int, items: NDArray[np.int64], labels: NDArray[np.float32], code: int
+    ) -> Columns:
+        """Each row `times` times, with its items; user, context and history are the same in all of them."""
+        block, prepared = self.block, self._plan.prepared
+        places = np.repeat(rows, times)
+        users = prepared.user_ids[block.users[places]]
+        again = np.repeat(np.arange(len(rows)), times)
+        return {
+            USER: users.astype(np.int32),
+            ITEM: items.astype(np.int32),
+            **prepared.users.rows(users),
+            **prepared.items.rows(items),
+            **{name: take(column, places) for name, column in block.context.items()},
+            **{name: take(column, again) for name, column in self._histories(rows, code).items()},
+            LABEL: labels,
+            TIMESTAMP: block.timestamps[places],
+        }
+
+    def _histories(self, rows: NDArray[np.int64], code: int) -> Columns:
+        """The lists of each row's history, and of the items that stand for its events."""
+        if self._history is None:
+            return {}
+        length = self._history.asked.length
+        events = self.timeline.histories(rows, length)
+        columns = self.history_columns(events, self.block.timestamps[rows])
+        if not self._history.asked.negative:
+            return columns
+        inside = np.arange(len(events.values)) - np.repeat(events.offsets[:-1], events.lengths)
+        numbers = np.repeat(self._place_of_user[rows] * length, events.lengths) + inside
+        users = np.repeat(self.block.users[rows], events.lengths)
+        seed = (self._plan.seed, len(SPLITS) + code)
+        drawn = self._plan.draws.draw(self._seen_in_train, users, numbers, seed)
+        return columns | item_columns(NEGATIVE_HISTORY, drawn, events.offsets, self._history.columns)
+
+    def history_columns(self, events: Ragged, now: NDArray[np.generic]) -> Columns:
+        """The lists of some histories (R,), given the time from which each looks back."""
+        assert self._history is not None
+        items = self.block.items[events.values]
+        columns = item_columns(HISTORY, items, events.offsets, self._history.columns)
+        if self._history.unit is not None:
+            gaps = gap_column(self.block.timestamps, now, events, self._history.unit)
+            columns[GAP] = Ragged(gaps, events.offsets)
+        return columns
 
 
-def _series_columns(
-    block: _Block, held: NDArray[np.int64], negatives: NDArray[np.int64], prepared: _Prepared
-) -> Columns:
-    """For each row held out its positive, then its negatives; user and context are the same in all of a series."""
-    items = np.concatenate([block.items[held][:, None], negatives], axis=1)
-    labels = np.zeros(items.shape, np.float32)
+def _with_negatives(
+    items: NDArray[np.int64], negatives: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32], int]:
+    """Each positive, then its negatives (R, n): items and labels of all rows, and how many a positive has."""
+    together = np.concatenate([items[:, None], negatives], axis=1)
+    labels = np.zeros(together.shape, np.float32)
     labels[:, 0] = 1
-    return _columns(block, np.repeat(held, items.shape[1]), items.reshape(-1), labels.reshape(-1), prepared)
+    return together.reshape(-1), labels.reshape(-1), together.shape[1]
 
 
-def _columns(
-    block: _Block,
-    places: NDArray[np.int64],
-    items: NDArray[np.int64],
-    labels: NDArray[np.float32],
-    prepared: _Prepared,
-) -> Columns:
-    users = block.users[places]
-    return {
-        USER: users.astype(np.int32),
-        ITEM: items.astype(np.int32),
-        **prepared.users.rows(users),
-        **prepared.items.rows(items),
-        **{name: take(column, places) for name, column in block.context.items()},
-        LABEL: labels,
-        TIMESTAMP: block.timestamps[places],
-    }
+class _Users:
+    """Writes the catalogue of users where it holds what each did last, block by block."""
 
+    def __init__(self, path: Path, prepared: _Prepared) -> None:
+        self._path, self._prepared = path, prepared
+        self._writer: pq.ParquetWriter | None = None
 
-# --- negatives -------------------------------------------------------------------------------------------------------
+    def __enter__(self) -> _Users:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
-@dataclass(frozen=True)
-class _Seen:
-    """Which items each of some consecutive users had to do with, so that others can be drawn.
-
-    Of a user's unseen items the r-th is r plus the number of seen items before it. With a user's seen items sorted as
-    s_0 < s_1 < ..., that number is how many s_i - i are at most r: one binary search a draw, none rejected, and every
-    unseen item equally likely however many the user has seen.
-    """
-
-    first_user: int
-    num_items: int
-    starts: NDArray[np.int64]
-    """Place in `keys` of each user's first seen item, and one more."""
-    keys: NDArray[np.int64]
-    """(user - first_user) * (num_items + 1) + s_i - i, ascending."""
-
-    @classmethod
-    def of(cls, users: NDArray[np.int64], items: NDArray[np.int64], num_items: int) -> _Seen:
-        """From the rows of consecutive users; items are ids from 1."""
-        first = int(users[0])
-        pairs = np.sort((users - first) * num_items + items - 1)
-        pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes: ten times slower on the sorted rows
-        owner, item = pairs // num_items, pairs % num_items
-        starts = np.searchsorted(owner, np.arange(int(users[-1]) - first + 2))
-        rank = np.arange(len(pairs)) - starts[owner]
-        return cls(first, num_items, starts, owner * (num_items + 1) + item - rank)
-
-    def num_unseen(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many items each user has not seen."""
-        places = users - self.first_user
-        return self.num_items - (self.starts[places + 1] - self.starts[places])
-
-    def draw(self, users: NDArray[np.int64], count: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
-        """For each user so many unseen items, uniform, with replacement: (users, count) ids from 1.
-
-        A draw is a function of the seed, the user's id and the draw's number alone.
-        """
-        if not len(users) or not count:
-            return np.zeros((len(users), count), np.int64)
-        random = _random_bits(seed, users, count) >> np.uint64(32)
-        # The high half of a product of 32-bit numbers: uniform over the unseen up to their number in 2**32.
-        rank = ((random * self.num_unseen(users)[:, None].astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
-        places = users - self.first_user
-        keys = places[:, None] * (self.num_items + 1) + rank
-        before = np.searchsorted(self.keys, keys, side="right") - self.starts[places][:, None]
-        return rank + before + 1
-
-
-def _random_bits(seed: tuple[int, ...], users: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
-    """(users, count) of 64 bits each: SplitMix64 (Steele, Lea and Flood, 2014) as a function of the counters."""
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    state = np.zeros(1, np.uint64)
-    with np.errstate(over="ignore"):
-        for part in seed:
-            state = _mix(state + golden + np.uint64(part % 2**64))
-        state = _mix(state[:, None] + golden * (users[:, None].astype(np.uint64) + np.uint64(1)))
-        return _mix(state + golden * np.arange(1, count + 1, dtype=np.uint64))
-
-
-def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    def write(self, made: _BlockRows) -> None:
+        """The users of a block that have an id, with their latest events in all splits."""
+        history, users = self._prepared.history, made.block.users
+        if history is None:
+            return
+        last = np.flatnonzero(np.diff(users, append=-1))
+        ids = self._prepared.user_ids[users[last]]
+        last, ids = last[ids > 0], ids[ids > 0]
+        if not len(ids):
+            return
+        events = made.timeline.histories_of_users(last, history.asked.length)
+        lists = made.history_columns(events, made.block.timestamps[last])
+        table = self._prepared.users.table(int(ids[0]) - 1, len(ids))
+        for name, column in lists.items():
+            table = table.append_column(name, to_arrow(column))
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, table.schema)
+        self._writer.write_table(table)
 
 
 # --- the specification -----------------------------------------------------------------------------------------------
 
 
-def _specification(
-    folder: Path, source: Source, prepared: _Prepared, counts: _Counts, num_negatives: int, summary: dict[str, object]
-) -> FeatureSpec:
+def _specification(folder: Path, plan: _Plan, counts: _Counts, summary: dict[str, object]) -> FeatureSpec:
+    source, prepared, num_negatives = plan.source, plan.prepared, plan.num_negatives
     if source.candidates is not None:
         num_negatives = len(source.candidates.column("negatives")[0])
+    listed = {prefix: tuple(name for name in prepared.features if name.startswith(f"{prefix}_"))
+              for prefix in (HISTORY, NEGATIVE_HISTORY) if prepared.history is not None}  # fmt: skip
     channels = {
         "user": (USER, *prepared.users.columns),
         "item": (ITEM, *prepared.items.columns),
         "context": tuple(column.name for column in prepared.context),
+        **listed,
         "label": (LABEL,),
-        "group": (USER,),
+        "group": (SERIES if plan.by_series else USER,),
     }
     metadata: dict[str, object] = {
         "dataset": source.dataset,
@@ -434,10 +647,11 @@ def _specification(
         "encoders": ENCODERS_FILE,
         "vocabularies": VOCABULARIES,
         "test_samples_per_series": num_negatives + 1,
+        **({"train_negatives": plan.train_negatives} if plan.train_negatives else {}),
         "summary": summary,
     }
     return FeatureSpec(
-        features=prepared.features,
+        features={**prepared.features, **({SERIES: Feature(dtype="int64")} if plan.by_series else {})},
         sources=counts.chunks,
         channels={name: names for name, names in channels.items() if names},
         metadata=metadata,
@@ -452,6 +666,11 @@ def time_range(backend: Backend, rows: Table) -> dict[str, object]:
     if SECONDS[0] <= found["first"] and found["last"] <= SECONDS[1]:
         return {name: _date(seconds) for name, seconds in found.items()}
     return dict(found)
+
+
+def _is_date(time: object) -> bool:
+    """Whether a timestamp counts seconds since 1970, so that `time_range` tells its date."""
+    return isinstance(time, str)
 
 
 def _date(seconds: float) -> str:

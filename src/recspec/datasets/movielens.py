@@ -1,7 +1,7 @@
 """MovieLens 100K, 1M, 10M, 20M, 25M and latest, as GroupLens ships them: a zip or its unpacked folder.
 
 Every rating is a positive unless `min_rating` says otherwise; each user's last rating is for test, the last but one for
-valid.
+valid, or the latest ratings of all are.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field
 
-from recspec.config import Settings as BaseSettings
 from recspec.datasets import interactions, prepared
 from recspec.datasets.columns import Catalogue, Column
+from recspec.datasets.histories import HistorySettings, TimeSplitSettings
 from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, listed
 from recspec.feature_spec import FeatureSpec
-from recspec.splits import leave_one_out
+from recspec.splits import by_time, leave_one_out
 from recspec.tables import ROW, Backend, ColumnType, TextFile, connect, count_rows, fetch
 
 NAME = "movielens"
@@ -45,7 +45,7 @@ GENRES_100K = (
 NO_GENRES = "(no genres listed)"
 
 
-class Settings(BaseSettings):
+class Settings(HistorySettings, TimeSplitSettings):
     """How MovieLens is prepared."""
 
     min_rating: float | None = Field(None, description="ratings of fewer stars are left out; all count when null")
@@ -137,16 +137,33 @@ def _build(
 
     source = Source(
         dataset=NAME,
-        rows=leave_one_out(cleaned.rows, by=USER, order=order),
+        rows=_split(cleaned.rows, order, settings),
         order=order,
         users=_users(backend, layout, files[layout.users]) if layout.users else None,
         items=_movies(backend, layout, files[layout.movies]),
         raw_names={USER: "userId", ITEM: "movieId"},
         summary=summary,
+        vocabularies="all" if settings.split == "leave_one_out" else "train",
+        unknown_targets=settings.unknown_targets,
     )
     return interactions.write(
-        backend, folder, source, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+        backend,
+        folder,
+        source,
+        num_negatives=settings.num_negatives,
+        seed=settings.seed,
+        progress=progress,
+        histories=settings.histories,
+        train_negatives=settings.train_negatives,
+        negatives=settings.negatives,
+        reject_seen=settings.reject_seen,
     )
+
+
+def _split(rows: Table, order: Sequence[str], settings: Settings) -> Table:
+    if settings.split == "leave_one_out":
+        return leave_one_out(rows, by=USER, order=order)
+    return by_time(rows, time=TIMESTAMP, valid=settings.valid_share, test=settings.test_share)
 
 
 # --- the files' contents ---------------------------------------------------------------------------------------------
