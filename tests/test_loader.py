@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from recspec import card, loader, storage
 from recspec.batch import Batch, concatenate
@@ -18,7 +19,7 @@ from recspec.loader import Loader, Share
 from recspec.storage import Columns, Ragged, SplitWriter
 
 TINY = 2000  # bytes: a few dozen rows at a time
-FEATURES = {
+FEATURES: dict[str, dict[str, object]] = {
     "row": {"dtype": "int32", "cardinality": 1000},
     "tags": {"dtype": "int16", "cardinality": 1000, "length": 4, "padding": 0},
     "price": {"dtype": "float16"},
@@ -219,33 +220,173 @@ def test_a_dataset_smaller_than_a_batch_and_than_the_ranks(tmp_path: Path) -> No
 
 def test_lists_that_are_mostly_padding_are_held_ragged(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 101})
-    long = {**FEATURES, "tags": {**FEATURES["tags"], "length": 500}}
-    spec = FeatureSpec.from_dict({**spec.to_dict(), "feature_spec": long}, tmp_path)
-    padded = Loader(spec, "train", batch_size=10, memory_budget=101 * (3 + 500) * 4)
-    ragged = Loader(spec, "train", batch_size=10, memory_budget=101 * (3 + 500) * 4 - 1)
-    streamed = Loader(spec, "train", batch_size=10, memory_budget=TINY)
-    assert (padded.mode, ragged.mode, streamed.mode) == ("memory", "memory", "stream")
-    for reader in (ragged, streamed):
-        assert reader._layout.ragged
-        batches = sorted(_rows(reader.batches()), key=lambda row: row[0])
-        assert batches == sorted(_rows(padded.batches()), key=lambda row: row[0])
-    assert not padded._layout.ragged
-    held = ragged._resident
+    tags = {**FEATURES["tags"], "length": 500}
+    spec = FeatureSpec.from_dict({**spec.to_dict(), "feature_spec": {**FEATURES, "tags": tags}}, tmp_path)
+    reader = Loader(spec, "train", batch_size=10, memory_budget=101 * 200)
+    assert reader.mode == "memory", "which 101 rows of 500 values are not"
+    batches = [share.batch for share in reader.batches()]
+    held = reader._resident
     assert held is not None
     assert held.nbytes < 101 * (3 + 2 + 4) * 4
+    assert max(batch["tags"].shape[1] for batch in batches) == 4, "as wide as the longest list, not 500"
+    fixed = Loader(spec, "train", batch_size=10, fixed_length=True)
+    streamed = Loader(spec, "train", batch_size=10, memory_budget=TINY)
+    assert (fixed.mode, streamed.mode) == ("memory", "stream")
+    assert all(share.batch["tags"].shape[1] == 500 for share in fixed.batches())
+    assert all(share.batch["tags"].shape[1] <= 4 for share in streamed.batches())
+    assert _rows(fixed.batches(), 500) == _rows(iter(reader.batches()), 500), "and the same order"
+    assert sorted(_rows(streamed.batches(), 500)) == sorted(_rows(fixed.batches(), 500))
 
 
-def _rows(shares: Iterator[Share]) -> list[tuple[int, list[int]]]:
+def test_lists_that_are_mostly_values_keep_their_length(tmp_path: Path) -> None:
+    reader = Loader(dataset(tmp_path, {"train": 101}), "train", batch_size=1, shuffle=False)
+    assert {share.batch["tags"].shape for share in reader.batches()} == {(1, 4)}
+
+
+def _rows(shares: Iterator[Share], width: int) -> list[tuple[int, list[int]]]:
     return [
-        (int(row), tags.tolist())
+        (int(row), tags.tolist() + [0] * (width - len(tags)))
         for share in shares
         for row, tags in zip(share.batch["row"], share.batch["tags"], strict=True)
     ]
 
 
-def test_ragged_lists_without_a_single_value() -> None:
-    values, offsets = torch.zeros(0, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
-    assert loader._padded(values, offsets, torch.tensor([2, 0]), 3).tolist() == [[0, 0, 0], [0, 0, 0]]
+# --- histories -------------------------------------------------------------------------------------------------------
+
+LENGTH = 40
+HISTORY = ("history_item", "history_gap", "negative_item", "history_shop")
+LENGTHS = (0, 3, 1, 0, 7, 2)  # over and over
+
+
+def events_of(row: int) -> int:
+    """Row 50 alone has a history as long as may be."""
+    return LENGTH if row == 50 else LENGTHS[row % len(LENGTHS)]
+
+
+def histories(folder: Path, rows: int, kind: ChunkType = "parquet") -> FeatureSpec:
+    """Event j of row i is the item 1000 i + j + 1 at the gap j / 4, its negative that item and 500,000 more."""
+    features: dict[str, dict[str, object]] = {
+        "row": {"dtype": "int32", "cardinality": 1000},
+        "item": {"dtype": "int32", "cardinality": 1_000_000},
+        "history_item": {
+            "dtype": "int32",
+            "cardinality": 1_000_000,
+            "vocabulary": "item",
+            "length": LENGTH,
+            "padding": 0,
+        },
+        "history_gap": {"dtype": "float32", "length": LENGTH},
+        "negative_item": {
+            "dtype": "int32",
+            "cardinality": 1_000_000,
+            "vocabulary": "item",
+            "length": LENGTH,
+            "padding": 0,
+        },
+        "history_shop": {"dtype": "int64", "cardinality": 2**40, "length": LENGTH, "padding": 0},
+        "label": {"dtype": "bool"},
+    }
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "channel_spec": {
+                "user": ["row"],
+                "item": ["item"],
+                "history": ["history_item", "history_gap", "history_shop"],
+                "negative_history": ["negative_item"],
+                "label": ["label"],
+            },
+        },
+        folder,
+    )
+    events = [[1000 * row + place + 1 for place in range(events_of(row))] for row in range(rows)]
+    # Files whose rows are all of one length hold numbers to that length, for numbers know no padding.
+    behind = LENGTH if kind in ("split_binary", "torch_tensor") else 0
+    gaps = [[place / 4 for place in range(len(own))] + [0.0] * (behind - len(own)) for own in events]
+    with SplitWriter(folder, "train", spec.features, kind, rows_per_file=37, label="label") as writer:
+        writer.write(
+            {
+                "row": np.arange(rows, dtype=np.int32),
+                "item": np.arange(rows, dtype=np.int32),
+                "history_item": Ragged.of(events, np.int32),
+                "history_gap": Ragged.of(gaps, np.float32),
+                "negative_item": Ragged.of([[event + 500_000 for event in own] for own in events], np.int32),
+                "history_shop": Ragged.of([[event + 2**39 for event in own] for own in events], np.int64),
+                "label": np.ones(rows, np.bool_),
+            }
+        )
+    return spec.replace(sources={"train": writer.chunks})
+
+
+@pytest.mark.parametrize("kind", CHUNK_TYPES)
+@pytest.mark.parametrize("budget", [1 << 30, 4_000])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_batchs_histories_are_as_wide_as_its_longest(
+    shuffle: bool, budget: int, kind: ChunkType, tmp_path: Path
+) -> None:
+    spec = histories(tmp_path, 101, kind)
+    reader = Loader(spec, "train", batch_size=8, shuffle=shuffle, memory_budget=budget)
+    assert reader.mode == ("memory" if budget == 1 << 30 else "stream")
+    seen, widths = [], set()
+    for share in reader.batches(1):
+        batch = share.batch
+        rows = batch["row"].tolist()
+        seen += rows
+        longest = max(map(events_of, rows))
+        widths.add(longest)
+        lengths = torch.tensor([events_of(row) for row in rows])
+        places = torch.arange(longest)
+        inside = places < lengths[:, None]
+        events = (1000 * batch["row"][:, None] + places + 1) * inside
+        assert torch.equal(batch["history_item"], events.int())
+        assert torch.equal(batch["negative_item"], ((events + 500_000) * inside).int())
+        assert torch.equal(batch["history_gap"], places / 4 * inside)
+        assert torch.equal(batch["history_shop"], (events.long() + 2**39) * inside)
+        assert all(batch[name].is_contiguous() for name in HISTORY)
+    assert sorted(seen) == list(range(101))
+    assert widths >= {7, LENGTH}
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 4_000])
+def test_histories_do_not_depend_on_ranks_nor_on_where_a_run_goes_on(budget: int, tmp_path: Path) -> None:
+    spec = histories(tmp_path, 101)
+
+    def rows(rank: int, world_size: int, start: int = 0) -> list[list[list[float]]]:
+        reader = Loader(spec, "train", batch_size=9, rank=rank, world_size=world_size, memory_budget=budget)
+        found = []
+        for share in reader.batches(2, start):
+            lists = [F.pad(share.batch[name], (0, LENGTH - share.batch[name].shape[1])) for name in HISTORY]
+            found.append(torch.cat(lists, dim=1)[: share.num_rows].tolist())
+        return found
+
+    whole = rows(0, 1)
+    assert [first + second for first, second in zip(rows(0, 2), rows(1, 2), strict=True)] == whole
+    assert rows(0, 1, start=5) == whole[5:]
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 2_000])
+def test_a_batch_without_a_single_event_has_no_width(budget: int, tmp_path: Path) -> None:
+    spec = histories(tmp_path, 50)
+    reader = Loader(spec, "train", batch_size=1, shuffle=False, memory_budget=budget)
+    assert reader.mode == ("memory" if budget == 1 << 30 else "stream")
+    shapes = [[tuple(share.batch[name].shape) for name in HISTORY] for share in reader.batches()]
+    assert shapes == [[(1, events_of(row))] * 4 for row in range(50)]
+
+
+def test_histories_without_an_event_in_the_whole_split(tmp_path: Path) -> None:
+    spec = histories(tmp_path, 1)
+    (share,) = Loader(spec, "train", batch_size=4).batches()
+    assert {name: share.batch[name].shape for name in HISTORY} == dict.fromkeys(HISTORY, (1, 0))
+
+
+def test_histories_of_one_length_are_held_side_by_side(tmp_path: Path) -> None:
+    reader = Loader(histories(tmp_path, 101), "train", batch_size=8)
+    next(iter(reader.batches()))
+    assert reader._resident is not None
+    ((held,),) = reader._resident._ragged
+    assert set(held.values) == {("history_item", "history_gap", "negative_item"), ("history_shop",)}
+    events = sum(map(events_of, range(101)))
+    assert held.nbytes == 8 * 102 + events * (3 * 4 + 8)
 
 
 def test_a_stream_holds_no_more_rows_than_its_budget_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,12 @@ miss a row: 20 million rows/s of 40 columns on one core, against 4 with an array
 of shuffled blocks: as many as a quarter of the budget holds are read, their rows are shuffled among each other, and
 the next are read meanwhile. Every rank reads every block, and takes its own rows.
 
-Shapes: N rows held; B rows of a batch; W scalar features; L a list feature's length.
+Lists that are mostly padding, as histories are, are held without it, and come as wide as the longest of the batch: a
+rank's share may be narrower than another's. What stands in a row is the same whatever is beside it. A history's lists
+come equally wide, value j of each being event j; those of equal lengths lie side by side too.
+
+Shapes: N rows held; B rows of a batch; W scalar features, or lists of equal lengths; L a list feature's length; T
+values of ragged lists in all; P of those in a batch.
 """
 
 from __future__ import annotations
@@ -25,13 +30,14 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.batch import Batch, concatenate
 from recspec.distributed import Ranks
 from recspec.feature_spec import FeatureSpec
-from recspec.storage import Columns, Ragged, open_split
+from recspec.storage import Column, Columns, Ragged, open_split
 
 BLOCK_ROWS = 16_384  # rows of a streamed block where files can be cut anywhere
 MEMORY_BUDGET = 2 << 30  # bytes
@@ -75,8 +81,10 @@ class Loader:
     """Batches of one or several splits, of all rows or of a `part`.
 
     Ids come as int32 (int64 where a vocabulary needs it), everything else as float32; lists are padded with 0 to
-    their length. `mode` is `memory` when the rows fit the budget (bytes), else `stream`; a streamed order also depends
-    on the budget, which says how many rows are shuffled together.
+    their length, or to the longest of the batch where less than half of that is values. With `fixed_length` all come
+    as long as the specification says, for what is compiled for one shape. `mode` is `memory` when the rows fit the
+    budget (bytes), else `stream`; a streamed order also depends on the budget, which says how many rows are shuffled
+    together.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Loader:
         device: torch.device | None = None,
         positives_only: bool = False,
         part: Part | None = None,
+        fixed_length: bool = False,
     ) -> None:
         names = (splits,) if isinstance(splits, str) else tuple(splits)
         self.features = tuple(features if features is not None else spec.columns(names[0]))
@@ -103,6 +112,7 @@ class Loader:
         self._ranks = Ranks(rank, world_size, self.device)
         self._label = spec.label if positives_only else None
         self._part = part
+        self._fixed_length = fixed_length
         read = dict.fromkeys((*self.features, *([spec.label] if positives_only else [])))
         self._readers = [open_split(spec, name, tuple(read)) for name in names]
         self._blocks = self._cut(BLOCK_ROWS)
@@ -162,20 +172,11 @@ class Loader:
         return keep
 
     def _choose(self, budget: int) -> tuple[_Layout, Literal["memory", "stream"], int]:
-        """Padded lists in memory if they fit, else ragged lists if those fit, else a stream; and the bytes of all."""
-        padded = _Layout.of(self._spec, self.features, ragged=False)
-        padded_bytes = padded.bytes_per_row * self.num_rows
-        if padded_bytes <= budget:
-            return padded, "memory", padded_bytes
-        ragged = _Layout.of(self._spec, self.features, ragged=True)
+        """How rows are held, whether all of them are, and the bytes that all take."""
+        layout = _Layout.of(self._spec, self.features, fixed_length=self._fixed_length)
         counts = [reader.num_values for reader in self._readers]
-        values = sum(count[name] * ragged.dtype(name).itemsize for count in counts for name in ragged.lists)
-        ragged_bytes = ragged.bytes_per_row * self.num_rows + values
-        if ragged_bytes <= budget:
-            return ragged, "memory", ragged_bytes
-        if 2 * ragged_bytes <= padded_bytes:
-            return ragged, "stream", ragged_bytes
-        return padded, "stream", padded_bytes
+        nbytes = layout.nbytes(self.num_rows, {name: sum(count[name] for count in counts) for name in layout.lists})
+        return layout, "memory" if nbytes <= budget else "stream", nbytes
 
     def _read(self, block: _Block) -> Columns:
         columns = self._readers[block.reader].read(block.first, block.last)
@@ -187,11 +188,15 @@ class Loader:
     # --- in memory -----------------------------------------------------------------------------------------------
 
     def _from_memory(self, held: _Rows, epoch: int, start: int) -> Generator[Share]:
-        order = self._order(epoch).to(held.device) if self._shuffle else None
+        order = self._order(epoch) if self._shuffle else None
+        there = order.to(held.device) if order is not None else None
         for number in range(start, self.num_batches):
             first, rows = self._share(number)
-            part: Tensor | slice = slice(first, first + max(rows, 1))
-            yield self._shared(number, held.take(part if order is None else order[part], self.device))
+            part = slice(first, first + max(rows, 1))
+            if order is None or there is None:
+                yield self._shared(number, held.take(part, self.device))
+            else:
+                yield self._shared(number, held.take(there[part], self.device, on_host=order[part]))
 
     def _load(self) -> _Rows:
         """All rows, on the device if it has room for them and as much again."""
@@ -256,7 +261,7 @@ class Loader:
                         parts.append(group.rows.take(part, self.device))
                     if number * self.batch_size + self._total(number) > group.last:
                         break  # the rest of this batch is in the next group
-                    yield self._shared(number, parts[0] if len(parts) == 1 else concatenate(parts))
+                    yield self._shared(number, _joined(parts))
                     number, parts = number + 1, []
 
 
@@ -318,41 +323,63 @@ def _where(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_]) -> NDA
     return Ragged(column.values[np.repeat(keep, lengths)], offsets)
 
 
+def _joined(parts: Sequence[Batch]) -> Batch:
+    """The rows of all parts, lists as wide as the widest part's."""
+    if len(parts) == 1:
+        return parts[0]
+    widths = {name: max(part[name].shape[1] for part in parts) for name, rows in parts[0].items() if rows.dim() > 1}
+    return concatenate(
+        {
+            name: F.pad(rows, (0, widths.get(name, 0) - rows.shape[1])) if rows.dim() > 1 else rows
+            for name, rows in p.items()
+        }
+        for p in parts
+    )
+
+
 # --- rows held in memory ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the features of a row are held: scalars side by side in one matrix a width, each list on its own."""
+    """Where the features of a row are held: scalars side by side in one matrix a width, lists apart."""
 
     words: tuple[str, ...]  # int32 ids, and float32 numbers as their bits
     wide: tuple[str, ...]  # int64 ids
     lists: Mapping[str, int]  # name -> length
     floats: frozenset[str]
     wide_lists: frozenset[str]
-    ragged: bool
+    together: tuple[tuple[str, ...], ...]  # the lists, those in one tuple held alike and equally wide in a batch
+    fixed_length: bool
 
     @classmethod
-    def of(cls, spec: FeatureSpec, features: Sequence[str], *, ragged: bool) -> _Layout:
+    def of(cls, spec: FeatureSpec, features: Sequence[str], *, fixed_length: bool = False) -> _Layout:
         """The layout of some features."""
         scalars = [name for name in features if not spec.features[name].is_list]
         large = {name for name in features if spec.features[name].is_categorical and not _fits_int32(spec, name)}
+        lists = {name: length for name in features if (length := spec.features[name].length) is not None}
+        events = {*spec.role("history"), *spec.role("negative_history")}
+        history = tuple(name for name in lists if name in events)
         return cls(
             words=tuple(name for name in scalars if name not in large),
             wide=tuple(name for name in scalars if name in large),
-            lists={name: length for name in features if (length := spec.features[name].length) is not None},
+            lists=lists,
             floats=frozenset(name for name in features if not spec.features[name].is_categorical),
             wide_lists=frozenset(large - set(scalars)),
-            ragged=ragged,
+            together=tuple(names for names in (history, *((name,) for name in lists if name not in events)) if names),
+            fixed_length=fixed_length,
         )
 
-    @property
-    def bytes_per_row(self) -> int:
-        """Of a ragged list only its offset, for its values are no fixed number."""
-        lists = sum(
-            8 if self.ragged else length * (8 if name in self.wide_lists else 4) for name, length in self.lists.items()
-        )
-        return max(1, 4 * len(self.words) + 8 * len(self.wide) + lists)
+    def nbytes(self, num_rows: int, num_values: Mapping[str, int]) -> int:
+        """Of so many rows, lists held the smaller way; `num_values` counts what each list feature holds."""
+        lists = sum(min(self.bytes_of(names, num_rows, num_values)) for names in self.together)
+        return max(1, (4 * len(self.words) + 8 * len(self.wide)) * num_rows + lists)
+
+    def bytes_of(self, names: Sequence[str], num_rows: int, num_values: Mapping[str, int]) -> tuple[int, int]:
+        """Of some lists, padded to their length and ragged."""
+        sizes = {name: self.dtype(name).itemsize for name in names}
+        padded = sum(size * self.lists[name] * num_rows for name, size in sizes.items())
+        return padded, sum(8 * num_rows + size * num_values[name] for name, size in sizes.items())
 
     def dtype(self, name: str) -> np.dtype[np.generic]:
         """Of a list's values."""
@@ -368,12 +395,18 @@ class _Rows:
     """N rows, from which any can be taken as a batch."""
 
     def __init__(
-        self, layout: _Layout, words: Tensor, wide: Tensor, lists: Mapping[str, Tensor | tuple[Tensor, Tensor]]
-    ):
+        self,
+        layout: _Layout,
+        words: Tensor,
+        wide: Tensor,
+        padded: Mapping[str, Tensor],
+        ragged: Sequence[Sequence[_RaggedLists]],
+    ) -> None:
         self._layout = layout
         self._words = words  # (N, W) int32
         self._wide = wide  # (N, wide) int64
-        self._lists = lists  # (N, L), or values and offsets (N + 1,)
+        self._padded = padded  # (N, L) each
+        self._ragged = ragged  # those of one sequence come equally wide
 
     @staticmethod
     def allocate(layout: _Layout, num_rows: int) -> _Filling:
@@ -388,26 +421,32 @@ class _Rows:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        lists = [tensor for held in self._lists.values() for tensor in ((held,) if isinstance(held, Tensor) else held)]
-        return sum(tensor.nbytes for tensor in (self._words, self._wide, *lists))
+        scalars = self._words.nbytes + self._wide.nbytes
+        lists = sum(tensor.nbytes for tensor in self._padded.values())
+        return scalars + lists + sum(held.nbytes for together in self._ragged for held in together)
 
     def to(self, device: torch.device) -> _Rows:
         """The same rows on another device."""
-        lists: dict[str, Tensor | tuple[Tensor, Tensor]] = {
-            name: held.to(device) if isinstance(held, Tensor) else (held[0].to(device), held[1].to(device))
-            for name, held in self._lists.items()
-        }
-        return _Rows(self._layout, self._words.to(device), self._wide.to(device), lists)
+        padded = {name: held.to(device) for name, held in self._padded.items()}
+        ragged = [[held.to(device) for held in together] for together in self._ragged]
+        return _Rows(self._layout, self._words.to(device), self._wide.to(device), padded, ragged)
 
-    def take(self, rows: Tensor | slice, device: torch.device) -> Batch:
-        """Some rows, by index or as views of a slice, on `device`."""
+    def take(self, rows: Tensor | slice, device: torch.device, *, on_host: Tensor | None = None) -> Batch:
+        """Some rows, by index or as views of a slice, on `device`; `on_host`: the index without a wait."""
         batch: Batch = {}
         for matrix, names in ((self._words, self._layout.words), (self._wide, self._layout.wide)):
             if names:
                 batch |= self._columns(_moved(_picked(matrix, rows), device), names)
-        for name, held in self._lists.items():
-            values = _picked(held, rows) if isinstance(held, Tensor) else _padded(*held, rows, self._layout.lists[name])
-            batch[name] = _moved(values, device)
+        for name, held in self._padded.items():
+            batch[name] = _moved(_picked(held, rows), device)
+        for together in self._ragged:
+            sizes = [lists.sizes(rows if on_host is None else on_host) for lists in together]
+            longest = max(most for _, most in sizes)
+            width = self._layout.lists if self._layout.fixed_length else longest
+            for lists, (total, _) in zip(together, sizes, strict=True):
+                for name, values in lists.take(rows, total, width):
+                    moved = _moved(values, device)
+                    batch[name] = moved.view(torch.float32) if name in self._layout.floats else moved
         return batch
 
     def _columns(self, picked: Tensor, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -416,6 +455,52 @@ class _Rows:
         columns = picked.t().contiguous() if picked.is_cuda else picked.t()
         for name, column in zip(names, columns, strict=True):
             yield name, column.view(torch.float32) if name in self._layout.floats else column
+
+
+@dataclass(frozen=True)
+class _RaggedLists:
+    """Lists of N rows without padding, several features that have equally many values in each row."""
+
+    values: Mapping[tuple[str, ...], Tensor]  # features of one width -> (T, W) int32 or int64, side by side
+    offsets: Tensor  # (N + 1,)
+    lengths: Tensor | None = None  # (N,) on the host where the rest is not, so that a GPU is not waited for
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self.offsets.nbytes + sum(tensor.nbytes for tensor in self.values.values())
+
+    def to(self, device: torch.device) -> _RaggedLists:
+        """The same lists on another device."""
+        values = {names: tensor.to(device) for names, tensor in self.values.items()}
+        return _RaggedLists(values, self.offsets.to(device), self.offsets.diff().to(torch.int32))
+
+    def sizes(self, rows: Tensor | slice) -> tuple[int, int]:
+        """Of some rows the values in all, and the most of a row."""
+        if self.lengths is not None:
+            lengths = _picked(self.lengths, rows)
+        else:
+            lengths = _picked(self.offsets[1:], rows) - _picked(self.offsets[:-1], rows)
+        return int(lengths.sum()), int(lengths.max())
+
+    def take(self, rows: Tensor | slice, total: int, width: int | Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+        """Each feature's lists of some rows, (B, width), 0 behind each row's values, of which there are `total`.
+
+        Places are computed once for all features, and what is read and written besides zeros is the rows' own values.
+        """
+        starts, stops = _picked(self.offsets[:-1], rows), _picked(self.offsets[1:], rows)
+        lengths = stops - starts
+        firsts = lengths.cumsum(0) - lengths  # in a batch without padding
+        numbers = torch.arange(total, device=lengths.device)
+        from_ = numbers + torch.repeat_interleave(starts - firsts, lengths, output_size=total)  # (P,)
+        numbers -= torch.repeat_interleave(firsts, lengths, output_size=total)  # (P,) places in a row
+        rows_of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths, output_size=total)
+        for names, values in self.values.items():
+            picked = values.index_select(0, from_)
+            for column, name in enumerate(names):
+                wide = width if isinstance(width, int) else width[name]
+                lists = values.new_zeros(len(lengths) * wide)
+                yield name, lists.scatter_(0, rows_of * wide + numbers, picked[:, column]).view(len(lengths), wide)
 
 
 def _picked(matrix: Tensor, rows: Tensor | slice) -> Tensor:
@@ -429,16 +514,6 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
-def _padded(values: Tensor, offsets: Tensor, rows: Tensor | slice, length: int) -> Tensor:
-    """Ragged rows as (B, length), 0 behind each row's values."""
-    starts, ends = _picked(offsets[:-1], rows), _picked(offsets[1:], rows)
-    places = starts[:, None] + torch.arange(length, device=values.device)
-    inside = places < ends[:, None]
-    if not len(values):
-        return inside.to(values.dtype)
-    return values[places.clamp_(max=len(values) - 1)] * inside
-
-
 class _Filling:
     """Rows that are being read, block by block."""
 
@@ -447,10 +522,7 @@ class _Filling:
         self._filled = 0
         self._words = np.empty((num_rows, len(layout.words)), np.int32)
         self._wide = np.empty((num_rows, len(layout.wide)), np.int64)
-        self._padded = {} if layout.ragged else {
-            name: np.zeros((num_rows, length), layout.dtype(name)) for name, length in layout.lists.items()
-        }  # fmt: skip
-        self._ragged: dict[str, list[Ragged]] = {name: [] for name in layout.lists if layout.ragged}
+        self._lists: dict[str, list[Ragged]] = {name: [] for name in layout.lists}
 
     def append(self, columns: Columns) -> None:
         """The next rows."""
@@ -464,25 +536,96 @@ class _Filling:
                     matrix.view(np.float32)[part, place] = column
                 else:
                     matrix[part, place] = column
-        for name, length in self._layout.lists.items():
-            lists = columns[name]
-            assert isinstance(lists, Ragged)
-            if self._layout.ragged:
-                self._ragged[name].append(Ragged(lists.values.astype(self._layout.dtype(name)), lists.offsets))
-            else:
-                self._padded[name][part] = lists.pad(length)
+        for together in self._layout.together:
+            for name, lists in self._ended_by_ids({name: _lists(columns[name]) for name in together}).items():
+                values = lists.values.astype(self._layout.dtype(name), copy=False)
+                self._lists[name].append(Ragged(values, lists.offsets))
         self._filled += num_rows
+
+    def _ended_by_ids(self, lists: Mapping[str, Ragged]) -> dict[str, Ragged]:
+        """A history's numbers end where its ids do: files whose rows are all of one length hold zeros behind them."""
+        of_ids = [held.lengths for name, held in lists.items() if name not in self._layout.floats]
+        if not of_ids or len(of_ids) == len(lists):
+            return dict(lists)
+        ends = np.maximum.reduce(of_ids)
+        return {
+            name: held if name not in self._layout.floats or (held.lengths <= ends).all() else _cut(held, ends)
+            for name, held in lists.items()
+        }
 
     def finish(self) -> _Rows:
         """The rows, once all have come."""
         assert self._filled == len(self._words), "the blocks hold as many rows as their readers said"
-        lists: dict[str, Tensor | tuple[Tensor, Tensor]] = {
-            name: torch.from_numpy(rows) for name, rows in self._padded.items()
-        }
-        for name, parts in self._ragged.items():
-            held = Ragged.concatenate(parts)
-            lists[name] = (torch.from_numpy(held.values), torch.from_numpy(held.offsets))
-        return _Rows(self._layout, torch.from_numpy(self._words), torch.from_numpy(self._wide), lists)
+        padded: dict[str, Tensor] = {}
+        ragged: list[list[_RaggedLists]] = []
+        for together in self._layout.together:
+            if self._is_ragged(together):
+                ragged.append(list(self._side_by_side(together)))
+            else:
+                padded |= {name: torch.from_numpy(self._rectangle(name)) for name in together}
+        return _Rows(self._layout, torch.from_numpy(self._words), torch.from_numpy(self._wide), padded, ragged)
+
+    def _is_ragged(self, names: Sequence[str]) -> bool:
+        """Whether some lists take at most half the bytes without their padding."""
+        counts = {name: sum(len(part.values) for part in self._lists[name]) for name in names}
+        padded, ragged = self._layout.bytes_of(names, self._filled, counts)
+        return 2 * ragged <= padded
+
+    def _rectangle(self, name: str) -> NDArray[np.generic]:
+        """(N, L)."""
+        length, first = self._layout.lists[name], 0
+        rows = np.zeros((self._filled, length), self._layout.dtype(name))
+        for part in self._lists.pop(name):
+            rows[first : first + len(part)][np.arange(length) < part.lengths[:, None]] = part.values
+            first += len(part)
+        return rows
+
+    def _side_by_side(self, names: Sequence[str]) -> Iterator[_RaggedLists]:
+        """Ragged lists, those together that have equally many values in each row."""
+        alike: list[tuple[NDArray[np.int64], list[str]]] = []
+        for name in names:
+            ends = _offsets(self._lists[name])
+            found = next((held for offsets, held in alike if np.array_equal(offsets, ends)), None)
+            if found is None:
+                alike.append((ends, [name]))
+            else:
+                found.append(name)
+        for offsets, held in alike:
+            wide = [name for name in held if name in self._layout.wide_lists]
+            words = [name for name in held if name not in self._layout.wide_lists]
+            values = {
+                tuple(part): torch.from_numpy(self._matrix(part, int(offsets[-1]), dtype))
+                for part, dtype in ((words, np.int32), (wide, np.int64))
+                if part
+            }
+            yield _RaggedLists(values, torch.from_numpy(offsets))
+
+    def _matrix(self, names: Sequence[str], total: int, dtype: type[np.int32 | np.int64]) -> NDArray[np.integer]:
+        """(T, W): a column for each feature, numbers as their bits."""
+        matrix = np.empty((total, len(names)), dtype)
+        for column, name in enumerate(names):
+            first = 0
+            for part in self._lists.pop(name):
+                matrix[first : first + len(part.values), column] = part.values.view(dtype)
+                first += len(part.values)
+        return matrix
+
+
+def _lists(column: Column) -> Ragged:
+    assert isinstance(column, Ragged)
+    return column
+
+
+def _offsets(parts: Sequence[Ragged]) -> NDArray[np.int64]:
+    """Where each row begins in the values of all parts, and the end of the last."""
+    lengths = [part.lengths for part in parts]
+    return np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+
+
+def _cut(lists: Ragged, lengths: NDArray[np.int64]) -> Ragged:
+    """At most so many first values of each row."""
+    within = np.arange(len(lists.values)) - np.repeat(lists.offsets[:-1], lists.lengths)
+    return lists.where(within < np.repeat(lengths, lists.lengths))
 
 
 # --- reading ahead ---------------------------------------------------------------------------------------------------
