@@ -238,6 +238,16 @@ def test_lists_that_are_mostly_padding_are_held_ragged(tmp_path: Path) -> None:
     assert sorted(_rows(streamed.batches(), 500)) == sorted(_rows(fixed.batches(), 500))
 
 
+def test_lists_that_are_pooled_have_a_place_even_where_a_batch_holds_no_value(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 101})
+    tags = {**FEATURES["tags"], "length": 500}
+    spec = FeatureSpec.from_dict({**spec.to_dict(), "feature_spec": {**FEATURES, "tags": tags}}, tmp_path)
+    for budget in (1 << 30, TINY):
+        reader = Loader(spec, "train", batch_size=1, shuffle=False, memory_budget=budget)
+        widths = [share.batch["tags"].shape[1] for share in reader.batches()]
+        assert widths == [max(1, row % 5) for row in range(101)], "torch refuses a bag without a place"
+
+
 def test_lists_that_are_mostly_values_keep_their_length(tmp_path: Path) -> None:
     reader = Loader(dataset(tmp_path, {"train": 101}), "train", batch_size=1, shuffle=False)
     assert {share.batch["tags"].shape for share in reader.batches()} == {(1, 4)}

@@ -349,7 +349,7 @@ class _Layout:
     lists: Mapping[str, int]  # name -> length
     floats: frozenset[str]
     wide_lists: frozenset[str]
-    together: tuple[tuple[str, ...], ...]  # the lists, those in one tuple held alike and equally wide in a batch
+    history: tuple[str, ...]  # lists of events
     fixed_length: bool
 
     @classmethod
@@ -359,16 +359,22 @@ class _Layout:
         large = {name for name in features if spec.features[name].is_categorical and not _fits_int32(spec, name)}
         lists = {name: length for name in features if (length := spec.features[name].length) is not None}
         events = {*spec.role("history"), *spec.role("negative_history")}
-        history = tuple(name for name in lists if name in events)
         return cls(
             words=tuple(name for name in scalars if name not in large),
             wide=tuple(name for name in scalars if name in large),
             lists=lists,
             floats=frozenset(name for name in features if not spec.features[name].is_categorical),
             wide_lists=frozenset(large - set(scalars)),
-            together=tuple(names for names in (history, *((name,) for name in lists if name not in events)) if names),
+            history=tuple(name for name in lists if name in events),
             fixed_length=fixed_length,
         )
+
+    @property
+    def together(self) -> Iterator[tuple[str, ...]]:
+        """The lists, those of one tuple held alike and equally wide in a batch."""
+        if self.history:
+            yield self.history
+        yield from ((name,) for name in self.lists if name not in self.history)
 
     def nbytes(self, num_rows: int, num_values: Mapping[str, int]) -> int:
         """Of so many rows, lists held the smaller way; `num_values` counts what each list feature holds."""
@@ -441,7 +447,7 @@ class _Rows:
             batch[name] = _moved(_picked(held, rows), device)
         for together in self._ragged:
             sizes = [lists.sizes(rows if on_host is None else on_host) for lists in together]
-            longest = max(most for _, most in sizes)
+            longest = max(*(most for _, most in sizes), together[0].least_width)
             width = self._layout.lists if self._layout.fixed_length else longest
             for lists, (total, _) in zip(together, sizes, strict=True):
                 for name, values in lists.take(rows, total, width):
@@ -463,6 +469,7 @@ class _RaggedLists:
 
     values: Mapping[tuple[str, ...], Tensor]  # features of one width -> (T, W) int32 or int64, side by side
     offsets: Tensor  # (N + 1,)
+    least_width: int = 0  # of a batch: 1 where torch's bags of ids take the lists, which know no bag without a place
     lengths: Tensor | None = None  # (N,) on the host where the rest is not, so that a GPU is not waited for
 
     @property
@@ -473,7 +480,7 @@ class _RaggedLists:
     def to(self, device: torch.device) -> _RaggedLists:
         """The same lists on another device."""
         values = {names: tensor.to(device) for names, tensor in self.values.items()}
-        return _RaggedLists(values, self.offsets.to(device), self.offsets.diff().to(torch.int32))
+        return _RaggedLists(values, self.offsets.to(device), self.least_width, self.offsets.diff().to(torch.int32))
 
     def sizes(self, rows: Tensor | slice) -> tuple[int, int]:
         """Of some rows the values in all, and the most of a row."""
@@ -598,7 +605,7 @@ class _Filling:
                 for part, dtype in ((words, np.int32), (wide, np.int64))
                 if part
             }
-            yield _RaggedLists(values, torch.from_numpy(offsets))
+            yield _RaggedLists(values, torch.from_numpy(offsets), least_width=int(held[0] not in self._layout.history))
 
     def _matrix(self, names: Sequence[str], total: int, dtype: type[np.int32 | np.int64]) -> NDArray[np.integer]:
         """(T, W): a column for each feature, numbers as their bits."""
