@@ -31,7 +31,7 @@ from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.hashing import cross, fingerprint64
 from recspec.storage import open_split
-from tests import made_up_criteo, made_up_outbrain
+from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 
 # --- raw rows --------------------------------------------------------------------------------------------------------
 
@@ -164,6 +164,7 @@ CASES = {
                          "lists": ["tags"], "context_features": ["price", "device"], "buckets": {"price": 4},
                          "hashed": {"tags": 9, "device": 50}, "crosses": [["device", "price_bucket"], ["who", "what"]],
                          "cross_cardinality": 1000}),
+    "amazon": Case("amazon", made_up_amazon.write, {"min_reviews": 5, "categories": "path", "brand": True}),
     "adult": Case("adult", write_adult, {"num_buckets": 4, "cross_cardinality": 1000}),
     "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=2000)),
     "criteo-days": Case("criteo", lambda folder: made_up_criteo.write_days(folder, [400, 300, 301]),
@@ -1101,7 +1102,9 @@ def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"label": "y", "split": "leave_one_out"}, "so goes without a label"),
-        ({"split": "time"}, "split time needs a label"),
+        ({"split": "share"}, "split share needs a label"),
+        ({"history": 5, "label": "y"}, "history: of rows without a label"),
+        ({"min_history": 2, "negative_history": True}, "min_history and negative_history say how histories are made"),
         ({"user": None}, "needs the columns of user and item"),
         ({"label": "y", "split": "time", "timestamp": None}, "split time needs the column of the timestamp"),
         ({"label": "y", "split": "group", "user": None}, "split group needs the column of the group"),

@@ -199,6 +199,8 @@ class _PreparedHistory:
     asked: Histories
     columns: Mapping[str, NDArray[np.generic]]
     """The item's scalar ids by item id (I + 1,): the item's own id, its category, ..."""
+    channels: Mapping[str, Sequence[str]]
+    """The lists' names."""
     left_out: Sequence[str]
     """Features of which some item has no value, so that its place in a list would look like padding."""
     unit: float | None
@@ -213,10 +215,6 @@ def _prepare_columns(
     known = rows if source.vocabularies == "all" else train
     counted = fetch(backend, counts_by(known, ITEM))
     items = _with_candidates(counted.column(ITEM).combine_chunks(), source.candidates)
-    if not len(items):
-        raise DataError(
-            f"{source.dataset}: no interaction is left for train; make the shares of valid and test smaller"
-        )
     users = Vocabulary.of(_values(backend, known, USER))
     fitted.add_id(USER, users, source.raw_names.get(USER))
     fitted.add_id(ITEM, Vocabulary.of(items), source.raw_names.get(ITEM))
@@ -254,6 +252,11 @@ def _prepare_history(prepared: _Prepared, source: Source, histories: Histories, 
             columns[name] = np.append(column.dtype.type(0), column)
     left_out = [name for name, column in columns.items() if (column[1:] == 0).any()]
     kept = {name: column for name, column in columns.items() if name not in left_out}
+    channels = {HISTORY: [f"{HISTORY}_{name}" for name in kept]}
+    if histories.negative:
+        channels[NEGATIVE_HISTORY] = [f"{NEGATIVE_HISTORY}_{name}" for name in kept]
+    gaps = histories.gaps and source.timed
+    _check_names_are_free([*channels[HISTORY], *channels.get(NEGATIVE_HISTORY, ()), GAP], fitted.features)
     for prefix in (HISTORY, NEGATIVE_HISTORY) if histories.negative else (HISTORY,):
         for name in kept:
             of = {"vocabulary": name, "length": length, "padding": 0}
@@ -262,11 +265,20 @@ def _prepare_history(prepared: _Prepared, source: Source, histories: Histories, 
     encoder = VocabularyEncoder(column=f"{HISTORY}_{raw}" if raw != ITEM else None, vocabulary=ITEM, separator="|",
                                 length=length, keep="last")  # fmt: skip
     fitted.add_encoder(f"{HISTORY}_{ITEM}", encoder)
-    if not (histories.gaps and source.timed):
-        return _PreparedHistory(histories, kept, left_out, None)
+    if not gaps:
+        return _PreparedHistory(histories, kept, channels, left_out, None)
+    channels[HISTORY].append(GAP)
     fitted.features[GAP] = Feature(dtype="float32", length=length)
     fitted.add_encoder(GAP, NumberEncoder(log1p=True, separator="|", length=length, keep="last"))
-    return _PreparedHistory(histories, kept, left_out, SECONDS_A_DAY if dated else 1)
+    return _PreparedHistory(histories, kept, channels, left_out, SECONDS_A_DAY if dated else 1)
+
+
+def _check_names_are_free(names: Sequence[str], features: Mapping[str, Feature]) -> None:
+    taken = [
+        f"feature '{name}' has a name that histories need; rename its column" for name in names if name in features
+    ]
+    if taken:
+        raise DataError.of("rows", taken)
 
 
 def _values(backend: Backend, rows: Table, name: str) -> pa.Array:
@@ -356,6 +368,9 @@ def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan:
             users.write(made)
             done += len(block.users)
             progress("writing splits", done, total)
+    if not writers["train"].num_rows and plan.prepared.history is not None:
+        least = plan.prepared.history.asked.min_history
+        raise DataError(f"{plan.source.dataset}: no train row has {least} events before it; lower min_history")
     for name, writer in writers.items():
         counts.rows[name] = writer.num_rows
         if writer.num_rows:
@@ -629,13 +644,11 @@ def _specification(folder: Path, plan: _Plan, counts: _Counts, summary: dict[str
     source, prepared, num_negatives = plan.source, plan.prepared, plan.num_negatives
     if source.candidates is not None:
         num_negatives = len(source.candidates.column("negatives")[0])
-    listed = {prefix: tuple(name for name in prepared.features if name.startswith(f"{prefix}_"))
-              for prefix in (HISTORY, NEGATIVE_HISTORY) if prepared.history is not None}  # fmt: skip
-    channels = {
+    channels: dict[str, Sequence[str]] = {
         "user": (USER, *prepared.users.columns),
         "item": (ITEM, *prepared.items.columns),
         "context": tuple(column.name for column in prepared.context),
-        **listed,
+        **(prepared.history.channels if prepared.history is not None else {}),
         "label": (LABEL,),
         "group": (SERIES if plan.by_series else USER,),
     }
@@ -653,7 +666,7 @@ def _specification(folder: Path, plan: _Plan, counts: _Counts, summary: dict[str
     return FeatureSpec(
         features={**prepared.features, **({SERIES: Feature(dtype="int64")} if plan.by_series else {})},
         sources=counts.chunks,
-        channels={name: names for name, names in channels.items() if names},
+        channels={name: tuple(names) for name, names in channels.items() if names},
         metadata=metadata,
         folder=folder,
     )

@@ -20,9 +20,9 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.config import Settings as BaseSettings
 from recspec.datasets import interactions, prepared
 from recspec.datasets.columns import Catalogue
+from recspec.datasets.histories import HistorySettings
 from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, SettingsError, listed
@@ -34,10 +34,10 @@ NAME = "ncf"
 SUFFIXES = ("train.rating", "test.rating", "test.negative")
 
 
-class Settings(BaseSettings):
+class Settings(HistorySettings):
     """How the NCF paper's files are prepared."""
 
-    seed: int = Field(1, ge=0, description="of the negatives of valid")
+    seed: int = Field(1, ge=0, description="of the negatives of valid, and of those that stand in train")
     titles: str | None = Field(None, description="CSV file with a column item_id and readable columns, such as title")
 
 
@@ -110,17 +110,28 @@ def _build(
     order = (TIMESTAMP, ROW)
     cleaned = interactions.clean(backend, train, min_interactions=1, order=order)
     rows = _valid_of_train(cleaned.rows, order).union(test.mutate(**{SPLIT: ibis.literal("test")}))
+    # Rows of one second, in two files: what is tested comes after all that was trained on, as no history may hold it.
+    rows = rows.mutate(_is_test=rows[SPLIT] == "test")
     source = Source(
         dataset=NAME,
         rows=rows,
-        order=order,
+        order=("_is_test", *order),
         items=_titles(backend, titles) if titles else None,
         candidates=candidates,
         summary=lambda kept: {"repeats_dropped": cleaned.num_before + len(candidates) - kept, **_oddities(candidates)},
     )
     num_negatives = len(candidates.column("negatives")[0])
     return interactions.write(
-        backend, folder, source, num_negatives=num_negatives, seed=settings.seed, progress=progress
+        backend,
+        folder,
+        source,
+        num_negatives=num_negatives,
+        seed=settings.seed,
+        progress=progress,
+        histories=settings.histories,
+        train_negatives=settings.train_negatives,
+        negatives=settings.negatives,
+        reject_seen=settings.reject_seen,
     )
 
 

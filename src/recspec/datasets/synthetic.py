@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recspec import metrics
-from recspec.config import Settings as BaseSettings
 from recspec.datasets import clicks, interactions, prepared
 from recspec.datasets.columns import Catalogue, Column
+from recspec.datasets.histories import HistorySettings
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import by_share, leave_one_out
@@ -30,7 +30,7 @@ from recspec.tables import ROW, Backend, connect
 NAME = "synthetic"
 
 
-class Settings(BaseSettings):
+class Settings(HistorySettings):
     """What is made up."""
 
     kind: Literal["clicks", "interactions"] = Field(
@@ -41,6 +41,13 @@ class Settings(BaseSettings):
     num_rows: int = Field(20_000, ge=100, description="rows before they are split")
     num_negatives: int = Field(50, ge=1, description="interactions: candidates beside the positive in each series")
     seed: int = Field(0, ge=0, description="of everything drawn")
+
+    @model_validator(mode="after")
+    def _fits_the_kind(self) -> Settings:
+        given = [name for name, field in HistorySettings.model_fields.items() if getattr(self, name) != field.default]
+        if self.kind == "clicks" and given:
+            raise ValueError(f"{' and '.join(given)}: of kind interactions; set kind=interactions too")
+        return self
 
 
 def prepare(
@@ -178,7 +185,16 @@ def _make_interactions(backend: Backend, folder: Path, settings: Settings, progr
         items=Catalogue(titles, "item_id", (), {"title": "title"}),
     )
     spec = interactions.write(
-        backend, folder, source, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+        backend,
+        folder,
+        source,
+        num_negatives=settings.num_negatives,
+        seed=settings.seed,
+        progress=progress,
+        histories=settings.histories,
+        train_negatives=settings.train_negatives,
+        negatives=settings.negatives,
+        reject_seen=settings.reject_seen,
     )
 
     def best(spec: FeatureSpec, split: str) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Your own interactions, a CSV or Parquet file whose columns you name; `user_id,item_id,timestamp` is enough.
 
-Without a label each row is something a user did: the last of each user is for test, the last but one for valid, beside
-drawn negatives. With a label (clicked or not) the rows are taken as given and split by share, time or group.
+Without a label each row is something a user did: the last of each user is for test, the last but one for valid (or the
+latest of all are), beside drawn negatives; rows may hold what their user did before. With a label (clicked or not) the
+rows are taken as given and split by share, time or group.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
 from recspec import splits
-from recspec.config import Settings as BaseSettings
 from recspec.datasets import clicks, interactions, prepared
 from recspec.datasets.clicks import GROUP, LABEL
 from recspec.datasets.columns import Catalogue, Column, Kind
-from recspec.datasets.interactions import ITEM, TIMESTAMP, USER
+from recspec.datasets.histories import HistorySettings, UnknownTargets
+from recspec.datasets.interactions import ITEM, SERIES, TIMESTAMP, USER
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
@@ -44,7 +45,7 @@ from recspec.tables import (
 NAME = "table"
 
 Split = Literal["leave_one_out", "time", "share", "group"]
-RESERVED = (ROW, USER, ITEM, LABEL, GROUP, TIMESTAMP, splits.SPLIT)
+RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, splits.SPLIT)
 """Names that features made from other columns bear."""
 TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".txt")
 
@@ -53,7 +54,7 @@ Cardinality = Annotated[int, Field(ge=2, le=2**31)]
 Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
 
 
-class Settings(BaseSettings):
+class Settings(HistorySettings):
     """Which columns hold what, and how the rows are split."""
 
     user: str | None = Field("user_id", description="column of the user's id; null where there is none")
@@ -86,8 +87,12 @@ class Settings(BaseSettings):
     title: str | None = Field(None, description="column of the items' file that people read; `title` when null")
     separator: str = Field(",", min_length=1, max_length=1, description="between the columns of a text file")
     min_count: int = Field(1, ge=1, description="with a label: values in fewer train rows become unknown")
-    min_interactions: int = Field(1, ge=1, description="leave_one_out: users with fewer items are left out")
-    num_negatives: int = Field(100, ge=0, description="leave_one_out: candidates beside the positive in each series")
+    min_interactions: int = Field(1, ge=1, description="without a label: users with fewer items are left out")
+    num_negatives: int = Field(100, ge=0, description="without a label: candidates beside the positive in each series")
+    unknown_targets: UnknownTargets = Field(
+        "drop",
+        description="split time without a label: drop, or keep with id 0, held out rows whose item is not in train",
+    )
     seed: int = Field(1, ge=0, description="of the negatives, and of splits by share and group")
 
     @model_validator(mode="after")
@@ -95,10 +100,12 @@ class Settings(BaseSettings):
         split = self.chosen_split
         if split == "leave_one_out" and self.label is not None:
             raise ValueError("split leave_one_out takes every row as a 1, so goes without a label; pick another split")
-        if split != "leave_one_out" and self.label is None:
-            raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out")
-        if split == "leave_one_out" and (self.user is None or self.item is None):
-            raise ValueError("split leave_one_out needs the columns of user and item")
+        if split in ("share", "group") and self.label is None:
+            raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out or time")
+        if self.label is None and (self.user is None or self.item is None):
+            raise ValueError(f"split {split} needs the columns of user and item, where there is no label")
+        if self.label is not None and (given := self._of_interactions()):
+            raise ValueError(f"{' and '.join(given)}: of rows without a label; leave out the label or these settings")
         if split == "time" and self.timestamp is None:
             raise ValueError("split time needs the column of the timestamp")
         if split == "group" and self.group is None and self.user is None:
@@ -114,6 +121,11 @@ class Settings(BaseSettings):
         if self.valid + self.test >= 1:
             raise ValueError(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
         return self
+
+    def _of_interactions(self) -> list[str]:
+        """Settings given that rows with a label have no use for."""
+        names = (*HistorySettings.model_fields, "unknown_targets")
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     @property
     def chosen_split(self) -> Split:
@@ -406,18 +418,36 @@ def _write_interactions(
     order = (TIMESTAMP, ROW)
     cleaned = interactions.clean(backend, kept, min_interactions=settings.min_interactions, order=order)
     num_rows = count_rows(backend, rows)
+    if settings.chosen_split == "time":
+        split = splits.by_time(cleaned.rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
+        split = backend.stage(split)
+        rows = rows.semi_join(split.filter(split[splits.SPLIT] == "train"), ROW)  # the latest values that train knows
+    else:
+        split = splits.leave_one_out(cleaned.rows, by=USER, order=order)
     source = interactions.Source(
         dataset=NAME,
-        rows=splits.leave_one_out(cleaned.rows, by=USER, order=order),
+        rows=split,
         order=order,
         users=_catalogue(backend, rows, settings.user, plan.user, plan.user_in_rows, tables.users, None),
         items=_catalogue(backend, rows, settings.item, plan.item, plan.item_in_rows, tables.items, settings.title),
         context=plan.context,
         raw_names={USER: settings.user, ITEM: settings.item},
         summary=lambda count: {"raw_rows": num_rows, **cleaned.summary(count), "order": _order_said(timed, settings)},
+        vocabularies="train" if settings.chosen_split == "time" else "all",
+        unknown_targets=settings.unknown_targets,
+        timed=timed,
     )
     return interactions.write(
-        backend, folder, source, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+        backend,
+        folder,
+        source,
+        num_negatives=settings.num_negatives,
+        seed=settings.seed,
+        progress=progress,
+        histories=settings.histories,
+        train_negatives=settings.train_negatives,
+        negatives=settings.negatives,
+        reject_seen=settings.reject_seen,
     )
 
 
