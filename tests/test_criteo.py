@@ -183,7 +183,10 @@ def test_rows_beyond_those_asked_for_are_left_out(tmp_path: Path) -> None:
     made = criteo.prepare(write(tmp_path / "t.tsv"), tmp_path / "out", criteo.Settings.model_validate(given), threads=1)
     assert made.summary["rows"] == {"train": 3, "test": 1}
     assert made.summary["left_out"] == 6
+    assert column(made.spec, "train", "label") == [1, 0, 0]
     assert column(made.spec, "test", "label") == [1]
+    assert made.summary["positives"] == 2, "of the rows that were kept"
+    assert made.summary["numbers_without_logarithm"] == 1, "-3 in row 2; -9 is in row 5, which is left out"
 
 
 def day(*labels: int) -> str:
@@ -341,7 +344,22 @@ def test_a_run_that_ended_goes_on_where_it_was(
         raise AssertionError("the raw files were read once and need not be read again")
 
     monkeypatch.setattr(tables._DuckDB, "read_text", read)
-    again = prepare(raw, tmp_path / "out", **RESUMED)
+    remarks: list[str] = []
+
+    def note_remarks(now: str, done: int, total: int | None) -> None:  # noqa: ARG001
+        remarks.extend([now] if isinstance(now, prepared.Remark) else [])
+
+    settings = criteo.Settings.model_validate({**SMALL, **RESUMED})
+    made = criteo.prepare(raw, tmp_path / "out", settings, threads=1, progress=note_remarks)
+    held = {
+        "encoding rows": "within stage 'encoding rows', of which 1 of 2 parts are there",  # all but the last file
+        "writing splits": "after stage 'encoding rows'",
+    }.get(stage, f"after stage '{stage}'")
+    assert remarks == [f"continuing {held}"]
+    assert made.message == f"prepared criteo in {tmp_path / 'out'}, continuing {held}"
+    assert "seconds" not in made.summary
+    assert isinstance(made.summary["seconds of the last run"], float)
+    again = made.spec
     assert again == whole.replace(folder=again.folder)
     assert bytes_of(tmp_path / "out") == bytes_of(whole.folder)
     assert not list(tmp_path.glob(".*"))
@@ -378,6 +396,26 @@ criteo.prepare(folder / "train.txt", folder / "out", criteo.Settings(), threads=
     assert "encoding rows" in stages
     criteo.prepare(tmp_path / "train.txt", tmp_path / "whole", settings, threads=1)
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+
+
+def test_a_run_that_ended_within_a_stage_says_how_much_of_it_is_there(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / "raw" / f"day_{number}", day(1, 0))
+    told: list[str] = []
+
+    def stop_in_the_third(now: str, done: int, total: int | None) -> None:
+        told.append(now)
+        if now == "reading rows" and total is not None and done == total * 2 // 3:
+            raise Stop
+
+    for progress in (stop_in_the_third, lambda now, *_: told.append(now)):
+        if progress is stop_in_the_third:
+            with pytest.raises(Stop):
+                prepare(tmp_path / "raw", tmp_path / "out", run={"progress": progress})
+            assert not any(isinstance(now, prepared.Remark) for now in told), "there was nothing to continue"
+        else:
+            prepare(tmp_path / "raw", tmp_path / "out", run={"progress": progress})
+    assert "continuing within stage 'reading rows', of which 2 of 3 parts are there" in told
 
 
 def test_another_job_starts_anew(tmp_path: Path) -> None:
@@ -461,8 +499,15 @@ def _is_fresh(folder: Path) -> FeatureSpec:
         (ROWS + "1\t1\t1\ta\n", r"line 11: has 4 columns, expected 5 separated by '\\t'"),
         (ROWS + "1\t1.5\t1\ta\tb\n", r"line 11: column 'I1' is '1.5'; expected a whole number"),
         (ROWS + "\t1\t1\ta\tb\n", r"line 11: column 'label' has no value; expected one in every row"),
-        (ROWS + "2\t1\t1\ta\tb\n-1\t\t\t\t\n", r"2 problems\n  - row 11: the label is 2; .*\n  - row 12: "),
-        (ROWS + "3\t1\t1\ta\tb\n" * 12, r"12 labels are wrong, the first of them: 10 problems\n  - row 11: the label"),
+        (ROWS + "2\t1\t1\ta\tb\n-1\t\t\t\t\n", r"2 problems\n  - line 11: the label is 2; .*\n  - line 12: "),
+        (ROWS + "3\t1\t1\ta\tb\n" * 12, r"12 labels are wrong, the first of them: 10 problems\n  - line 11: the la"),
+        (
+            "7\t1\t1\ta\tb\n" + ROWS + "1\t1\t1\ta\n-1\t\t\t\t\nno\t\t\t\t\n",
+            (
+                r"4 problems\n  - line 1: the label is 7; expected 0 or 1\n  - line 12: has 4 columns, .*"
+                r"\n  - line 13: the label is -1; expected 0 or 1\n  - line 14: column 'label' is 'no'; expected a"
+            ),
+        ),
     ],
 )  # fmt: skip
 def test_malformed_files_are_told(text: str, message: str, tmp_path: Path) -> None:
@@ -497,8 +542,27 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 def test_a_single_day_leaves_nothing_to_train_on(tmp_path: Path) -> None:
     write(tmp_path / "raw" / "day_3")
-    with pytest.raises(DataError, match="no row is for training; give more days, or smaller shares for valid and test"):
+    told = (
+        r"raw: no row is for training: day 3 is for valid and test, and there is no other; add days, or set split=share"
+    )
+    with pytest.raises(DataError, match=told):
         prepare(tmp_path / "raw", tmp_path / "out")
+    assert prepare(tmp_path / "raw", tmp_path / "out", split="share").splits == ("train", "valid", "test")
+    write(tmp_path / "raw" / "day_4")
+    with pytest.raises(DataError, match="no row is for training: days 3, 4 are for valid and test, and there is no"):
+        prepare(tmp_path / "raw", tmp_path / "other", valid_days=[3], test_days=[4])
+
+
+def test_rows_of_a_folder_of_days_are_refused_unless_a_split_by_rows_is_asked_for(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / "raw" / f"day_{number}", day(1, 0))
+    given = {"num_numerical": 2, "num_categorical": 2, "rows": (3, 1, 2)}
+    told = "is a folder of days, which are split by days, and rows cuts by counts of rows; set split=share to cut all"
+    with pytest.raises(SettingsError, match=told):
+        criteo.prepare(tmp_path / "raw", tmp_path / "out", criteo.Settings.model_validate(given))
+    asked = criteo.Settings.model_validate({**given, "split": "share"})
+    made = criteo.prepare(tmp_path / "raw", tmp_path / "out", asked, threads=1)
+    assert made.summary["rows"] == {"train": 3, "valid": 1, "test": 2}
 
 
 def test_more_rows_than_there_are_can_not_be_asked_for(tmp_path: Path) -> None:

@@ -88,12 +88,20 @@ def prepare(
 ) -> None:
     """Turn raw files into a prepared dataset."""
     from recspec.datasets import DATASETS
+    from recspec.datasets.prepared import Remark
 
     if dataset not in DATASETS:
         raise SettingsError(unknown("dataset", dataset, DATASETS))
     chosen = DATASETS[dataset]
     values = config.assign(config.parse_assignments(settings or []), {"prepare": chosen.Settings})["prepare"]
-    with _stages() as progress:
+    with _stages() as show:
+
+        def progress(stage: str, done: float, total: float | None) -> None:
+            if isinstance(stage, Remark):
+                err.print(stage, markup=False, highlight=False)
+            else:
+                show(stage, done, total)
+
         prepared = chosen.prepare(
             raw,
             out_folder,

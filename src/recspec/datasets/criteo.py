@@ -13,7 +13,9 @@ import json
 import math
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -53,6 +55,7 @@ NAME = "criteo"
 Found = TypeVar("Found")
 
 DAY = re.compile(r"day_([0-9]+)(\.gz)?")
+INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 LOG_PLUS = 3
 """Numbers are published as ln(x + 3); the least there are is -3 in the Terabyte, -2 in Kaggle's file."""
 BLOCK_ROWS = 262_144
@@ -165,7 +168,7 @@ def prepare(
 
     Raises:
         DataError: if a file is missing or a line malformed, a split comes out empty, or `out` holds something else.
-        SettingsError: if settings ask for days that are not there.
+        SettingsError: if settings ask for days that are not there, or for rows of whole days.
     """
     files = _files(raw, settings)
     for file in files:
@@ -179,7 +182,14 @@ def prepare(
             encoded = stages.encode()
         return _write(folder, encoded, settings, progress)
 
-    return prepared.run(job, build, force=force, resumable_by=engine)
+    return prepared.run(
+        job,
+        build,
+        force=force,
+        resumable_by=engine,
+        finished=lambda folder: _finished(folder / "work", len(files), settings),
+        progress=progress,
+    )
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -216,10 +226,30 @@ def _files(raw: Path, settings: Settings) -> list[_File]:
     missing = settings.given_days - set(found)
     if missing:
         raise SettingsError(f"{raw}: no file of days {_numbers(missing)}; found days {_numbers(found)}")
+    if settings.split != "share":
+        _check_days(raw, sorted(found), settings)
     days = sorted(found)
     if settings.train_days is not None and settings.test_days is not None:
         days = sorted(settings.given_days)  # the others are not read
     return [_File(raw / found[day][0], day) for day in days]
+
+
+def _check_days(raw: Path, days: Sequence[int], settings: Settings) -> None:
+    """What would go wrong with a split by days, said before terabytes are read."""
+    if settings.rows is not None:
+        raise SettingsError(
+            f"{raw}: is a folder of days, which are split by days, and rows cuts by counts of rows; set split=share to "
+            "cut all days' rows in their order, or leave rows out"
+        )
+    judging = {day for given in (settings.valid_days, settings.test_days) for day in given or ()}
+    if settings.valid_days is None:
+        judging = {days[-1]}
+    if not set(days) - judging:
+        held = f"days {_numbers(judging)} are" if len(judging) > 1 else f"day {days[-1]} is"
+        raise DataError(
+            f"{raw}: no row is for training: {held} for valid and test, and there is no other; add days, or set "
+            "split=share to cut the rows in their order"
+        )
 
 
 def _numbers(numbers: set[int] | Mapping[int, object]) -> str:
@@ -240,6 +270,19 @@ def _check_width(path: Path, settings: Settings) -> None:
             f"{path}: has {found} columns, separated by tabs; expected {expected}: the label, {settings.num_numerical} "
             f"integers and {settings.num_categorical} categories; set num_numerical and num_categorical"
         )
+
+
+def _wrong_labels(path: Path) -> list[str]:
+    """The first labels of a file that are integers other than 0 and 1; slow, so only asked once something failed."""
+    problems: list[str] = []
+    with suppress(OSError, EOFError, zlib.error), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            label = line.rstrip(b"\r\n").partition(b"\t")[0]
+            if label not in (b"0", b"1") and INTEGER.fullmatch(label) and int(label) not in (0, 1):
+                problems.append(f"line {number:,}: the label is {int(label)}; expected 0 or 1")
+            if len(problems) == PROBLEMS_SHOWN:
+                break
+    return problems
 
 
 # --- which rows are for what -----------------------------------------------------------------------------------------
@@ -293,7 +336,7 @@ def _by_day(files: Sequence[_File], counts: Sequence[int], settings: Settings) -
 def _not_empty(ranges: Sequence[_Range]) -> list[_Range]:
     kept = [found for found in ranges if found.stop > found.start]
     if not any(found.split == "train" for found in kept):
-        raise DataError("no row is for training; give more days, or smaller shares for valid and test")
+        raise DataError("no row is for training; give more rows, or smaller shares for valid and test")
     return kept
 
 
@@ -310,6 +353,23 @@ class _Encoded:
     folders: Sequence[Path]
     counts: Mapping[str, int]
     summary: Mapping[str, object]
+
+
+def _finished(work: Path, num_files: int, settings: Settings) -> str | None:
+    """Which stages a run that ended before its time left behind, if any; each file or column is a part of one."""
+    parts = {
+        "reading rows": [work / f"rows-{number}.parquet" for number in range(num_files)],
+        "finding ids": [work / VOCABULARIES / f"{name}.parquet" for name in settings.categories],
+        "encoding rows": [work / f"encoded-{number}" for number in range(num_files)],
+    }
+    found = None
+    for stage, places in parts.items():
+        held = sum(place.exists() for place in places)
+        if held == len(places):
+            found = f"after stage '{stage}'"
+        elif held:
+            return f"within stage '{stage}', of which {held} of {len(places)} parts are there"
+    return found if any(place.exists() for places in parts.values() for place in places) else None
 
 
 class _Stages:
@@ -334,8 +394,10 @@ class _Stages:
 
     def encode(self) -> _Encoded:
         """Go through all stages up to the buckets."""
-        staged = [self._read(number) for number in range(len(self._files))]
-        facts = [self._facts(number, table) for number, table in enumerate(staged)]
+        staged, facts = [], []
+        for number in range(len(self._files)):  # each file is checked before the next is read
+            staged.append(self._read(number))
+            facts.append(self._facts(number, staged[-1]))
         read = sum(file.path.stat().st_size for file in self._files)
         self._progress("reading rows", read, read)
         counts = [int(fact["rows"]) for fact in facts]
@@ -349,11 +411,15 @@ class _Stages:
         split_rows = {name: rows for name, rows in split_rows.items() if rows}
         scatters = self._scatters(features, split_rows, ranges)
         folders = self._deal(tables, encoders, features, scatters, ranges, first_rows, counts, sizes)
+        left_out = sum(counts) - sum(split_rows.values())
+        if left_out:
+            kept = ibis.union(*(_rows_of(split, tables, first_rows, counts, ranges) for split in split_rows))
+            facts = [_once(self._work / "facts-kept.json", lambda: self._counted(kept))]
         summary = {
             "rows": split_rows,
-            "left_out": sum(counts) - sum(split_rows.values()),
-            "positives": sum(int(fact["positives"]) for fact in facts),
-            "numbers_without_logarithm": sum(int(fact["without_logarithm"]) for fact in facts),
+            "left_out": left_out,
+            "positives": sum(fact["positives"] for fact in facts),
+            "numbers_without_logarithm": sum(fact["without_logarithm"] for fact in facts),
         }
         return _Encoded(encoders, features, scatters, folders, split_rows, summary)
 
@@ -364,15 +430,22 @@ class _Stages:
         place = self._work / f"rows-{number}.parquet"
         if place.exists():
             return self._backend.read_parquet([place])
-        settings = self._settings
-        columns: dict[str, ColumnType] = {LABEL: "int64"}
-        columns |= dict.fromkeys(settings.numbers, "int64")
-        columns |= dict.fromkeys(settings.categories, "string")
         path = self._files[number].path
-        file = TextFile(path, columns, separator="\t", header=False, quoted=False, required=(LABEL,))
-        return self._backend.read_text(
-            file, place, lambda share: self._progress("reading rows", before + int(share * sizes[number]), total)
-        )
+        file = TextFile(path, self._raw_columns(), separator="\t", header=False, quoted=False, required=(LABEL,))
+        try:
+            return self._backend.read_text(
+                file, place, lambda share: self._progress("reading rows", before + int(share * sizes[number]), total)
+            )
+        except DataError as error:
+            if not any(problem.startswith("line ") for problem in error.problems):
+                raise
+            raise DataError.of(str(path), [*error.problems, *_wrong_labels(path)]) from None
+
+    def _raw_columns(self) -> dict[str, ColumnType]:
+        columns: dict[str, ColumnType] = {LABEL: "int64"}
+        columns |= dict.fromkeys(self._settings.numbers, "int64")
+        columns |= dict.fromkeys(self._settings.categories, "string")
+        return columns
 
     def _facts(self, number: int, table: Table) -> Mapping[str, int]:
         """Counts of a file's rows.
@@ -380,37 +453,37 @@ class _Stages:
         Raises:
             DataError: if a label is neither 0 nor 1.
         """
-        place = self._work / f"facts-{number}.json"
-        if place.exists():
-            held: Mapping[str, int] = json.loads(place.read_text(encoding="utf-8"))
-            return held
-        label = table[LABEL]
-        beyond = [(table[name] <= -LOG_PLUS).cast("int64").sum() for name in self._settings.numbers]
-        wrong = ~label.isin([0, 1])
+
+        def counted() -> dict[str, int]:
+            facts = self._counted(table)
+            if facts["wrong"]:
+                path, problems = self._files[number].path, _wrong_labels(self._files[number].path)
+                more = facts["wrong"] > len(problems)
+                first = f": {facts['wrong']:,} labels are wrong, the first of them" if more else ""
+                raise DataError.of(f"{path}{first}", problems)
+            return facts
+
+        return _once(self._work / f"facts-{number}.json", counted)
+
+    def _counted(self, rows: Table) -> dict[str, int]:
+        """How many rows there are, and how many of what is told in the summary or refused."""
+        label = rows[LABEL]
+        beyond = [(rows[name] <= -LOG_PLUS).cast("int64").sum() for name in self._settings.numbers]
         found = fetch(
             self._backend,
-            table.aggregate(
-                rows=table.count(),
+            rows.aggregate(
+                rows=rows.count(),
                 positives=label.sum(),
-                wrong=wrong.cast("int64").sum(),
+                wrong=(~label.isin([0, 1])).cast("int64").sum(),
                 **{f"beyond_{place}": part for place, part in enumerate(beyond)},
             ),
         ).to_pylist()[0]
-        if found["wrong"]:
-            shown = fetch(self._backend, table.filter(wrong).order_by(ROW).limit(PROBLEMS_SHOWN).select(ROW, LABEL))
-            problems = [
-                f"row {row[ROW] + 1:,}: the label is {row[LABEL]}; expected 0 or 1" for row in shown.to_pylist()
-            ]
-            more = found["wrong"] > len(problems)
-            first = f": {found['wrong']:,} labels are wrong, the first of them" if more else ""
-            raise DataError.of(f"{self._files[number].path}{first}", problems)
-        facts = {
+        return {
             "rows": int(found["rows"]),
             "positives": int(found["positives"] or 0),
+            "wrong": int(found["wrong"] or 0),
             "without_logarithm": sum(int(found[f"beyond_{place}"] or 0) for place in range(len(beyond))),
         }
-        _write_json(place, facts)
-        return facts
 
     def _vocabularies(self, rows: Table) -> dict[str, int]:
         """Write the vocabulary of each column; gives back how many values it has."""

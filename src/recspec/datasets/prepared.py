@@ -36,6 +36,12 @@ class Progress(Protocol):
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
 
 
+class Remark(str):
+    """What a `Progress` is told once in place of a stage: it has no extent, and is worth a line on any display."""
+
+    __slots__ = ()
+
+
 def silent(stage: str, done: int, total: int | None) -> None:
     """A `Progress` that tells nobody."""
 
@@ -46,7 +52,8 @@ class Prepared:
 
     spec: FeatureSpec
     summary: Mapping[str, object]
-    """Counts of rows, users, items and of what was left out; seconds it took when it was made."""
+    """Counts of rows, users, items and of what was left out; seconds it took when it was made, those of the last run
+    where several made it."""
     message: str
     """What was done, in a sentence."""
 
@@ -71,7 +78,13 @@ class Job:
 
 
 def run(
-    job: Job, build: Callable[[Path], FeatureSpec], *, force: bool = False, resumable_by: str | None = None
+    job: Job,
+    build: Callable[[Path], FeatureSpec],
+    *,
+    force: bool = False,
+    resumable_by: str | None = None,
+    finished: Callable[[Path], str | None] = lambda _: None,
+    progress: Progress = silent,
 ) -> Prepared:
     """Prepare a dataset, unless `out` already holds the very same.
 
@@ -80,6 +93,8 @@ def run(
         force: Replace what an earlier preparation left in `out`.
         resumable_by: The engine whose stages `build` keeps in the folder `work`, each under its name once it is whole.
             After an end before its time the same job is given the same folder again, with all that is in it.
+        finished: Says which stages a folder holds, as in "after stage 'finding ids'"; None for a fresh one.
+        progress: Told that the work goes on, where it does.
 
     Raises:
         DataError: if `out` holds something else, or another process prepares it.
@@ -93,17 +108,23 @@ def run(
     started = time.perf_counter()
     place = _beside(job.out) if resumable_by is None else _resumed(job.out, {**identity, "engine": resumable_by})
     with place as folder:
+        held = finished(folder)
+        if held is not None:
+            progress(Remark(f"continuing {held}"), 0, None)
         spec = build(folder)
         spec.save(folder)
         seconds = round(time.perf_counter() - started, 3)
-        record = {**identity, "summary": spec.metadata.get("summary", {}), "seconds": seconds}
+        record = {
+            **identity, "summary": spec.metadata.get("summary", {}), "seconds": seconds, "continued": held
+        }  # fmt: skip
         (folder / PREPARE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return _prepared(job, f"prepared {job.dataset} in {job.out}")
+    return _prepared(job, f"prepared {job.dataset} in {job.out}{f', continuing {held}' if held else ''}")
 
 
 def _prepared(job: Job, message: str) -> Prepared:
     record = json.loads((job.out / PREPARE_FILE).read_text(encoding="utf-8"))
-    return Prepared(FeatureSpec.load(job.out), {**record["summary"], "seconds": record["seconds"]}, message)
+    seconds = "seconds of the last run" if record.get("continued") else "seconds"
+    return Prepared(FeatureSpec.load(job.out), {**record["summary"], seconds: record["seconds"]}, message)
 
 
 def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
