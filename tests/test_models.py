@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from recspec import bundle, metrics
 from recspec.batch import Batch, num_rows, take
@@ -28,20 +29,39 @@ SMALL: Mapping[str, Mapping[str, object]] = {
     "wide_deep": {"hidden": (32, 16), "dropout": 0.0, "embedding_dim": 8},
     "dlrm": {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16)},
     "dcnv2": {"embedding_dim": 8, "bottom": (), "cross_layers": 2, "cross_rank": 16, "top": (32, 16)},
+    "din": {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8)},
+    "dien": {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8), "auxiliary_hidden": (16,)},
 }
 """Settings under which a model fits the made-up data in seconds."""
 
 NAMES = sorted(MODELS)
+OF_HISTORIES = [name for name in NAMES if "history" in MODELS[name].needs]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+def interactions(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return made_up.interactions(tmp_path_factory.mktemp("models") / "interactions")
 
 
 @pytest.fixture(scope="module")
-def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.sequences(tmp_path_factory.mktemp("models") / "sequences")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return made_up.clicks(tmp_path_factory.mktemp("models") / "clicks")
+
+
+@pytest.fixture
+def data(name: str, interactions: FeatureSpec, sequences: FeatureSpec) -> FeatureSpec:
+    """What the model is asked on: interactions with candidates, or rows with histories where it needs those."""
+    return sequences if name in OF_HISTORIES else interactions
+
+
+@pytest.fixture
+def clicks(name: str, labelled: FeatureSpec, sequences: FeatureSpec) -> FeatureSpec:
+    return sequences if name in OF_HISTORIES else labelled
 
 
 def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
@@ -80,7 +100,7 @@ class TestEveryModel:
 
     def test_has_a_scalar_loss_that_reaches_every_parameter(self, name: str, data: FeatureSpec) -> None:
         model = build(name, data).train()
-        loss = model.loss(a_batch(data))
+        loss = model.loss(next(iter(Loader(data, "train", batch_size=37).batches())).batch)
         assert loss.shape == ()
         loss.backward()
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
@@ -111,7 +131,8 @@ class TestEveryModel:
     def test_trains_on_labelled_rows_without_drawn_negatives(
         self, name: str, clicks: FeatureSpec, tmp_path: Path
     ) -> None:
-        settings = TrainSettings(epochs=8, batch_size=256, learning_rate=0.01, tensorboard=False)
+        epochs = 2 if name in OF_HISTORIES else 8
+        settings = TrainSettings(epochs=epochs, batch_size=256, learning_rate=0.01, tensorboard=False)
         train(
             name, clicks, tmp_path / "run", settings=settings,
             model_settings=MODELS[name].Settings.model_validate(SMALL[name]),
@@ -122,12 +143,17 @@ class TestEveryModel:
     def test_reaches_most_of_what_the_best_possible_ranking_does(
         self, name: str, data: FeatureSpec, tmp_path: Path
     ) -> None:
-        settings = TrainSettings(epochs=30, batch_size=1024, learning_rate=0.01, tensorboard=False)
+        sizes = {"epochs": 30, "batch_size": 1024} if data.has_series else {"epochs": 5, "batch_size": 256}
+        settings = TrainSettings(**sizes, learning_rate=0.01, tensorboard=False)
         train(
             name, data, tmp_path / "run", settings=settings,
             model_settings=MODELS[name].Settings.model_validate(SMALL[name]),
         )  # fmt: skip
         best = data.metadata["summary"]["best_possible"]  # type: ignore[index]
+        if not data.has_series:
+            found = evaluate_model(bundle.load(tmp_path / "run").model, data, "test", protocols=("rows",))
+            assert found.metrics["rows"]["auc"] - 0.5 > 0.75 * (best["test"]["auc"] - 0.5)
+            return
         reached = evaluate_model(bundle.load(tmp_path / "run").model, data, "test", protocols=("sampled",))
         assert reached.metrics["sampled"]["ndcg@10"] > 0.75 * best["test"]["ndcg@10"]
 
@@ -152,3 +178,74 @@ class TestEveryModel:
         np.testing.assert_allclose(scores, model(whole).detach().numpy(), atol=1e-5)
         labels = open_split(data, "valid").read(0, len(scores))[data.label]
         assert 0 < metrics.auc(scores, np.asarray(labels) > 0) < 1
+
+
+@pytest.mark.parametrize("name", OF_HISTORIES)
+class TestEveryModelOfHistories:
+    """What holds of a history: its padding, its company, its end."""
+
+    def test_more_padding_changes_nothing(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        lists = [feature for feature in batch if batch[feature].dim() == 2]
+        longer = {**batch, **{feature: F.pad(batch[feature], (0, 5)) for feature in lists}}
+        most = int((batch["history_item_id"] != 0).sum(1).max())
+        trimmed = {**batch, **{feature: batch[feature][:, :most] for feature in lists}}
+        for other in (longer, trimmed):
+            torch.testing.assert_close(model(other), model(batch), atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(model.loss(other), model.loss(batch), atol=1e-6, rtol=1e-6)
+
+    def test_other_rows_change_nothing(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data, rows=200)
+        order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(model(take(batch, order)), model(batch)[order], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(take(batch, slice(0, 3))), model(batch)[:3], atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    @pytest.mark.parametrize("length", [0, 4])
+    def test_rows_without_an_event_train(self, name: str, data: FeatureSpec, rows: int, length: int) -> None:
+        batch = {
+            feature: value[:rows] if value.dim() == 1 else value.new_zeros(rows, length)
+            for feature, value in a_batch(data).items()
+        }
+        for model in (build(name, data), build(name, data).train()):
+            loss = model.loss(batch)
+            loss.backward()
+            assert torch.isfinite(loss)
+            assert torch.isfinite(model(batch)).all()
+            assert all(each.grad is None or torch.isfinite(each.grad).all() for each in model.parameters())
+
+    def test_the_history_matters(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        without = {**batch, **{each: torch.zeros_like(batch[each]) for each in data.role("history")}}
+        empty = (batch["history_item_id"] == 0).all(1)
+        assert torch.equal((model(without) - model(batch)).abs() > 1e-4, ~empty)
+
+    def test_a_prediction_does_not_read_the_sampled_history(self, name: str, data: FeatureSpec) -> None:
+        model = build(name, data)
+        assert not set(model.features()) & set(data.role("negative_history"))
+
+    def test_the_padded_form_gives_the_same(
+        self, name: str, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, batch = build(name, data), a_batch(data)
+        jagged, loss = model(batch), model.loss(batch)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        torch.testing.assert_close(model(batch), jagged, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.loss(batch), loss, atol=1e-5, rtol=1e-5)
+
+    def test_leaves_as_a_program(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        example = {feature: batch[feature] for feature in model.features()}
+        rows = torch.export.Dim("rows", max=1 << 16)
+        shapes = ({feature: {0: rows} for feature in example},)
+        program = torch.export.export(model, (example,), dynamic_shapes=shapes).module()
+        for part in (slice(0, 3), slice(0, 37)):
+            torch.testing.assert_close(program(take(example, part)), model(take(example, part)), atol=1e-5, rtol=1e-5)
+
+    def test_bf16_gives_nearly_the_same(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data).train(), a_batch(data)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model.loss(batch)
+        loss.backward()
+        assert model(batch).dtype == torch.float32
+        torch.testing.assert_close(loss, model.loss(batch), atol=0.05, rtol=0.05)

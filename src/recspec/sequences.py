@@ -13,12 +13,14 @@ Shapes: B rows; L the history's length in this batch; T events; D width of an ev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from itertools import pairwise
+from typing import Any, Literal, Protocol, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recspec.batch import Batch
@@ -88,7 +90,7 @@ class Histories:
             present = present & (behind >= but_last)
             if last is not None:
                 present = present & (behind < but_last + last)
-        return padded_events(present) if torch.compiler.is_compiling() else jagged_events(present)
+        return events_of(present)
 
     def target(self, batch: Batch) -> Batch:
         """The ids (B,) of the item features that have histories, as their tables count them."""
@@ -125,7 +127,7 @@ class Histories:
         ids = {name: torch.cat([part[name] for part in asked]) for name in self.pairs} if len(asked) > 1 else asked[0]
         beside, found = embeddings.beside(batch, others, ids)
         first = next(iter(self.pairs))
-        parts = list(torch.split(found, [len(part[first]) for part in asked])) if len(asked) > 1 else [found]
+        parts = list(torch.split(found, [part[first].shape[0] for part in asked])) if len(asked) > 1 else [found]
         return Vectors(
             parts.pop(0) if target else None,
             parts.pop(0) if events is not None else None,
@@ -243,12 +245,12 @@ class Events:
     @property
     def num_rows(self) -> int:
         """B."""
-        return len(self.lengths)
+        return self.lengths.shape[0]  # which an exporter leaves open, and len() does not
 
     @property
     def num_events(self) -> int:
         """T, of which the padded form counts places without an event."""
-        return len(self.rows)
+        return self.rows.shape[0]
 
     @property
     def step_by_step(self) -> bool:
@@ -286,6 +288,12 @@ class Events:
             return x.new_zeros(self.num_rows, x.shape[1]).index_add(0, self.rows, x)
         return cast(Tensor, _Sum.apply(x, self))  # type: ignore[no-untyped-call]
 
+    def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The sum over each row's events, each times its weight: (T, W), (T,) -> (B, W)."""
+        if not self.step_by_step or x.dtype != weights.dtype:
+            return self.sum(x * weights.unsqueeze(1))
+        return cast(Tensor, _WeightedSum.apply(x, weights, self))  # type: ignore[no-untyped-call]
+
     def mean(self, x: Tensor) -> Tensor:
         """The mean over each row's events: (T, W) -> (B, W); zeros for an empty history."""
         return self.sum(x) / self.lengths.clamp(min=1).unsqueeze(1)
@@ -317,6 +325,11 @@ class Events:
     def _mask(self, x: Tensor) -> Tensor:
         assert self.present is not None
         return self.present.view(-1, *[1] * (x.dim() - 1))
+
+
+def events_of(present: Tensor) -> Events:
+    """Events that stand where `present` (B, L) says, in the form that suits what is going on."""
+    return padded_events(present) if torch.compiler.is_compiling() else jagged_events(present)
 
 
 def jagged_events(present: Tensor) -> Events:
@@ -373,6 +386,33 @@ class _Spread(torch.autograd.Function):
         return _summed(gradient, ctx.events), None
 
 
+class _WeightedSum(torch.autograd.Function):
+    """`Events.weighted_sum`, a step at a time: no tensor of the events is made but the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, events: Events) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        ctx.events = events
+        total = x.new_zeros(events.num_rows, x.shape[1])
+        column = weights.unsqueeze(1)
+        for part, _ in _steps(events):
+            total[: part.stop - part.start].addcmul_(x[part], column[part])
+        return total.index_select(0, cast(Tensor, events.rank))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weights = ctx.saved_tensors
+        events: Events = ctx.events
+        ordered = gradient.index_select(0, cast(Tensor, events.order))
+        of_x, of_weights, column = torch.empty_like(x), torch.empty_like(weights), weights.unsqueeze(1)
+        for part, _ in _steps(events):
+            own = ordered[: part.stop - part.start]
+            torch.mul(own, column[part], out=of_x[part])
+            torch.sum(own * x[part], 1, out=of_weights[part])
+        return of_x, of_weights, None
+
+
 def _summed(x: Tensor, events: Events) -> Tensor:
     total = x.new_zeros(events.num_rows, x.shape[1])
     for size, part in zip(events.sizes, torch.split(x, list(events.sizes)), strict=True):
@@ -383,3 +423,308 @@ def _summed(x: Tensor, events: Events) -> Tensor:
 def _spread(x: Tensor, events: Events) -> Tensor:
     ordered = x.index_select(0, cast(Tensor, events.order))
     return torch.cat([ordered[:size] for size in events.sizes])
+
+
+# --- what an event weighs --------------------------------------------------------------------------------------------
+
+Activation = Literal["prelu", "dice", "sigmoid", "relu"]
+
+
+class Dice(nn.Module):
+    """p x + (1 - p) a x with p = sigmoid of the standardised x and a slope a for each unit: (N, W) -> (N, W).
+
+    Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 8. Mean and variance are
+    those of the rows given while training, and running ones else; so a row's result depends on its company while
+    training, and each of several ranks knows its own rows only. Without a row nothing is learnt; one has variance 0.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.slope = nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """`present` (N,) says which rows count."""
+        mean, variance = self.mean, self.variance
+        if self.training:
+            mean, variance = self._of_rows(x.float(), present)
+        share = torch.sigmoid((x - mean) * (variance + self.eps).rsqrt()).to(x.dtype)
+        return x * (share + (1 - share) * self.slope)
+
+    def _of_rows(self, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance (W,) of the rows that count; the running ones follow."""
+        own = x.new_ones(len(x), 1) if present is None else present.unsqueeze(1).to(x.dtype)
+        count = own.sum()
+        mean = (x * own).sum(0) / count.clamp(min=1)
+        variance = ((x - mean).square() * own).sum(0) / count.clamp(min=1)
+        with torch.no_grad():
+            rate = self.momentum * (count > 0)
+            self.mean.lerp_(mean, rate)
+            self.variance.lerp_(variance, rate)
+        return mean, variance
+
+
+def activation(kind: Activation, width: int) -> nn.Module:
+    """(N, width) -> (N, width); the slope of PReLU starts at 0.1 for each unit."""
+    if kind == "dice":
+        return Dice(width)
+    if kind == "prelu":
+        return nn.PReLU(width, init=0.1)
+    return nn.Sigmoid() if kind == "sigmoid" else nn.ReLU()
+
+
+class ActivatedMlp(nn.Module):
+    """Linear layers, each followed by an activation and dropout: (N, dims[0]) -> (N, dims[-1]).
+
+    Weights start Glorot-uniform, biases at 0.
+    """
+
+    def __init__(self, dims: Sequence[int], kind: Activation, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(x_dim, y_dim) for x_dim, y_dim in pairwise(dims))
+        self.activations = nn.ModuleList(activation(kind, width) for width in dims[1:])
+        self.dropout = nn.Dropout(dropout)
+        for layer in self.layers:
+            start_glorot(cast(nn.Linear, layer))
+
+    @property
+    def first(self) -> nn.Linear:
+        """The first linear layer."""
+        return cast(nn.Linear, self.layers[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All layers."""
+        return self.after_first(self.first(x))
+
+    def after_first(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """The rest of the way from what the first linear layer gives, (N, dims[1])."""
+        for place, act in enumerate(self.activations):
+            x = x if place == 0 else self.layers[place](x)
+            x = self.dropout(act(x, present) if isinstance(act, Dice) else act(x))
+        return x
+
+
+def start_glorot(layer: nn.Linear) -> None:
+    """First values: weights Glorot-uniform, ±sqrt(6 / (in + out)), biases 0."""
+    nn.init.xavier_uniform_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+class AttentionUnit(nn.Module):
+    """How much each event matters to the target: (T, D) events, (B, D) targets -> (T,).
+
+    An MLP over [h, t, h - t, h * t]: Zhou et al.: Deep Interest Network, KDD 2018, section 4.3, without a softmax.
+    Its first layer is multiplied by parts: what comes of the event once an event, what comes of the target once a row;
+    h - t goes with both. Targets of another width are first brought to the events', by a layer with PReLU.
+    """
+
+    def __init__(self, event_dim: int, target_dim: int, hidden: Sequence[int], kind: Activation) -> None:
+        super().__init__()
+        self.dim = event_dim
+        if target_dim != event_dim:
+            self.bring = ActivatedMlp((target_dim, event_dim), "prelu")
+        self.mlp = ActivatedMlp((4 * event_dim, *hidden), kind)
+        self.out = nn.Linear(hidden[-1], 1)
+        start_glorot(self.out)
+
+    def forward(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
+        """Weights of the events (T,)."""
+        target = self.brought(target)
+        joined = happened * events.spread(target)
+        first = self.of_events(happened) + events.spread(self.of_targets(target)) + self.of_products(joined)
+        return self.after_first(first, events.present)
+
+    def brought(self, target: Tensor) -> Tensor:
+        """Targets (B, target_dim) at the events' width."""
+        return cast(Tensor, self.bring(target)) if hasattr(self, "bring") else target
+
+    def of_events(self, happened: Tensor) -> Tensor:
+        """What events bring to the first layer: (T, D) -> (T, hidden[0])."""
+        event, _, difference, _ = self._parts
+        return F.linear(happened, event + difference)
+
+    def of_targets(self, target: Tensor) -> Tensor:
+        """What targets bring to the first layer: (B, D) -> (B, hidden[0])."""
+        _, own, difference, _ = self._parts
+        return F.linear(target, own - difference, self.mlp.first.bias)
+
+    def of_products(self, joined: Tensor) -> Tensor:
+        """What products of an event and a target bring to the first layer: (..., D) -> (..., hidden[0])."""
+        return F.linear(joined, self._parts[3])
+
+    def after_first(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """Weights (N,) from what the first layer gives (N, hidden[0])."""
+        return cast(Tensor, self.out(self.mlp.after_first(x, present))).squeeze(1)
+
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        """Columns of the first layer for h, t, h - t and h * t."""
+        return torch.split(self.mlp.first.weight, self.dim, dim=1)
+
+
+# --- recurrences -----------------------------------------------------------------------------------------------------
+
+
+class Gru(nn.Module):
+    """A recurrence over each row's events: (T, X) -> states (T, H) and the last state of each row (B, H).
+
+        u = sigmoid(W_u x + U_u h + b_u)      r = sigmoid(W_r x + U_r h + b_r)
+        c = tanh(W_c x + r * (U_c h) + b_c)   h' = (1 - u) h + u c
+
+    Zhou et al.: Deep Interest Evolution Network, AAAI 2019, equations 2 to 5. With an attention a for each event
+    it is AUGRU, equations 14 to 16: a u takes the place of u, so an event without attention leaves the state.
+    An empty history ends in zeros. Weights start uniform within 1 / sqrt(H), biases at 0.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.weight_x = nn.Parameter(torch.empty(3 * hidden_dim, input_dim))
+        self.weight_h = nn.Parameter(torch.empty(3 * hidden_dim, hidden_dim))
+        self.bias = nn.Parameter(torch.zeros(3 * hidden_dim))
+        for weight in (self.weight_x, self.weight_h):
+            nn.init.uniform_(weight, -(hidden_dim**-0.5), hidden_dim**-0.5)
+
+    def forward(self, x: Tensor, events: Events, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """States (T, H) after each event, and last states (B, H)."""
+        with torch.autocast(x.device.type, enabled=False):  # errors of a narrow type would add up over the steps
+            dtype = self.weight_h.dtype
+            x, attention = x.to(dtype), None if attention is None else attention.to(dtype)
+            parameters = self.weight_x, self.weight_h, self.bias
+            if events.present is not None:
+                return _padded_recurrence(x, attention, *parameters, events)
+            return cast(
+                tuple[Tensor, Tensor],
+                _Recurrence.apply(x, attention, *parameters, events),  # type: ignore[no-untyped-call]
+            )
+
+
+def _padded_recurrence(
+    x: Tensor, attention: Tensor | None, weight_x: Tensor, weight_h: Tensor, bias: Tensor, events: Events
+) -> tuple[Tensor, Tensor]:
+    """`Gru` of events in the padded form; a place without an event hands the state on."""
+    hidden = weight_h.shape[1]
+    inputs = F.linear(x, weight_x, bias).view(-1, events.length, 3 * hidden)
+    shape = (events.num_rows, events.length, 1)
+    present = cast(Tensor, events.present).view(shape)
+    weights = None if attention is None else attention.view(shape)
+    state = x.new_zeros(events.num_rows, hidden)
+    states = []
+    for step in range(events.length):
+        u, r, c = F.linear(state, weight_h).chunk(3, dim=1)
+        x_u, x_r, x_c = inputs[:, step].chunk(3, dim=1)
+        update, candidate = torch.sigmoid(x_u + u), torch.tanh(x_c + torch.sigmoid(x_r + r) * c)
+        if weights is not None:
+            update = update * weights[:, step]
+        state = torch.where(present[:, step], state + update * (candidate - state), state)
+        states.append(state)
+    every = torch.stack(states, dim=1) if states else x.new_zeros(events.num_rows, 0, hidden)
+    return every.view(-1, hidden), state
+
+
+class _Recurrence(torch.autograd.Function):
+    """`Gru` of events in the jagged form, by hand.
+
+    What the inputs bring to the gates is one product for all steps, and so is every gradient of a weight. A step is
+    left with the products with the state, of those rows alone that have it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        attention: Tensor | None,
+        weight_x: Tensor,
+        weight_h: Tensor,
+        bias: Tensor,
+        events: Events,
+    ) -> tuple[Tensor, Tensor]:
+        hidden = weight_h.shape[1]
+        both = 2 * hidden
+        gates = torch.addmm(bias[:both], x, weight_x[:both].t())  # u and r
+        candidates = torch.addmm(bias[both:], x, weight_x[both:].t())
+        recalled = torch.zeros_like(candidates)  # U_c h
+        states = torch.empty_like(candidates)
+        last = x.new_zeros(events.num_rows, hidden)
+        to_gates, to_candidate = weight_h[:both].t(), weight_h[both:].t()
+        for part, before in _steps(events):
+            gate, candidate, state = gates[part], candidates[part], states[part]
+            old = last[: len(state)]
+            if before is not None:
+                gate.addmm_(old, to_gates)
+                torch.mm(old, to_candidate, out=recalled[part])
+            gate.sigmoid_()
+            candidate.addcmul_(gate[:, hidden:], recalled[part]).tanh_()
+            update = gate[:, :hidden] if attention is None else gate[:, :hidden] * attention[part].unsqueeze(1)
+            torch.lerp(old, candidate, update, out=state)
+            old.copy_(state)
+        ctx.save_for_backward(x, attention, weight_x, weight_h, gates, candidates, recalled, states)
+        ctx.events = events
+        ctx.set_materialize_grads(False)
+        return states, last.index_select(0, cast(Tensor, events.rank))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_states: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, attention, weight_x, weight_h, gates, candidates, recalled, states = ctx.saved_tensors
+        events: Events = ctx.events
+        hidden = weight_h.shape[1]
+        both = 2 * hidden
+        # (B, H), the gradient of the state of each row so far.
+        carried = (
+            x.new_zeros(events.num_rows, hidden)
+            if of_last is None
+            else of_last.index_select(0, cast(Tensor, events.order))
+        )
+        of_gates, of_candidates, of_recalled = (torch.empty_like(each) for each in (gates, candidates, recalled))
+        of_attention = None if attention is None else torch.empty_like(attention)
+        earlier = torch.zeros_like(states)
+        for part, before in reversed(_steps(events)):
+            gate, candidate, size = gates[part], candidates[part], part.stop - part.start
+            here, old = carried[:size], earlier[part]
+            if of_states is not None:
+                here += of_states[part]
+            if before is not None:
+                old.copy_(states[before])
+            update, reset = gate[:, :hidden], gate[:, hidden:]
+            of_update = here * (candidate - old)
+            weighted = update
+            if attention is not None and of_attention is not None:
+                own = attention[part].unsqueeze(1)
+                torch.sum(of_update * update, 1, out=of_attention[part])
+                of_update *= own
+                weighted = update * own
+            of_candidate = here * weighted
+            here -= of_candidate
+            sigmoid_backward(of_update, update, grad_input=of_gates[part, :hidden])
+            own_candidate = of_candidates[part]
+            tanh_backward(of_candidate, candidate, grad_input=own_candidate)
+            sigmoid_backward(own_candidate * recalled[part], reset, grad_input=of_gates[part, hidden:])
+            torch.mul(own_candidate, reset, out=of_recalled[part])
+            if before is not None:
+                here.addmm_(of_gates[part], weight_h[:both]).addmm_(of_recalled[part], weight_h[both:])
+        of_x = torch.mm(of_gates, weight_x[:both]).addmm_(of_candidates, weight_x[both:])
+        of_weight_x = torch.cat([of_gates.t() @ x, of_candidates.t() @ x])
+        of_weight_h = torch.cat([of_gates.t() @ earlier, of_recalled.t() @ earlier])
+        of_bias = torch.cat([of_gates.sum(0), of_candidates.sum(0)])
+        return of_x, of_attention, of_weight_x, of_weight_h, of_bias, None
+
+
+sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
+
+def _steps(events: Events) -> list[tuple[slice, slice | None]]:
+    """Of each step the events, and the rows' events one step before; None at the first."""
+    steps: list[tuple[slice, slice | None]] = []
+    start = before = 0
+    for place, size in enumerate(events.sizes):
+        steps.append((slice(start, start + size), slice(before, before + size) if place else None))
+        start, before = start + size, start
+    return steps

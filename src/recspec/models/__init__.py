@@ -2,6 +2,8 @@
 
 from recspec.models.base import Model
 from recspec.models.dcnv2 import DcnV2
+from recspec.models.dien import Dien
+from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
 from recspec.models.neumf import NeuMF
 from recspec.models.wide_deep import WideDeep
@@ -11,4 +13,6 @@ MODELS: dict[str, type[Model]] = {
     WideDeep.name: WideDeep,
     Dlrm.name: Dlrm,
     DcnV2.name: DcnV2,
+    Din.name: Din,
+    Dien.name: Dien,
 }

@@ -1,0 +1,192 @@
+"""DIEN: a GRU over a user's history, an attention to the item on its states, and a second recurrence by it.
+
+Zhou et al.: Deep Interest Evolution Network for Click-Through Rate Prediction, AAAI 2019.
+
+Shapes: B rows; T events; D width of an item's vector; H of a state; P pairs of an event and the next one; R requests;
+N items to score; L the longest history of a block.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch, num_rows
+from recspec.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.models.base import Model
+from recspec.models.din import Head, Inputs, SequenceSettings, blocks
+from recspec.sequences import ActivatedMlp, AttentionUnit, Events, Gru, events_of, start_glorot
+
+
+class DienSettings(SequenceSettings):
+    """Sizes of DIEN; the defaults are those published for Amazon Books, but for `gru_hidden` and `length`."""
+
+    gru_hidden: int | None = Field(
+        None, ge=1, description="width of both recurrences' states; null takes that of an event. Published: 96"
+    )
+    length: int | None = Field(
+        None, ge=1, description="read only the latest events, as many; null reads all. Published: 10"
+    )
+    softmax: bool = Field(True, description="make the attention of a row's events sum to 1, as in equation 12")
+    auxiliary: float | None = Field(
+        None,
+        ge=0,
+        description="weight of the auxiliary loss, which needs the role negative_history; null is 1 where a dataset "
+        "has it, and 0 elsewhere",
+    )
+    auxiliary_hidden: tuple[int, ...] = Field(
+        (100, 50), min_length=1, description="widths of the auxiliary network's hidden layers"
+    )
+
+    @field_validator("auxiliary_hidden")
+    @classmethod
+    def _has_width(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if any(width < 1 for width in widths):
+            raise ValueError("every width is at least 1")
+        return widths
+
+
+class Dien(Model):
+    """DIEN: interests as states of a GRU over a history, their evolution towards the item by AUGRU, then an MLP.
+
+    In training an auxiliary network tells from each state the next event from a sampled item; it takes no part in a
+    prediction.
+    """
+
+    name: ClassVar[str] = "dien"
+    needs: ClassVar[tuple[str, ...]] = ("item", "history", "label")
+    Settings: ClassVar[type[config.Settings]] = DienSettings
+    settings: DienSettings
+
+    def __init__(self, spec: FeatureSpec, settings: DienSettings) -> None:
+        super().__init__(spec, settings)
+        self.inputs = Inputs(spec, settings, self.name)
+        self.auxiliary = _auxiliary_weight(settings, has_negatives=bool(self.inputs.histories.negatives))
+        width = self.inputs.event_dim
+        self.evolution = Evolution(width, settings)
+        self.head = Head(width + self.evolution.hidden_dim + self.inputs.side_dim, settings)
+        if self.auxiliary:
+            self.next_event = NextEvent(self.evolution.hidden_dim, width, settings.auxiliary_hidden)
+
+    def features(self) -> tuple[str, ...]:
+        """The inputs and the histories; while training also the sampled ids, which only `loss` reads."""
+        sampled = self.inputs.histories.negatives.values() if self.auxiliary and self.training else ()
+        return (*self.inputs.features, *sampled)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,)."""
+        return self._logits(batch, sampled=False)[0]
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy, and the auxiliary loss times its weight, in nats."""
+        logits, auxiliary = self._logits(batch, sampled=self.auxiliary > 0)
+        loss = F.binary_cross_entropy_with_logits(logits.float(), batch[self.spec.label].float())
+        return loss + self.auxiliary * auxiliary if self.auxiliary else loss
+
+    def score_items(self, request: Batch, items: Batch) -> Tensor:
+        """Logits (R, N) of every item for every request; the GRU runs once a request, AUGRU once a pair."""
+        requests, candidates = num_rows(request), num_rows(items)
+        if not (requests and candidates):
+            return torch.zeros(requests, candidates, device=self.device)
+        events = self._events(request)
+        ours, theirs = self.inputs(request, events, target=False), self.inputs(items)
+        states = self.evolution.interests(ours.events, events)
+        columns = self.inputs.side_columns(request, items)
+        scores = []
+        for rows, happened, present in blocks(events, states, candidates * 3 * self.evolution.hidden_dim):
+            pairs = events_of(present.repeat_interleave(candidates, dim=0))
+            target = theirs.target.repeat(len(happened), 1)
+            last = self.evolution(pairs.flat(happened.repeat_interleave(candidates, dim=0)), target, pairs)
+            side = target.new_zeros(len(target), self.inputs.side_dim)
+            side[:, columns[0]] = ours.side[rows].repeat_interleave(candidates, dim=0)
+            side[:, columns[1]] = theirs.side.repeat(len(happened), 1)
+            scores.append(self.head(torch.cat([target, last, side], dim=1)).view(-1, candidates))
+        return torch.cat(scores)
+
+    def _logits(self, batch: Batch, *, sampled: bool) -> tuple[Tensor, Tensor]:
+        """Logits (B,), and the auxiliary loss, 0 where it is not asked for."""
+        events = self._events(batch)
+        read = self.inputs(batch, events, sampled=sampled)
+        states = self.evolution.interests(read.events, events)
+        last = self.evolution(states, read.target, events)
+        logits = self.head(torch.cat([read.target, last, read.side], dim=1))
+        none = logits.new_zeros(())
+        return logits, self.next_event(states, read.events, read.sampled, events) if sampled else none
+
+    def _events(self, batch: Batch) -> Events:
+        return self.inputs.histories.events(batch, last=self.settings.length)
+
+
+class Evolution(nn.Module):
+    """Two recurrences over a history, the second one by what the first one's states have to do with the item."""
+
+    def __init__(self, event_dim: int, settings: DienSettings) -> None:
+        super().__init__()
+        self.hidden_dim = settings.gru_hidden or event_dim
+        self.softmax = settings.softmax
+        self.gru = Gru(event_dim, self.hidden_dim)
+        self.unit = AttentionUnit(self.hidden_dim, event_dim, settings.attention_hidden, settings.attention_activation)
+        self.augru = Gru(self.hidden_dim, self.hidden_dim)
+
+    def interests(self, happened: Tensor, events: Events) -> Tensor:
+        """The first recurrence's states: (T, D) -> (T, H)."""
+        return cast(Tensor, self.gru(happened, events)[0])
+
+    def forward(self, states: Tensor, target: Tensor, events: Events) -> Tensor:
+        """The second recurrence's last state: (T, H), (B, D) -> (B, H)."""
+        weights = self.unit(states, target, events)
+        weights = events.softmax(weights.float()) if self.softmax else torch.sigmoid(weights)
+        return cast(Tensor, self.augru(states, events, weights)[1])
+
+
+class NextEvent(nn.Module):
+    """The auxiliary network: tells the next event from a sampled item by the state before it.
+
+    Zhou et al., equation 7, with a network in the place of the inner product, as in the authors' code: the mean over
+    rows of each row's mean, over its events but the first, of -ln sigmoid(f(h, next)) - ln(1 - sigmoid(f(h, sampled))),
+    in nats; a row of one event adds 0. So every row stands alone, as in the other loss, and ranks that share a batch
+    get the gradient of one that has it whole. It is computed from logits: no probability is rounded to 0.
+    """
+
+    def __init__(self, hidden_dim: int, event_dim: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.widths = (hidden_dim, event_dim)
+        self.mlp = ActivatedMlp((hidden_dim + event_dim, *hidden), "sigmoid")
+        self.out = nn.Linear(hidden[-1], 1)
+        start_glorot(self.out)
+
+    def forward(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
+        """The loss: (T, H), (T, D), (T, D) -> ()."""
+        earlier, later = events.successors()
+        of_state, of_event = torch.split(self.mlp.first.weight, list(self.widths), dim=1)
+        known = F.linear(states[earlier], of_state, self.mlp.first.bias)
+        right, wrong = (self._logits(known + F.linear(each[later], of_event)) for each in (happened, sampled))
+        losses = F.softplus(-right.float()) + F.softplus(wrong.float())
+        losses = losses / (events.lengths - 1).clamp(min=1)[events.rows[later]]
+        follows = events.follows(earlier, later)
+        return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
+
+    def _logits(self, first: Tensor) -> Tensor:
+        return cast(Tensor, self.out(self.mlp.after_first(first))).squeeze(1)
+
+
+def _auxiliary_weight(settings: DienSettings, *, has_negatives: bool) -> float:
+    """The auxiliary loss's weight.
+
+    Raises:
+        SettingsError: if one is asked for and there are no sampled ids.
+    """
+    if settings.auxiliary is None:
+        return 1.0 if has_negatives else 0.0
+    if settings.auxiliary and not has_negatives:
+        raise SettingsError(
+            f"dien: auxiliary is {settings.auxiliary}, and no feature plays the role 'negative_history', which that "
+            "loss tells the history from; prepare the dataset with negative histories, or set auxiliary to 0"
+        )
+    return settings.auxiliary

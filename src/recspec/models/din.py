@@ -1,0 +1,265 @@
+"""DIN: each event of a user's history weighed by what it has to do with the item, then an MLP.
+
+Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
+
+Shapes: B rows; T events; D width of an item's vector; S width of what else is known; R requests; N items to score;
+L the longest history of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch, num_rows
+from recspec.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings, ids_and_numbers
+from recspec.models.base import Model
+from recspec.sequences import ActivatedMlp, Activation, AttentionUnit, Events, Histories, start_glorot
+
+SCORE_FLOATS = 1 << 22
+"""Numbers of the widest layer that `score_items` forms at once: 16 MB."""
+
+
+class SequenceSettings(config.Settings):
+    """What models of a user's history have in common."""
+
+    embedding_dim: int = Field(16, ge=1, description="width of every embedding")
+    embedding_std: float | None = Field(
+        None, ge=0, description="deviation of an embedding's first values; null starts uniform within 1 / sqrt(rows)"
+    )
+    combiner: Literal["sum", "mean"] = Field("mean", description="how a list's embeddings are pooled, not a history's")
+    hidden: tuple[int, ...] = Field((200, 80), min_length=1, description="widths of the MLP, before the logit")
+    activation: Activation = Field("prelu", description="of the MLP's hidden layers")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden layer of the MLP")
+    attention_hidden: tuple[int, ...] = Field(
+        (80, 40), min_length=1, description="widths of the attention unit's hidden layers"
+    )
+    attention_activation: Activation = Field("sigmoid", description="of the attention unit's hidden layers")
+
+    @field_validator("hidden", "attention_hidden")
+    @classmethod
+    def _positive(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if any(width < 1 for width in widths):
+            raise ValueError("every width is at least 1")
+        return widths
+
+
+class DinSettings(SequenceSettings):
+    """Sizes of DIN; the defaults are those published for Amazon Books."""
+
+    attention: Literal["unit", "dot"] = Field(
+        "unit", description="what weighs an event: unit, an MLP of event and item; dot, the product of their vectors"
+    )
+    softmax: bool = Field(False, description="make the weights of a row's events sum to 1; the paper doesn't")
+
+
+class Din(Model):
+    """DIN: the sum of a history's events, each weighed by an attention unit of the event and the item, then an MLP.
+
+    The MLP also reads the item, and what else is known of user, item and context: ids embedded, lists pooled, numbers
+    as they are. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
+    """
+
+    name: ClassVar[str] = "din"
+    needs: ClassVar[tuple[str, ...]] = ("item", "history", "label")
+    Settings: ClassVar[type[config.Settings]] = DinSettings
+    settings: DinSettings
+
+    def __init__(self, spec: FeatureSpec, settings: DinSettings) -> None:
+        super().__init__(spec, settings)
+        self.inputs = Inputs(spec, settings, self.name)
+        width = self.inputs.event_dim
+        if settings.attention == "unit":
+            self.unit = AttentionUnit(width, width, settings.attention_hidden, settings.attention_activation)
+        self.head = Head(2 * width + self.inputs.side_dim, settings)
+
+    def features(self) -> tuple[str, ...]:
+        """The inputs and the histories."""
+        return self.inputs.features
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,)."""
+        events = self.inputs.histories.events(batch)
+        read = self.inputs(batch, events)
+        if self.settings.attention == "unit":
+            weights = self.unit(read.events, read.target, events)
+        else:
+            weights = (read.events * events.spread(read.target)).sum(1)
+        if self.settings.softmax:
+            weights = events.softmax(weights)
+        interest = events.weighted_sum(read.events, weights)
+        return cast(Tensor, self.head(torch.cat([read.target, interest, read.side], dim=1)))
+
+    def score_items(self, request: Batch, items: Batch) -> Tensor:
+        """Logits (R, N) of every item for every request.
+
+        What comes of an event alone is computed once a request, what comes of an item alone once an item.
+        """
+        requests, candidates = num_rows(request), num_rows(items)
+        if not (requests and candidates):
+            return torch.zeros(requests, candidates, device=self.device)
+        events = self.inputs.histories.events(request)
+        ours, theirs = self.inputs(request, events, target=False), self.inputs(items)
+        width = self.inputs.event_dim
+        of_target, of_interest, of_request, of_item = self.head.parts(
+            width, width, *self.inputs.side_columns(request, items)
+        )
+        own = F.linear(ours.side, of_request)
+        other = F.linear(theirs.target, of_target, self.head.mlp.first.bias) + F.linear(theirs.side, of_item)
+        scores = []
+        for rows, happened, present in blocks(events, ours.events, candidates * self._width):
+            first = F.linear(self._interests(happened, present, theirs.target), of_interest)
+            first = first + own[rows].unsqueeze(1) + other
+            scores.append(self.head.after_first(first.flatten(0, 1)).view(-1, candidates))
+        return torch.cat(scores)
+
+    @property
+    def _width(self) -> int:
+        return max(self.inputs.event_dim, *self.settings.attention_hidden)
+
+    def _interests(self, happened: Tensor, present: Tensor, target: Tensor) -> Tensor:
+        """The interest (R, N, D) of some requests' events (R, L, D) in items (N, D)."""
+        if self.settings.attention == "dot":
+            weights = happened @ target.t()
+        else:
+            parts = []
+            events, of_targets = self.unit.of_events(happened).unsqueeze(2), self.unit.of_targets(target)
+            step = max(1, SCORE_FLOATS // max(1, happened.shape[0] * happened.shape[1] * self._width))
+            for some, of_some in zip(torch.split(target, step), torch.split(of_targets, step), strict=True):
+                first = self.unit.of_products(happened.unsqueeze(2) * some) + events + of_some
+                parts.append(self.unit.after_first(first.flatten(0, 2)).view(*happened.shape[:2], -1))
+            weights = torch.cat(parts, dim=2)
+        if self.settings.softmax:
+            weights = weights.masked_fill(~present.unsqueeze(2), torch.finfo(weights.dtype).min).softmax(1)
+        weights = weights * present.unsqueeze(2)
+        return weights.transpose(1, 2) @ happened
+
+
+# --- what DIN and DIEN share -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a batch's features look like to the rest of a model; empty where it was not asked for."""
+
+    target: Tensor
+    """The item's vector (B, D): the features that have histories."""
+    events: Tensor
+    """(T, D)."""
+    sampled: Tensor
+    """The ids that stand beside the events (T, D)."""
+    side: Tensor
+    """What else the batch holds (B, S)."""
+
+
+class Inputs(nn.Module):
+    """Embeddings of item and history, which share tables, and of all other ids; numbers as they are."""
+
+    def __init__(self, spec: FeatureSpec, settings: SequenceSettings, who: str) -> None:
+        super().__init__()
+        ids, self.numbers = ids_and_numbers(spec, spec.inputs())
+        problems = [
+            f"feature '{name}' is a list of numbers, which {who} does not take; take it out of channel_spec"
+            for name in self.numbers
+            if spec.features[name].is_list
+        ]
+        if problems:
+            raise SettingsError.of(who, problems)
+        self.histories = Histories(spec, who)
+        pairs = self.histories.pairs
+        self.others = tuple(name for name in ids if name not in pairs)
+        self.embeddings = Embeddings(
+            self.histories.spec,
+            dict.fromkeys((*pairs, *self.others), settings.embedding_dim),
+            combiner=settings.combiner,
+            start="uniform",
+            std=settings.embedding_std,
+            more_ids=self.histories.ids_per_event,
+        )
+        self.event_dim = len(pairs) * settings.embedding_dim
+        self.side_dim = len(self.others) * settings.embedding_dim + len(self.numbers)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is read, without sampled ids."""
+        pairs = self.histories.pairs
+        return (*pairs, *self.others, *self.numbers, *pairs.values())
+
+    def forward(
+        self, batch: Batch, events: Events | None = None, *, target: bool = True, sampled: bool = False
+    ) -> Read:
+        """Vectors of the item, of the events, and of what else the batch holds."""
+        others = [name for name in self.others if name in batch]
+        found = self.histories.vectors(self.embeddings, batch, events, target=target, sampled=sampled, others=others)
+        none = self.embeddings.stores[next(iter(self.embeddings.stores))].new_zeros(num_rows(batch), 0)
+        side = [none if found.others is None else found.others]
+        side += [batch[name].unsqueeze(1) for name in self.numbers if name in batch]
+        return Read(
+            none if found.target is None else found.target,
+            none if found.events is None else found.events,
+            none if found.sampled is None else found.sampled,
+            torch.cat(side, dim=1) if len(side) > 1 else side[0],
+        )
+
+    def side_columns(self, *batches: Collection[str]) -> tuple[Tensor, ...]:
+        """Which of the columns of what else is known come from each of some batches, as masks."""
+        order = self.embeddings.order(self.others)
+        widths = {name: self.embeddings.widths[name] for name in order} | dict.fromkeys(self.numbers, 1)
+        repeats = torch.tensor(list(widths.values()), dtype=torch.int64)
+        return tuple(
+            torch.tensor([name in batch for name in widths], dtype=torch.bool).repeat_interleave(repeats)
+            for batch in batches
+        )
+
+
+class Head(nn.Module):
+    """The MLP over all that is known, and the logit, which stays in fp32 under autocast: (B, X) -> (B,)."""
+
+    def __init__(self, width: int, settings: SequenceSettings) -> None:
+        super().__init__()
+        self.mlp = ActivatedMlp((width, *settings.hidden), settings.activation, dropout=settings.dropout)
+        self.out = nn.Linear(settings.hidden[-1], 1)
+        start_glorot(self.out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B,)."""
+        return self.after_first(self.mlp.first(x))
+
+    def after_first(self, x: Tensor) -> Tensor:
+        """Logits (B,) from what the first layer gives."""
+        x = self.mlp.after_first(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return cast(Tensor, self.out(x.to(self.out.weight.dtype))).squeeze(1)
+
+    def parts(self, target: int, interest: int, *side: Tensor) -> tuple[Tensor, ...]:
+        """Columns of the first layer: for the target, for what was made of the history, and for each part of the side.
+
+        Args:
+            target: columns of the target.
+            interest: columns of what was made of the history.
+            side: masks of the columns of the rest.
+        """
+        weight = self.mlp.first.weight
+        own, made, rest = torch.split(weight, [target, interest, weight.shape[1] - target - interest], dim=1)
+        return own, made, *(rest[:, mask.to(rest.device)] for mask in side)
+
+
+def blocks(events: Events, values: Tensor, floats: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some rows at a time, what their events have (R, L, D), and which are there (R, L).
+
+    `floats` is how many numbers one event asks for; a block asks for `SCORE_FLOATS` or has one row.
+    """
+    step = max(1, SCORE_FLOATS // max(1, events.length * floats))
+    present = events.padded(torch.ones_like(events.rows, dtype=torch.bool), False)
+    parts = torch.split(events.padded(values), step), torch.split(present, step)
+    for start, (happened, there) in zip(range(0, events.num_rows, step), zip(*parts, strict=True), strict=True):
+        yield slice(start, start + step), happened, there
