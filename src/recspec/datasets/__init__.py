@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from recspec.config import Settings
-from recspec.datasets import adult, criteo, movielens, ncf, outbrain, synthetic, table
+from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.prepared import Prepared, Progress, silent
 
 
@@ -54,6 +54,11 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
         "adult": Dataset(adult.prepare, adult.Settings, "UCI Adult (Census Income): the zip or its folder"),
         "criteo": Dataset(
             criteo.prepare, criteo.Settings, "Criteo's click logs: Kaggle's train.txt, or a folder of day_0 to day_23"
+        ),
+        "amazon": Dataset(
+            amazon.prepare,
+            amazon.Settings,
+            "Amazon's reviews of 2014, 2018, 2023: a category's files, or SIM's records",
         ),
         "synthetic": Dataset(
             synthetic.prepare, synthetic.Settings, "made-up rows whose best possible score is known; RAW is not read"

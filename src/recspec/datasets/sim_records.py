@@ -1,0 +1,255 @@
+"""The published layout of behaviour sequences: TFRecords as the SIM reference writes and reads them.
+
+Features are `label`, `user_feat_0`, and for each item feature i `item_feat_i_trgt`, `item_feat_i_pos` (the history) and
+`item_feat_i_neg`, all int64. A history is padded with 0 in front to one length, ids count from 1, and a cardinality is
+the largest id. A record is a row, or `prebatch` rows feature by feature; what is left over is in `remainder.tfrecord`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+from numpy.typing import NDArray
+
+from recspec import tfrecord
+from recspec.datasets.prepared import Progress
+from recspec.encoding import Encoders
+from recspec.errors import SpecError, listed
+from recspec.feature_spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
+from recspec.storage import Ragged, SplitReader, open_split, transcode
+
+CHANNELS = ("user_features", "target_item_features", "positive_history", "negative_history", "label")
+
+PUBLISHED_SPEC = "published_feature_spec.yaml"
+"""Beside recspec's own: `dimensions` for `length`, and cardinalities as the reference counts them."""
+
+ROWS = 16_384
+"""Rows encoded at once; 400 ids a row are 50 MB."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """How a dataset is divided among records and files."""
+
+    prebatch: int
+    train_files: int
+    test_files: int
+
+    def files(self, split: str) -> int:
+        """In how many files a split's rows lie."""
+        return self.train_files if split == "train" else self.test_files
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write(spec: FeatureSpec, records: Records, progress: Progress) -> FeatureSpec:
+    """Write a prepared dataset of histories again in the published layout, in its own folder, and remove its chunks."""
+    names = published_names(spec)
+    sources: dict[str, tuple[Chunk, ...]] = {}
+    for split in spec.splits:
+        reader = open_split(spec, split, list(names))
+        files = _write_split(spec, split, reader, names, records, progress)
+        sources[split] = (Chunk(type="tfrecord", features=tuple(names.values()), files=tuple(files)),)
+    for chunk in (chunk for chunks in spec.sources.values() for chunk in chunks):
+        for file in chunk.files:
+            (spec.folder / file).unlink()
+    _rename_companions(spec, names)
+    written = _specification(spec, names, sources)
+    _write_published(written)
+    return written
+
+
+def published_names(spec: FeatureSpec) -> dict[str, str]:
+    """The published name of each feature that the layout holds, in its order.
+
+    Raises:
+        SpecError: if an item feature has no history, or one that the layout does not hold.
+    """
+    items, histories = spec.role("item"), spec.role("history")
+    names = {spec.label: "label", **{name: f"user_feat_{place}" for place, name in enumerate(spec.role("user"))}}
+    problems = []
+    for suffix, prefix in (("trgt", ""), ("pos", "history_"), ("neg", "negative_history_")):
+        for place, name in enumerate(items):
+            names[f"{prefix}{name}"] = f"item_feat_{place}_{suffix}"
+            if f"{prefix}{name}" not in spec.features:
+                problems.append(f"item feature '{name}' has no '{prefix}{name}'; found {listed(histories)}")
+    if problems:
+        raise SpecError.of("the published records", problems)
+    return names
+
+
+def _write_split(
+    spec: FeatureSpec,
+    split: str,
+    reader: SplitReader,
+    names: Mapping[str, str],
+    records: Records,
+    progress: Progress,
+) -> list[str]:
+    """Files of about equally many records, then the rows that fill no record."""
+    total, batch = reader.num_rows, max(1, records.prebatch)
+    whole = total // batch
+    ends = [batch * (whole * (place + 1) // records.files(split)) for place in range(records.files(split))]
+    parts = [(f"part_{place}", start, end) for place, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    written = []
+    for stem, start, end in [(*part,) for part in parts if part[1] < part[2]]:
+        file = f"{split}/{stem}.tfrecord"
+        with (spec.folder / file).open("wb") as stream:
+            for block in _blocks(spec, reader, names, start, end, batch):
+                stream.write(tfrecord.encode(block))
+                progress("writing records", min(end, total), total)
+        written.append(file)
+    if whole * batch < total:
+        file = f"{split}/remainder.tfrecord"
+        rest = total - whole * batch
+        blocks = _blocks(spec, reader, names, whole * batch, total, rest)
+        (spec.folder / file).write_bytes(b"".join(map(tfrecord.encode, blocks)))
+        written.append(file)
+    return written
+
+
+def _blocks(
+    spec: FeatureSpec, reader: SplitReader, names: Mapping[str, str], start: int, end: int, batch: int
+) -> Iterator[dict[str, tfrecord.Values]]:
+    """Records of `batch` rows, some at a time."""
+    step = max(ROWS // batch, 1) * batch
+    for first in range(start, end, step):
+        columns = reader.read(first, min(first + step, end))
+        block = {}
+        for name, published in names.items():
+            column, length = columns[name], spec.features[name].length or 1
+            rows = left_padded(column, length) if isinstance(column, Ragged) else column
+            values = np.asarray(rows, np.int64).reshape(-1)
+            offsets = np.arange(0, len(values) + 1, length * batch)
+            block[published] = tfrecord.Values(values, offsets)
+        yield block
+
+
+def left_padded(lists: Ragged, length: int) -> NDArray[np.int64]:
+    """The lists as (rows, length), each at the end of its row and zeros before it."""
+    rows = np.zeros((len(lists), length), np.int64)
+    rows[np.arange(length) >= length - lists.lengths[:, None]] = lists.values
+    return rows
+
+
+def _specification(spec: FeatureSpec, names: Mapping[str, str], sources: dict[str, tuple[Chunk, ...]]) -> FeatureSpec:
+    features = {}
+    for name, published in names.items():
+        feature = spec.features[name]
+        shared = names.get(spec.vocabulary(name)) if feature.is_categorical else None
+        features[published] = Feature(
+            dtype="bool" if name == spec.label else "int64",
+            cardinality=feature.cardinality,
+            length=feature.length,
+            padding=feature.padding,
+            vocabulary=shared if shared != published else None,
+        )
+    channels = {
+        "user_features": tuple(name for name in features if name.startswith("user_feat")),
+        "target_item_features": tuple(name for name in features if name.endswith("_trgt")),
+        "positive_history": tuple(name for name in features if name.endswith("_pos")),
+        "negative_history": tuple(name for name in features if name.endswith("_neg")),
+        "label": ("label",),
+    }
+    ids = {key: names[name] for key, name in (("user_id", spec.user_id), ("item_id", spec.item_id)) if name in names}
+    return spec.replace(features=features, sources=sources, channels=channels, metadata={**spec.metadata, **ids})
+
+
+def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
+    """Encoders and catalogues name features, so they take the published names."""
+    known = Encoders.load(spec.folder)
+    renamed = {
+        names[name]: encoder.model_copy(update={"column": getattr(encoder, "column", None) or name})
+        for name, encoder in known.encoders.items()
+        if name in names
+    }
+    Encoders(renamed, known.vocabularies).save(spec.folder)
+    catalogues = spec.metadata.get("catalogues")
+    for file in catalogues.values() if isinstance(catalogues, Mapping) else ():
+        table = pq.read_table(spec.folder / str(file))
+        pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), spec.folder / file)
+
+
+def _write_published(spec: FeatureSpec) -> None:
+    """The specification as the reference's own loader takes it."""
+    told = spec.to_dict()
+    features: dict[str, dict[str, object]] = {}
+    for name, feature in spec.features.items():
+        features[name] = {"dtype": str(feature.dtype)}
+        if isinstance(feature.cardinality, int):
+            features[name]["cardinality"] = feature.cardinality - 1
+        if feature.length is not None:
+            features[name]["dimensions"] = [feature.length]
+    text = yaml.safe_dump({**told, "feature_spec": features, "metadata": {}}, sort_keys=False)
+    (spec.folder / PUBLISHED_SPEC).write_text(text, encoding="utf-8")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def found_in(raw: Path) -> Path | None:
+    """The specification of records of the published layout, if RAW is one or its folder."""
+    path = raw / FILE_NAME if raw.is_dir() else raw
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return None
+    return path
+
+
+def read(path: Path, out: Path, to: ChunkType, progress: Progress) -> FeatureSpec:
+    """A dataset of the published layout as recspec's own, in another folder and chunk type.
+
+    Raises:
+        SpecError: if channels are missing, or the histories don't have the item features' number and order.
+    """
+    spec = in_recspecs_words(FeatureSpec.load(path))
+    written = transcode(spec, out, to, progress=lambda done, total: progress("reading records", done, total))
+    rows = {split: open_split(written, split, [written.label]).num_rows for split in written.splits}
+    return written.replace(metadata={**written.metadata, "dataset": "amazon", "summary": {"rows": rows}})
+
+
+def in_recspecs_words(spec: FeatureSpec) -> FeatureSpec:
+    """The published specification with what it leaves unsaid: id 0 is padding and no cardinality counts it, and the
+    i-th target, history and negative history share their ids."""
+    problems = [f"channel '{name}' is missing or empty" for name in CHANNELS if not spec.channels.get(name)]
+    if problems:
+        raise SpecError.of(f"{spec.folder}: no dataset of the published layout", problems)
+    targets = spec.channels["target_item_features"]
+    shared: dict[str, str] = {}
+    for channel in ("positive_history", "negative_history"):
+        lists = spec.channels[channel]
+        if len(lists) != len(targets):
+            problems.append(
+                f"channel '{channel}' holds {listed(lists)}, but 'target_item_features' {listed(targets)}; expected as "
+                "many, in the same order"
+            )
+            continue
+        shared |= dict(zip(lists, targets, strict=True))
+        problems += [
+            f"'{name}' has cardinality {spec.features[name].cardinality}, but '{target}', whose ids it shares by its "
+            f"place in the channel, {spec.features[target].cardinality}"
+            for name, target in zip(lists, targets, strict=True)
+            if spec.features[name].cardinality != spec.features[target].cardinality
+        ]
+    problems += [
+        f"'{name}' declares padding or a vocabulary, so recspec wrote it; use `recspec transcode`"
+        for name in shared
+        if spec.features[name].padding is not None or spec.features[name].vocabulary is not None
+    ]
+    if problems:
+        raise SpecError.of(f"{spec.folder}: the published layout", problems)
+    features = {
+        name: feature.model_copy(
+            update={
+                "cardinality": feature.cardinality + 1 if isinstance(feature.cardinality, int) else feature.cardinality,
+                **({"padding": 0, "vocabulary": shared[name]} if name in shared else {}),
+            }
+        )
+        for name, feature in spec.features.items()
+    }
+    return spec.replace(features=features)
