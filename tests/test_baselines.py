@@ -230,6 +230,40 @@ def test_the_known_figures_on_ml_1m(name: str, hr: float, gain: float, ncf_ml_1m
     assert ndcg(ranking, 10) == pytest.approx(gain, abs=0.001)
 
 
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_user_told_of_after_fitting_is_scored_by_that(name: str) -> None:
+    """User 0 is said to have done what user 1 did, whose taste is the other one."""
+    fitted = two_tastes()
+    users = np.repeat(np.arange(fitted.num_users), np.diff(fitted.offsets))
+    _, others = fitted.of(np.array([1]))
+    known = Interactions.from_pairs(
+        np.concatenate([users[users > 0], np.zeros(len(others), np.int64)]),
+        np.concatenate([fitted.items[users > 0], others]),
+        num_users=fitted.num_users,
+        num_items=fitted.num_items,
+    )
+    baseline = BASELINES[name](fitted)
+    told = baseline.knowing(known)
+    everyone = np.arange(fitted.num_users)
+    scores = told.score_users(everyone)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores[2:], baseline.score_users(everyone)[2:], rtol=0.01, atol=0.01)
+    if name != "popularity":
+        assert scores[0, 11:].mean() > scores[0, 1:11].mean() + 0.1
+        assert baseline.score_users(everyone)[0, 1:11].mean() > scores[0, 1:11].mean() + 0.1
+    pairs = np.repeat(everyone, fitted.num_items), np.tile(np.arange(fitted.num_items), fitted.num_users)
+    np.testing.assert_allclose(told.score_pairs(*pairs), scores.ravel(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_user_who_did_nothing_has_a_score_for_every_item(name: str) -> None:
+    scores = BASELINES[name](interactions([(0, 0), (0, 1), (1, 0)], 3, 4)).score_users(np.array([2]))
+    assert scores.shape == (1, 4)
+    assert np.isfinite(scores).all()
+    if name != "popularity":
+        assert (scores == 0).all()
+
+
 # --- labelled rows ---------------------------------------------------------------------------------------------------
 
 

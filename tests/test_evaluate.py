@@ -182,16 +182,45 @@ def test_a_group_need_not_be_a_user(tmp_path: Path) -> None:
     assert result.left_out == {"full": "the dataset has no user and no item"}
 
 
-@pytest.mark.parametrize("ks", [None, (2, 10)])
+@pytest.mark.parametrize(("ks", "named"), [((2, 10), {}), (None, {"cut_offs": [2, 10]})])
 def test_a_cut_off_longer_than_every_list_is_an_error_where_the_lists_are_made_to_one_length(
-    tmp_path: Path, ks: tuple[int, ...] | None
+    tmp_path: Path, ks: tuple[int, ...] | None, named: dict[str, object]
 ) -> None:
     rows = [(0, 3, 1), (0, 1, 0), (0, 2, 0)]
-    spec = dataset(tmp_path, {"test": rows}, items=60, metadata={"test_samples_per_series": 3})
+    spec = dataset(tmp_path, {"test": rows}, items=60, metadata={"test_samples_per_series": 3, **named})
     ranker = TableRanker(np.random.default_rng(0).random((4, 60)))
     message = r"k = 10: longer than every list of candidates \(the longest has 3.*choose k from 1 to 3, as --k 3"
     with pytest.raises(SettingsError, match=message):
         evaluate_ranker(ranker, spec, "test", settings=EvaluateSettings(ks=ks))
+
+
+@pytest.mark.parametrize(("candidates", "k"), [(2, 1), (5, 1), (6, 5), (9, 5), (10, 10), (11, 10)])
+def test_a_cut_off_that_nobody_named_is_shorter_than_the_series(tmp_path: Path, candidates: int, k: int) -> None:
+    rows = [(user, item, int(item == user)) for user in range(3) for item in range(candidates + user)[user:]]
+    metadata = {"test_samples_per_series": candidates}
+    spec = dataset(tmp_path, {"train": [(0, 1, 1)], "test": rows}, items=20, metadata=metadata)
+    ranker = TableRanker(np.random.default_rng(0).random((4, 20)))
+    found = evaluate_ranker(ranker, spec, "test", protocols=["sampled"])
+    assert f"ndcg@{k}" in found.metrics["sampled"]
+    assert {name.split("@")[1] for name in found.metrics["sampled"] if "@" in name} == {str(k)}
+
+
+@pytest.mark.parametrize(
+    ("splits", "metadata", "metric"),
+    [
+        (("train", "valid"), {"test_samples_per_series": 100}, "sampled/ndcg@10"),
+        (("train", "valid"), {"test_samples_per_series": 11}, "sampled/ndcg@10"),
+        (("train", "valid"), {"test_samples_per_series": 10}, "rows/auc"),
+        (("train", "valid"), {"test_samples_per_series": 2}, "rows/auc"),
+        (("train",), {"test_samples_per_series": 100}, "rows/auc"),
+        (("train", "valid"), {}, "rows/auc"),
+    ],
+)
+def test_series_too_short_to_rank_are_judged_by_auc(
+    splits: Sequence[str], metadata: dict[str, object], metric: str, tmp_path: Path
+) -> None:
+    spec = dataset(tmp_path, {split: [(0, 1, 1)] for split in splits}, metadata=metadata)
+    assert evaluation.default_metric(spec) == metric
 
 
 # --- groups of any size, as the ads of a page ---
@@ -606,6 +635,142 @@ def test_full_and_sampled_wait_to_be_asked_where_requests_differ(tmp_path: Path)
         "full": "requests differ by 'hour', 'history'; ask for it with the protocol's name",
         "sampled": "the dataset names no group; ask for it with the protocol's name",
     }
+
+
+# --- histories ---
+
+
+def with_histories(
+    folder: Path,
+    splits: Mapping[str, Sequence[tuple[int, int, int, list[int]]]],
+    *,
+    users: int = 4,
+    items: int = 8,
+    shared: bool = True,
+) -> FeatureSpec:
+    """Series of rows (user, item, label, history); every row of a user is in one series."""
+    features: dict[str, dict[str, object]] = {
+        "user": {"dtype": "int32", "cardinality": users},
+        "item": {"dtype": "int32", "cardinality": items},
+        "history_item": {"dtype": "int32", "cardinality": items, "length": 5, "padding": 0},
+        "label": {"dtype": "float32"},
+    }
+    if shared:
+        features["history_item"]["vocabulary"] = "item"
+    sources = {}
+    for split, rows in splits.items():
+        (folder / split).mkdir(parents=True)
+        columns = {
+            "user": pa.array([row[0] for row in rows], pa.int32()),
+            "item": pa.array([row[1] for row in rows], pa.int32()),
+            "history_item": pa.array([row[3] for row in rows], pa.list_(pa.int32())),
+            "label": pa.array([row[2] for row in rows], pa.float32()),
+        }
+        pq.write_table(pa.table(columns), folder / split / "part.parquet")
+        sources[split] = [{"type": "parquet", "features": list(features), "files": [f"{split}/part.parquet"]}]
+    channels = {"user": ["user"], "item": ["item"], "history": ["history_item"], "label": ["label"], "group": ["user"]}
+    metadata = {"user_id": "user", "item_id": "item", "test_samples_per_series": 2}
+    parts = {"feature_spec": features, "source_spec": sources, "channel_spec": channels, "metadata": metadata}
+    return FeatureSpec.from_dict(parts, folder)
+
+
+class HistoryModel(TableModel):
+    """Scores an item by how often it stands in the history, and by its id a little."""
+
+    needs = ("user", "item", "history", "label")
+
+    def features(self) -> tuple[str, ...]:
+        return (*super().features(), "history_item")
+
+    def forward(self, batch: Batch) -> Tensor:
+        among = (batch["history_item"] == batch["item"][:, None]).sum(1)
+        return among + batch["item"].float() / 100
+
+
+HELD_OUT = [(1, 2, 1, [3, 2]), (1, 7, 0, [3, 2]), (2, 4, 1, [6, 5]), (2, 5, 0, [6, 5]), (3, 1, 1, []), (3, 6, 0, [])]
+
+
+def test_series_of_a_positive_and_a_negative_beside_histories_by_hand(tmp_path: Path) -> None:
+    """Logits: 1.02 and .07; .04 and 1.05; .01 and .06. User 1's positive alone is first of its two."""
+    spec = with_histories(tmp_path, {"train": HELD_OUT, "test": HELD_OUT})
+    found = evaluate_model(HistoryModel(spec, np.zeros((1, 1))), spec, "test")
+    assert set(found.metrics) == {"rows", "sampled"}
+    assert found.left_out == {
+        "full": "it weighs every item against 'history_item' of each user, which takes long; ask for it with the "
+        "protocol's name"
+    }
+    assert found.metrics["sampled"]["hit_rate@1"] == pytest.approx(1 / 3)
+    assert found.metrics["sampled"]["ndcg@1"] == pytest.approx(1 / 3)
+    assert found.metrics["sampled"]["mrr"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+    assert found.metrics["rows"]["group_auc"] == pytest.approx(1 / 3)
+    assert found.metrics["rows"]["auc"] == pytest.approx(2 / 9)  # 1.02 above .07 and .06
+    assert {"log_loss", "accuracy"} <= set(found.metrics["rows"])
+    assert evaluation.describe("sampled", found.protocols["sampled"]) == (
+        "sampled (3 groups, 2 candidates each: the dataset's own)"
+    )
+
+
+def test_full_gives_each_user_the_history_of_its_row_where_it_is_asked_for(tmp_path: Path) -> None:
+    spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5])], "test": HELD_OUT})
+    model = HistoryModel(spec, np.zeros((1, 1)))
+    found = evaluate_model(model, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1, 2)))
+    # User 1 did 5 and 7 before: 1, 2, 3, 4, 6 are left, 3 (1.03) and 2 (1.02) lead. User 2: 6, 5, then 7, 4.
+    # User 3: 7, 6, 5, 4, 3, 2, 1.
+    assert found.metrics["full"]["hit_rate@1"] == 0
+    assert found.metrics["full"]["hit_rate@2"] == pytest.approx(1 / 3)
+    assert found.metrics["full"]["mrr"] == pytest.approx((1 / 2 + 1 / 4 + 1 / 7) / 3)
+    assert found.protocols["full"]["candidates"] == ("all items without those of the user in train, histories included")
+
+
+def test_a_model_that_ignores_histories_is_asked_for_full_without_being_told(tmp_path: Path) -> None:
+    spec = with_histories(tmp_path, {"train": HELD_OUT, "test": HELD_OUT})
+    assert "full" in evaluate_model(TableModel(spec, np.eye(4, 8)), spec, "test").metrics
+    assert "full" in Question(spec, "test", None, EvaluateSettings()).choose()[1]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_positives_hold_what_stands_in_histories_alone(tmp_path: Path, shared: bool) -> None:
+    train = [(1, 2, 1, [7, 3]), (1, 5, 0, [7, 3]), (2, 4, 0, [6]), (3, 1, 1, [])]
+    known = positives(with_histories(tmp_path, {"train": train}, shared=shared), ["train"])
+    assert [known.items[known.offsets[user] : known.offsets[user + 1]].tolist() for user in range(4)] == [
+        [],
+        [2, 3, 7],
+        [6],  # of a row of label 0 the history counts, and the item does not
+        [1],
+    ]
+
+
+TASTES = [[1, 2, 3], [5, 6, 7]]
+
+
+def of_two_tastes() -> dict[str, list[tuple[int, int, int, list[int]]]]:
+    """30 users like items 1 to 3 or 5 to 7; user 1's taste shows in its valid row alone, user 2 has no train row."""
+    users = [(user, TASTES[user % 2]) for user in range(3, 33)]
+    train = [(user, likes[2], 1, likes[:2]) for user, likes in users]
+    train += [(user, TASTES[1 - user % 2][0], 0, likes[:2]) for user, likes in users] + [(1, 4, 1, [])]
+    valid = [(1, 2, 1, [4]), (1, 6, 0, [4])]
+    test = [(1, 1, 1, [4, 2]), (1, 5, 0, [4, 2]), (2, 3, 1, []), (2, 7, 0, [])]
+    return {"train": train, "valid": valid, "test": test}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) -> None:
+    spec = with_histories(tmp_path, of_two_tastes(), users=33, items=8)
+    question = Question(spec, "test", ["rows", "sampled"], EvaluateSettings())
+    found, missing = evaluate_baselines(question, names=(name,))
+    assert missing == {}
+    assert found[name].fitted == {"users_known_by": "rows and histories of train and valid"}
+    assert set(found[name].metrics) == {"rows", "sampled"}
+    assert {"auc", "group_auc"} == set(found[name].metrics["rows"])
+    of_users = found[name].values["sampled"]["hit_rate@1"].tolist()
+    # 15 like each item: popularity is undecided on both. User 2 has done nothing: so are the others on it.
+    assert of_users == pytest.approx([0.5, 0.5] if name == "popularity" else [1.0, 0.5])
+
+
+def test_baselines_have_the_users_they_were_fitted_on_where_there_are_no_histories(tmp_path: Path) -> None:
+    spec, _ = liked_items(tmp_path)
+    found, _ = evaluate_baselines(Question(spec, "test", ["sampled"], EvaluateSettings(ks=(1,))), names=("item_knn",))
+    assert found["item_knn"].fitted == {}
 
 
 def test_a_model_ranker_scores_nothing_for_nobody(tmp_path: Path) -> None:

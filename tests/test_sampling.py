@@ -14,7 +14,7 @@ import torch
 from recspec.batch import Batch
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.sampling import REDRAWS, NegativeSampler, sampler_for
+from recspec.sampling import REDRAWS, NegativeSampler, holds_negatives, negatives_by_default, sampler_for
 
 NUM_ITEMS = 50
 
@@ -240,3 +240,36 @@ def test_an_unknown_distribution_is_told_the_nearest_name(tmp_path: Path) -> Non
     spec = dataset(tmp_path, catalogue=True)
     with pytest.raises(SettingsError, match=r"unknown distribution 'popular' \(did you mean 'popularity'\?\)"):
         sampler_for(spec, 1, features=(), distribution="popular")
+
+
+# --- datasets with histories -----------------------------------------------------------------------------------------
+
+
+def test_a_rows_negatives_have_its_history() -> None:
+    history = torch.tensor([[5, 6], [7, 0], [0, 0]])
+    given = rows(3, history=history)
+    batch = sampler(2)(given, epoch=0, step=0)
+    assert torch.equal(batch["history"], history.repeat(3, 1))
+    none = rows(3, history=history[:, :0])
+    assert sampler(2)(none, epoch=0, step=0)["history"].shape == (9, 0), "nor does a batch without an event matter"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "count"),
+    [
+        ({}, 0),
+        ({"test_samples_per_series": 100}, 4),
+        ({"test_samples_per_series": 2, "train_negatives": 1}, 0),
+        ({"test_samples_per_series": 2, "train_negatives": 0}, 4),
+    ],
+)
+def test_none_are_drawn_by_default_beside_labelled_ones(metadata: dict[str, object], count: int) -> None:
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"user": {"cardinality": 3}, "item": {"cardinality": 3}, "label": {}},
+            "channel_spec": {"user": ["user"], "item": ["item"], "label": ["label"]},
+            "metadata": metadata,
+        }
+    )
+    assert negatives_by_default(spec) == count
+    assert holds_negatives(spec) == ("train_negatives" in metadata and bool(metadata["train_negatives"]))

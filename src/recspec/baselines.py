@@ -16,8 +16,8 @@ reserved id 0 included where there is one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -68,6 +68,13 @@ class Ranker(Protocol):
 
     def score_users(self, users: Ids) -> Scores:
         """(R, N) the scores of every item for each user, in an array the caller may change; the caller bounds R."""
+
+
+class Baseline(Ranker, Protocol):
+    """A ranker that was fitted to what users did, and may be told of more."""
+
+    def knowing(self, interactions: Interactions) -> Baseline:
+        """The same with these items of users instead of those it was fitted to; what it learnt of items stays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +144,12 @@ class Interactions:
         return sparse.csr_array((ones, self.items, self.offsets), shape=(self.num_users, self.num_items))
 
 
-def popularity(interactions: Interactions) -> Ranker:
+def popularity(interactions: Interactions) -> Baseline:
     """Every user gets the items that most users acted on."""
     return Popularity(_not_empty(interactions).counts.astype(np.float64))
 
 
-def item_knn(interactions: Interactions, *, k: int = 100, shrink: float = 10.0) -> Ranker:
+def item_knn(interactions: Interactions, *, k: int = 100, shrink: float = 10.0) -> Baseline:
     """Items like those the user acted on: cosine over users, each item keeping its k most similar ones.
 
     similarity(i, j) = users of both / (sqrt(users of i * users of j) + shrink). The shrink term keeps items that few
@@ -166,7 +173,7 @@ def item_knn(interactions: Interactions, *, k: int = 100, shrink: float = 10.0) 
     return Neighbours(interactions, items, similarity)
 
 
-def ease(interactions: Interactions, *, l2: float | None = None, max_items: int = 20_000) -> Ranker:
+def ease(interactions: Interactions, *, l2: float | None = None, max_items: int = 20_000) -> Baseline:
     """EASE: the linear item-to-item model with a zero diagonal, in closed form (Steck, WWW 2019, eq. 8).
 
     P = (X'X + l2 I)^-1;  B = I - P diagMat(1 / diag(P));  scores = X B.
@@ -211,7 +218,7 @@ def ials(
     alpha: float = 3.0,
     iterations: int = 15,
     seed: int = 0,
-) -> Ranker:
+) -> Baseline:
     """iALS: matrix factorisation of all user-item pairs, seen ones with weight alpha (Hu, Koren, Volinsky, 2008).
 
     `l2` grows with the data: 3 * `scale`, which is 30 on ml-1m, 18 on ml-100k and 9 on ml-latest-small. Best of 20
@@ -235,7 +242,12 @@ def ials(
             )
             sparse = require_extra("scipy.sparse", "baselines")
             model.fit(sparse.csr_matrix(interactions.matrix()), show_progress=False)
-    return Factors(model.user_factors, model.item_factors)
+
+    def fold_in(known: Interactions) -> Scores:
+        users: Scores = model.recalculate_user(np.arange(known.num_users), sparse.csr_matrix(known.matrix()))
+        return users
+
+    return Factors(model.user_factors, model.item_factors, fold_in)
 
 
 def scale(interactions: Interactions) -> float:
@@ -250,7 +262,7 @@ def scale(interactions: Interactions) -> float:
 class Fit(Protocol):
     """A baseline's fit: positives in, ranker out; settings have defaults."""
 
-    def __call__(self, interactions: Interactions) -> Ranker:
+    def __call__(self, interactions: Interactions) -> Baseline:
         """Fit."""
 
 
@@ -272,6 +284,10 @@ class Popularity:
     def score_users(self, users: Ids) -> Scores:
         """(R, N) the same row for each user."""
         return np.repeat(self.counts[None], len(users), axis=0)
+
+    def knowing(self, interactions: Interactions) -> Baseline:  # noqa: ARG002
+        """The same: it looks at no user."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,6 +314,10 @@ class Neighbours:
         """(R, N) scores, as a product with the transposed users: sparse rows times long dense ones."""
         scores: Scores = np.ascontiguousarray((self._matrix @ np.ascontiguousarray(self._acted(users).T)).T)
         return scores
+
+    def knowing(self, interactions: Interactions) -> Baseline:
+        """The same neighbours, looked up among these items of users."""
+        return replace(self, interactions=interactions)
 
     @cached_property
     def _matrix(self) -> csr_array:
@@ -333,6 +353,10 @@ class ItemWeights:
         scores: Scores = self.interactions[users] @ self.weights
         return scores
 
+    def knowing(self, interactions: Interactions) -> Baseline:
+        """The same weights from these items of users."""
+        return replace(self, interactions=interactions.matrix())
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:
@@ -340,6 +364,7 @@ class Factors:
 
     users: Scores  # (U, d)
     items: Scores  # (N, d)
+    fold_in: Callable[[Interactions], Scores]  # the factors of users given their items
 
     def score_pairs(self, users: Ids, items: Ids) -> Scores:
         """(P,) scores, some pairs at a time."""
@@ -353,6 +378,10 @@ class Factors:
     def score_users(self, users: Ids) -> Scores:
         """(R, N) scores."""
         return self.users[users] @ self.items.T
+
+    def knowing(self, interactions: Interactions) -> Baseline:
+        """The same factors of items; those of users are fitted to these items of theirs."""
+        return replace(self, users=self.fold_in(interactions))
 
 
 def _by_user(users: Ids, num_items: int) -> Iterator[tuple[Ids, NDArray[np.int64], NDArray[np.int64]]]:

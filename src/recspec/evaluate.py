@@ -17,7 +17,7 @@ Shapes: R users or requests; N items; P positives or pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -64,6 +64,9 @@ LOWER_IS_BETTER = ("log_loss",)
 
 DEFAULT_KS = (10,)
 """Cut-offs where neither the user nor the dataset names any."""
+
+SHORT_KS = (5, 1)
+"""The first of these that is shorter than the longest list takes the place of `DEFAULT_KS` where all are shorter."""
 
 ROWS_PER_BLOCK = 65_536
 """Rows read at once."""
@@ -197,7 +200,7 @@ def evaluate(
     """
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
-    question = Question(spec, split, protocols, settings or EvaluateSettings())
+    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
     model = _evaluate(_ModelScores(trained.model, question, ranks), question, ranks, progress or _silent)
     beside: dict[str, Evaluation] = {}
     not_fitted: dict[str, str] = {}
@@ -220,7 +223,7 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a model that is at hand, as training does after an epoch."""
     ranks = ranks or Ranks()
-    question = Question(spec, split, protocols, settings or EvaluateSettings())
+    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=model.features())
     return _evaluate(_ModelScores(model, question, ranks), question, ranks, progress or _silent)
 
 
@@ -236,7 +239,7 @@ def evaluate_ranker(
 ) -> Evaluation:
     """Evaluate anything that scores pairs of a user and an item. Its scores are no logits, so it has no log loss."""
     ranks = ranks or Ranks()
-    question = Question(spec, split, protocols, settings or EvaluateSettings())
+    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=())
     return _evaluate(_RankerScores(ranker, question, ranks), question, ranks, progress or _silent)
 
 
@@ -252,6 +255,9 @@ def evaluate_baselines(
 
     Those that recommend (`BASELINES`) need users and items; those of rows (`ROW_BASELINES`) are fitted where the rows
     carry both classes, and are evaluated where rows are scored.
+
+    Where rows hold histories, models know at each row what its user did before. So do baselines then: what they learnt
+    of items is that of `fitted_on`, but a user's items are all those before the split.
     """
     spec, progress = question.spec, progress or _silent
     question = question if protocols is None else question.under(protocols)
@@ -263,7 +269,11 @@ def evaluate_baselines(
         return _ScorerScores(scorer, question), question, scorer.facts
 
     def of_pairs(name: str, interactions: Interactions) -> tuple[_Answers, Question, Mapping[str, object]]:
-        return _RankerScores(BASELINES[name](interactions), question, Ranks()), question, {}
+        baseline = BASELINES[name](interactions)
+        if not question.before or history_of_items(spec) is None:
+            return _RankerScores(baseline, question, Ranks()), question, {}
+        facts = {"users_known_by": f"rows and histories of {' and '.join(question.before)}"}
+        return _RankerScores(baseline.knowing(question.seen), question, Ranks()), question, facts
 
     scored = [protocol for protocol in question.choose()[0] if question.scores_rows(protocol)]
     absent = [split for split in fitted_on if split not in spec.splits]
@@ -297,24 +307,48 @@ def _carry_both_classes(spec: FeatureSpec, splits: Sequence[str]) -> bool:
     return 0 < positive < rows
 
 
+def default_metric(spec: FeatureSpec) -> str:
+    """PROTOCOL/METRIC that says on valid how good a model is: NDCG@10 where series are longer than that, else AUC."""
+    longest = spec.metadata.get("test_samples_per_series")
+    ranks = isinstance(longest, int) and longest > max(DEFAULT_KS) and "valid" in spec.splits
+    return f"sampled/ndcg@{max(DEFAULT_KS)}" if ranks else "rows/auc"
+
+
 def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
-    """The (user, item) pairs whose label is positive in some splits, read in blocks."""
-    user, item = spec.user_id, spec.item_id
-    users: list[NDArray[np.int32]] = []
-    items: list[NDArray[np.int32]] = []
+    """The (user, item) pairs whose label is positive in some splits, and those of its rows' histories, read in blocks.
+
+    A user's first events, and those before the rows that were kept, stand in histories alone.
+    """
+    user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
+    num_items = spec.num_ids(item)
+    keys = [np.zeros(0, dtype=np.int64)]
     for split in splits:
-        reader = open_split(spec, split, (user, item, spec.label))
-        for _, block in _blocks(reader):
+        held = history if history in spec.columns(split) else None
+        names = (user, item, spec.label) if held is None else (user, item, spec.label, held)
+        for _, block in _blocks(open_split(spec, split, names)):
             positive = _array(block[spec.label]).astype(np.float32) > 0
-            users.append(_array(block[user])[positive].astype(np.int32))
-            items.append(_array(block[item])[positive].astype(np.int32))
-    none = np.zeros(0, dtype=np.int32)
+            firsts = _array(block[user]).astype(np.int64) * num_items
+            keys.append(firsts[positive] + _array(block[item])[positive].astype(np.int64))
+            lists = block[held] if held is not None else None
+            if isinstance(lists, Ragged):
+                keys.append(np.unique(np.repeat(firsts, lists.lengths) + lists.values.astype(np.int64)))
+    pairs = np.concatenate(keys)
     return Interactions.from_pairs(
-        np.concatenate([none, *users]),
-        np.concatenate([none, *items]),
-        num_users=spec.num_ids(user),
-        num_items=spec.num_ids(item),
+        pairs // num_items, pairs % num_items, num_users=spec.num_ids(user), num_items=num_items
     )
+
+
+def history_of_items(spec: FeatureSpec) -> str | None:
+    """The history feature that holds the ids of items, if there is one."""
+    item = id_feature(spec, "item")
+    lists = [n for n in spec.role("history") if spec.features[n].is_list and spec.features[n].is_categorical]
+    if item is None or not lists:
+        return None
+    sharing = [name for name in lists if spec.vocabulary(name) == spec.vocabulary(item)]
+    if sharing:
+        return sharing[0]
+    described = [n for n in spec.role("item") if spec.features[n].is_categorical and not spec.features[n].is_list]
+    return lists[described.index(item)] if len(lists) == len(described) else None
 
 
 def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:
@@ -377,7 +411,10 @@ class EvaluateSettings(config.Settings):
     """What is measured, and how candidates are drawn where a split lists none."""
 
     ks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
-        default=None, min_length=1, description="cut-offs, as in HR@10; the dataset's metadata.cut_offs, or 10, without"
+        default=None,
+        min_length=1,
+        description="cut-offs, as in HR@10; without, the dataset's metadata.cut_offs, or 10, or 5 or 1 where no list "
+        "of candidates is longer",
     )
     num_negatives: int = Field(default=99, ge=1, description="negatives drawn for a user, where the split lists none")
     seed: int = Field(default=0, ge=0, description="of the drawn negatives")
@@ -393,9 +430,17 @@ class Question:
     """A split, the protocols under which it is asked about, and what they all need, read once."""
 
     def __init__(
-        self, spec: FeatureSpec, split: str, protocols: Sequence[str] | None, settings: EvaluateSettings
+        self,
+        spec: FeatureSpec,
+        split: str,
+        protocols: Sequence[str] | None,
+        settings: EvaluateSettings,
+        *,
+        reads: Collection[str] | None = None,
     ) -> None:
         self.spec, self.split, self.settings = spec, split, settings
+        self.reads = reads
+        """Features that scores depend on, all where nothing is said."""
         self.asked = protocols or None
         self.ks = settings.ks or _cut_offs(spec)
         held = spec.columns(split)  # an unknown split is an error before an unknown protocol is
@@ -412,7 +457,7 @@ class Question:
 
     def under(self, protocols: Sequence[str]) -> Question:
         """The same question under other protocols, without reading again."""
-        other = Question(self.spec, self.split, protocols, self.settings)
+        other = Question(self.spec, self.split, protocols, self.settings, reads=self.reads)
         for name in ("rows", "has_both_classes", "candidates", "candidate_ids", "seen", "truth"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
@@ -424,6 +469,7 @@ class Question:
             return tuple(name for name in PROTOCOLS if name in self.asked), {}
         why: dict[str, str] = {}
         requests = self.spec.role("context") + self.spec.role("history")
+        histories = [name for name in self.spec.role("history") if self.reads is None or name in self.reads]
         if not self.has_both_classes:
             why["rows"] = "the split's rows are of one class"
         if not (self.has_users and self.has_items):
@@ -434,6 +480,11 @@ class Question:
             why["full"] = f"requests differ by {listed(requests)}; ask for it with the protocol's name"
             if self.spec.group is None:
                 why["sampled"] = "the dataset names no group; ask for it with the protocol's name"
+        elif histories:
+            why["full"] = (
+                f"it weighs every item against {listed(histories)} of each user, which takes long; ask for it with the "
+                "protocol's name"
+            )
         if "sampled" not in why and not self.lists_candidates and not (self.has_users and self.has_items):
             why["sampled"] = f"the split lists no negatives, and {self.lacks} to draw them for"
         if "sampled" not in why and self.lists_candidates and not self._any_group_of_two:
@@ -488,6 +539,13 @@ class Question:
         """
         return self.spec.has_series or not self.lists_candidates
 
+    def cut_offs(self, ranking: Ranking) -> tuple[int, ...]:
+        """The k that are reported of a ranking; those nobody named are made shorter than the longest list."""
+        longest = int(ranking.num_candidates.max(initial=0))
+        if self.settings.ks is not None or "cut_offs" in self.spec.metadata or max(self.ks) <= longest:
+            return self.ks
+        return (next((k for k in SHORT_KS if k < longest), 1),)
+
     @cached_property
     def candidate_ids(self) -> Ids | None:
         """Ids that tell the candidates of a group apart, where a repeated one counts once; None where each row counts.
@@ -524,11 +582,15 @@ class Question:
         """Labels and ids of every row of the split."""
         return _read_rows(self.spec, self.split)
 
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The splits whose rows are taken to come before this one's."""
+        return tuple(name for name in EARLIER.get(self.split, ("train",)) if name in self.spec.splits)
+
     @cached_property
     def seen(self) -> Interactions:
         """What users acted on before the split."""
-        earlier = EARLIER.get(self.split, ("train",))
-        return positives(self.spec, [name for name in earlier if name in self.spec.splits])
+        return positives(self.spec, self.before)
 
     @cached_property
     def truth(self) -> Interactions:
@@ -961,10 +1023,12 @@ def _evaluate(answers: _Answers, question: Question, ranks: Ranks, progress: Pro
             ranking, facts, leaked = _sampled(answers, question, progress)
         else:
             (ranking, facts), leaked = _full(answers, question, ranks, progress), None
+        ks = question.ks
         if protocol == "full" or question.refuses_long_cut_offs:
-            metrics.check_cut_offs(ranking, question.ks)
-        certain = metrics.certain(ranking, question.ks)
-        values = _ranked(ranking, question.ks, leaked)
+            ks = question.cut_offs(ranking)
+            metrics.check_cut_offs(ranking, ks)
+        certain = metrics.certain(ranking, ks)
+        values = _ranked(ranking, ks, leaked)
         values = {name: of for name, of in values.items() if name not in certain}
         result.values[protocol] = values
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
@@ -1047,11 +1111,11 @@ def _full(answers: _Answers, question: Question, ranks: Ranks, progress: Progres
     none = torch.zeros((0, 3), dtype=torch.int64)
     group, higher, tied = ranks.gather(torch.cat([none, *found])).numpy().T
     candidates = ranks.gather(torch.cat([none[:, 0], *sizes])).numpy()
-    earlier = [name for name in EARLIER.get(question.split, ("train",)) if name in question.spec.splits]
-    facts: dict[str, object] = {"candidates": "all items without those of the user in " + " and ".join(earlier)}
-    if not earlier:
-        facts = {"candidates": "all items"}
-    return Ranking.of_positives(group, higher, tied, candidates), facts
+    earlier = " and ".join(question.before)
+    if earlier and history_of_items(question.spec) is not None:
+        earlier += ", histories included"
+    told = f"all items without those of the user in {earlier}" if earlier else "all items"
+    return Ranking.of_positives(group, higher, tied, candidates), {"candidates": told}
 
 
 def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> tuple[Tensor, Tensor]:

@@ -126,6 +126,16 @@ class NegativeSampler:
         return tensor.repeat(1 + self.num_negatives, *[1] * (tensor.dim() - 1))
 
 
+def negatives_by_default(spec: FeatureSpec) -> int:
+    """Negatives a row where nobody says how many: 4 where train holds interactions alone, none beside labelled rows."""
+    return 4 if spec.has_series and not holds_negatives(spec) else 0
+
+
+def holds_negatives(spec: FeatureSpec) -> bool:
+    """Whether the train split was prepared with negatives behind its interactions."""
+    return bool(spec.metadata.get("train_negatives"))
+
+
 def sampler_for(
     spec: FeatureSpec,
     num_negatives: int,
