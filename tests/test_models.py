@@ -31,6 +31,7 @@ SMALL: Mapping[str, Mapping[str, object]] = {
     "dcnv2": {"embedding_dim": 8, "bottom": (), "cross_layers": 2, "cross_rank": 16, "top": (32, 16)},
     "din": {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8)},
     "dien": {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8), "auxiliary_hidden": (16,)},
+    "sim": {"embedding_dim": 8, "hidden": (32, 16), "short": "din", "short_length": 2, "top_k": 8},
 }
 """Settings under which a model fits the made-up data in seconds."""
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recspec import search
 from recspec.search import (
     Column,
     PaddedHistory,
@@ -105,8 +106,14 @@ def a_history(rows: int = 6, length: int = 7, seed: int = 0) -> tuple[Tensor, Te
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_by_rows_equals_padded_with_every_gradient(heads: int, mean: bool, sparse: bool) -> None:
+@pytest.mark.parametrize("dense", [1, 4])
+def test_by_rows_equals_padded_with_every_gradient(
+    heads: int, mean: bool, sparse: bool, dense: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "DENSE", dense)  # at 1 the tables go two ways, at 4 one
     present, _, ids, tables = a_history()
+    ids[1] %= 3
+    tables[1] = tables[1][:3]
     queries, wanted = torch.randn(6, heads, 5), torch.randn(6, heads + mean, 5)
 
     def padded(queries: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:

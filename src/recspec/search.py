@@ -102,6 +102,8 @@ class Places:
 
     flat: Tensor
     """Places in the flattened (B, L), ascending (T,)."""
+    rows: Tensor
+    """Which row each is of (T,)."""
     offsets: Tensor
     """How many of them stand before each row, and all (B + 1,)."""
     length: int
@@ -110,7 +112,9 @@ class Places:
     @classmethod
     def of(cls, present: Tensor) -> Places:
         """The places that are true (B, L)."""
-        return cls(present.flatten().nonzero().squeeze(1), F.pad(present.sum(1).cumsum(0), (1, 0)), present.shape[1])
+        flat, length = present.flatten().nonzero().squeeze(1), present.shape[1]
+        rows = torch.div(flat, max(length, 1), rounding_mode="floor")
+        return cls(flat, rows, F.pad(present.sum(1).cumsum(0), (1, 0)), length)
 
     @property
     def num_rows(self) -> int:
@@ -192,7 +196,7 @@ class _AttendByRows(torch.autograd.Function):
         scores = _dots(tables, rows, places, queries)
         weights = [places.take(places.lay(own, -torch.inf).softmax(1)) for own in scores]
         if mean:
-            weights.append((1 / (1 + places.lengths)).repeat_interleave(places.lengths))
+            weights.append((1 / (1 + places.lengths)).index_select(0, places.rows))
         sums = _weighted(tables, rows, places, weights)
         ctx.save_for_backward(queries, sums, *weights, *rows, *tables)
         ctx.places, ctx.sparse, ctx.heads, ctx.sums = places, sparse, len(scores), len(weights)
@@ -209,7 +213,7 @@ class _AttendByRows(torch.autograd.Function):
         slopes_of_weights = _dots(tables, rows, places, gradient[:, :heads])
         slopes = []
         for head in range(heads):
-            mean = (gradient[:, head] * sums[:, head]).sum(1).repeat_interleave(places.lengths)
+            mean = (gradient[:, head] * sums[:, head]).sum(1).index_select(0, places.rows)
             slopes.append(slopes_of_weights[head].sub_(mean).mul_(weights[head]))
         of_queries = _weighted(tables, rows, places, slopes)
         pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
@@ -231,18 +235,24 @@ def _dots(tables: Sequence[Tensor], rows: Sequence[Tensor], places: Places, quer
     for query in queries.unbind(1):
         total: Tensor | None = None
         for table, own, part in zip(tables, rows, _split(query, tables), strict=True):
-            dots = _sampled_product(table, own, places.offsets, part)
+            dots = _products(table, own, places, part)
             total = dots if total is None else total.add_(dots)
         found.append(cast(Tensor, total))
     return found
 
 
-def _sampled_product(table: Tensor, rows: Tensor, offsets: Tensor, queries: Tensor) -> Tensor:
-    """query[b] table[rows[t]] for the events t of row b: (T,). One pass, nothing of T W numbers is made."""
-    _know_of_csr()
+def _products(table: Tensor, rows: Tensor, places: Places, queries: Tensor) -> Tensor:
+    """query[b] table[rows[t]] for the events t of row b: (T,). Nothing of T W numbers is made."""
     shape = (len(queries), len(table))
-    wanted = torch.sparse_csr_tensor(offsets, rows, table.new_zeros(len(rows)), shape, check_invariants=False)
+    if shape[0] * shape[1] <= DENSE * len(rows):  # a few rows, often asked for: each is multiplied once
+        return (queries @ table.t()).flatten().index_select(0, torch.add(rows, places.rows, alpha=len(table)))
+    _know_of_csr()
+    wanted = torch.sparse_csr_tensor(places.offsets, rows, table.new_zeros(len(rows)), shape, check_invariants=False)
     return cast(Tensor, torch.sparse.sampled_addmm(wanted, queries.contiguous(), table.t(), beta=0.0).values())
+
+
+DENSE = 4
+"""Products of all rows of a table, as many for an event, up to which they are made at once and then picked from."""
 
 
 @cache
@@ -279,7 +289,7 @@ def _of_table(
     if not len(rows):
         return torch.zeros_like(table) if not sparse else _coo(rows, table.new_zeros(0, table.shape[1]), table)
     distinct, order, starts = kernels.segments(rows)
-    batch_row = torch.arange(places.num_rows).repeat_interleave(places.lengths).index_select(0, order)
+    batch_row = places.rows.index_select(0, order)
     total: Tensor | None = None
     for weights, vectors in terms:
         term = _bags(vectors, batch_row, starts, weights.index_select(0, order))

@@ -6,6 +6,7 @@ from recspec.models.dien import Dien
 from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
 from recspec.models.neumf import NeuMF
+from recspec.models.sim import Sim
 from recspec.models.wide_deep import WideDeep
 
 MODELS: dict[str, type[Model]] = {
@@ -15,4 +16,5 @@ MODELS: dict[str, type[Model]] = {
     DcnV2.name: DcnV2,
     Din.name: Din,
     Dien.name: Dien,
+    Sim.name: Sim,
 }
