@@ -10,7 +10,16 @@ from recspec.batch import Batch
 from recspec.errors import SpecError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings
-from recspec.sequences import Events, Histories, jagged_events, padded_events
+from recspec.sequences import (
+    Activation,
+    AttentionUnit,
+    Dice,
+    Events,
+    Gru,
+    Histories,
+    jagged_events,
+    padded_events,
+)
 
 FORMS = {"jagged": jagged_events, "padded": padded_events}
 
@@ -238,3 +247,209 @@ class TestEvents:
             for row in range(len(present))
             for step in range(int(present[row].sum()) - 1)
         ]
+
+
+# --- what an event weighs --------------------------------------------------------------------------------------------
+
+
+class TestDice:
+    def test_standardises_by_the_rows_given_while_training_and_by_running_values_else(self) -> None:
+        dice = Dice(2, momentum=0.5, eps=0.0)
+        with torch.no_grad():
+            dice.slope.copy_(torch.tensor([0.0, 0.5]))
+        x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])  # means 2 and 2, variances 1 and 4
+        low, high = torch.sigmoid(torch.tensor(-1.0)).item(), torch.sigmoid(torch.tensor(1.0)).item()
+        wanted = torch.tensor([[low * 1, 0.0], [high * 3, 4 * (high + (1 - high) * 0.5)]])
+        torch.testing.assert_close(dice(x), wanted)
+        torch.testing.assert_close(dice.mean, torch.tensor([1.0, 1.0]))
+        torch.testing.assert_close(dice.variance, torch.tensor([1.0, 2.5]))
+        running = dice.eval()(x[:1])
+        torch.testing.assert_close(running, dice(x)[:1])
+        torch.testing.assert_close(running[0, 0], torch.sigmoid(torch.tensor(0.0)))
+
+    def test_one_row_and_no_row_leave_numbers(self) -> None:
+        dice = Dice(3)
+        assert torch.isfinite(dice(torch.randn(1, 3))).all()
+        before = dice.mean.clone()
+        assert dice(torch.zeros(0, 3)).shape == (0, 3)
+        assert torch.equal(dice.mean, before)
+
+    def test_places_without_an_event_do_not_count(self) -> None:
+        x, present = torch.randn(9, 3), torch.tensor([True, False, True] * 3)
+        with_places, alone = Dice(3), Dice(3)
+        torch.testing.assert_close(with_places(x, present)[present], alone(x[present]))
+        torch.testing.assert_close(with_places.variance, alone.variance)
+
+
+KINDS: tuple[Activation, ...] = ("prelu", "dice", "sigmoid", "relu")
+
+
+@pytest.mark.parametrize("sliced", [0, 10**9], ids=["step by step", "event by event"])
+@pytest.mark.parametrize("form", FORMS)
+class TestAttentionUnit:
+    @pytest.fixture(autouse=True)
+    def _choose(self, monkeypatch: pytest.MonkeyPatch, sliced: int) -> None:
+        monkeypatch.setattr("recspec.sequences.SLICED", sliced)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("target_dim", [3, 2])
+    def test_is_an_mlp_of_event_target_difference_and_product(
+        self, form: str, kind: Activation, target_dim: int
+    ) -> None:
+        torch.manual_seed(0)
+        unit = AttentionUnit(3, target_dim, (5, 4), kind)
+        for parameter in unit.parameters():
+            torch.nn.init.normal_(parameter)
+        events = FORMS[form](present_of("some"))
+        happened = torch.randn(events.num_events, 3, requires_grad=True)
+        target = torch.randn(4, target_dim, requires_grad=True)
+        wide = unit.brought(target)[events.rows]
+        joined = torch.cat([happened, wide, happened - wide, happened * wide], dim=1)
+        wanted = unit.out(unit.mlp.after_first(unit.mlp.first(joined), events.present)).squeeze(1)
+        got = unit(happened, target, events)
+        kept = events.present if events.present is not None else torch.ones(events.num_events, dtype=torch.bool)
+        torch.testing.assert_close(got[kept], wanted[kept])
+        leaves = (happened, target, *unit.parameters())
+        for ours, theirs in zip(
+            torch.autograd.grad(got[kept].square().sum(), leaves),
+            torch.autograd.grad(wanted[kept].square().sum(), leaves),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+    def test_a_case_by_hand(self, form: str) -> None:
+        unit = AttentionUnit(1, 1, (1,), "relu")
+        with torch.no_grad():
+            unit.mlp.first.weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
+            unit.mlp.first.bias.fill_(0.5)
+            unit.out.weight.fill_(2.0)
+            unit.out.bias.fill_(-1.0)
+        events = FORMS[form](torch.tensor([[True]]))
+        # h = 2, t = 3: 2 + 6 - 3 + 24 + 0.5 = 29.5, times 2, minus 1.
+        assert unit(torch.tensor([[2.0]]), torch.tensor([[3.0]]), events).tolist() == [58.0]
+
+    @pytest.mark.parametrize("name", PRESENT)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_any_histories_have_weights_and_gradients(self, form: str, kind: Activation, name: str) -> None:
+        events = FORMS[form](present_of(name))
+        unit = AttentionUnit(3, 3, (4, 2), kind)
+        happened = torch.randn(events.num_events, 3, requires_grad=True)
+        target = torch.randn(events.num_rows, 3, requires_grad=True)
+        weights = unit(happened, target, events)
+        assert weights.shape == (events.num_events,)
+        events.weighted_sum(happened, weights).sum().backward()  # type: ignore[no-untyped-call]
+        assert all(
+            torch.isfinite(each.grad).all() for each in (happened, target, *unit.parameters()) if each.grad is not None
+        )
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_a_weighted_sum_has_the_gradient_of_its_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.sequences.SLICED", 0)
+    events = jagged_events(present_of(name))
+    x = torch.randn(events.num_events, 2, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(events.num_events, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(events.weighted_sum(x, weights), events.sum(x * weights.unsqueeze(1)))
+    if events.num_events:
+        assert torch.autograd.gradcheck(events.weighted_sum, (x, weights))
+
+
+# --- recurrences -----------------------------------------------------------------------------------------------------
+
+
+def a_gru(input_dim: int = 3, hidden_dim: int = 2, dtype: torch.dtype = torch.float64) -> Gru:
+    torch.manual_seed(0)
+    made = Gru(input_dim, hidden_dim).to(dtype)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+def by_hand(made: Gru, x: Tensor, attention: Tensor | None, present: Tensor) -> Tensor:
+    """Last states (B, H): the formula, event by event."""
+    last = []
+    for row, there in enumerate(present):
+        h = x.new_zeros(made.hidden_dim)
+        for column in there.nonzero().squeeze(1).tolist():
+            x_u, x_r, x_c = (made.weight_x @ x[row, column] + made.bias).chunk(3)
+            u_u, u_r, u_c = made.weight_h.chunk(3)
+            u, r = torch.sigmoid(x_u + u_u @ h), torch.sigmoid(x_r + u_r @ h)
+            u = u if attention is None else u * attention[row, column]
+            h = (1 - u) * h + u * torch.tanh(x_c + r * (u_c @ h))
+        last.append(h)
+    return torch.stack(last) if last else x.new_zeros(0, made.hidden_dim)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+@pytest.mark.parametrize("form", FORMS)
+class TestGru:
+    @pytest.mark.parametrize("attentive", [False, True])
+    def test_is_its_formula_event_by_event(self, form: str, name: str, attentive: bool) -> None:
+        present, made = present_of(name), a_gru()
+        events = FORMS[form](present)
+        x = torch.randn(*present.shape, 3, dtype=torch.float64, requires_grad=True)
+        attention = torch.rand(present.shape, dtype=torch.float64, requires_grad=True) if attentive else None
+        wanted = by_hand(made, x, attention, present)
+        states, last = made(events.flat(x), events, None if attention is None else events.flat(attention))
+        torch.testing.assert_close(last, wanted)
+        ends = events.padded(states)
+        for row, there in enumerate(present):
+            if there.any():
+                torch.testing.assert_close(ends[row][there][-1], wanted[row])
+        leaves = [x, *made.parameters(), *([] if attention is None else [attention])]
+        if not present.any():
+            return
+        ours = torch.autograd.grad(last.sin().sum(), leaves)
+        theirs = torch.autograd.grad(wanted.sin().sum(), leaves)
+        for got, want in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(got, want)
+
+    def test_gradients_of_states_and_last_states_are_right(self, form: str, name: str) -> None:
+        made, events = a_gru(2, 2), FORMS[form](present_of(name))
+        x = torch.randn(events.num_events, 2, dtype=torch.float64, requires_grad=True)
+        attention = torch.rand(events.num_events, dtype=torch.float64, requires_grad=True)
+        parameters = [parameter.detach().requires_grad_() for parameter in made.parameters()]
+        names = [key for key, _ in made.named_parameters()]
+
+        def run(x: Tensor, attention: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+            found = torch.func.functional_call(made, dict(zip(names, values, strict=True)), (x, events, attention))
+            states, last = found
+            return events.sum(states), last  # places without an event have states that nobody reads
+
+        if events.num_events and events.num_rows:
+            assert torch.autograd.gradcheck(run, (x, attention, *parameters))
+
+
+def test_without_attention_it_is_the_gru_of_torch() -> None:
+    made = a_gru(3, 4)
+    theirs = torch.nn.GRU(3, 4, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():  # torch's update gate says what stays: sigmoid(-x) = 1 - sigmoid(x); its order is r, z, n
+        for own, other in ((made.weight_x, theirs.weight_ih_l0), (made.weight_h, theirs.weight_hh_l0)):
+            other.copy_(torch.cat([own[4:8], -own[:4], own[8:]]))
+        theirs.bias_ih_l0.copy_(torch.cat([made.bias[4:8], -made.bias[:4], made.bias[8:]]))
+        theirs.bias_hh_l0.zero_()
+    lengths = torch.tensor([3, 1, 3, 2])
+    x = torch.randn(4, 3, 3, dtype=torch.float64)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    events = jagged_events(torch.arange(3) < lengths.unsqueeze(1))
+    states, last = made(events.flat(x), events)
+    torch.testing.assert_close(last, theirs(packed)[1][0])
+    torch.testing.assert_close(states, theirs(packed)[0].data)
+
+
+def test_an_event_without_attention_leaves_the_state() -> None:
+    made, events = a_gru(), jagged_events(torch.ones(1, 3, dtype=torch.bool))
+    x = torch.randn(3, 3, dtype=torch.float64)
+    first = jagged_events(torch.ones(1, 1, dtype=torch.bool))
+    one = made(x[:1], first, torch.ones(1, dtype=torch.float64))[1]
+    later = made(x, events, torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))[1]
+    torch.testing.assert_close(later, one, atol=1e-14, rtol=0)
+
+
+def test_recurrences_stay_in_fp32_under_autocast() -> None:
+    made, events = a_gru(dtype=torch.float32), jagged_events(torch.ones(2, 3, dtype=torch.bool))
+    x = torch.randn(6, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = made(x.bfloat16(), events)[1]
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow, made(x.bfloat16().float(), events)[1])

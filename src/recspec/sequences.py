@@ -610,7 +610,7 @@ def _padded_recurrence(
 ) -> tuple[Tensor, Tensor]:
     """`Gru` of events in the padded form; a place without an event hands the state on."""
     hidden = weight_h.shape[1]
-    inputs = F.linear(x, weight_x, bias).view(-1, events.length, 3 * hidden)
+    inputs = F.linear(x, weight_x, bias).view(events.num_rows, events.length, 3 * hidden)
     shape = (events.num_rows, events.length, 1)
     present = cast(Tensor, events.present).view(shape)
     weights = None if attention is None else attention.view(shape)
@@ -625,7 +625,7 @@ def _padded_recurrence(
         state = torch.where(present[:, step], state + update * (candidate - state), state)
         states.append(state)
     every = torch.stack(states, dim=1) if states else x.new_zeros(events.num_rows, 0, hidden)
-    return every.view(-1, hidden), state
+    return every.flatten(0, 1), state
 
 
 class _Recurrence(torch.autograd.Function):
