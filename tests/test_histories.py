@@ -294,4 +294,5 @@ def test_the_encoders_say_how_raw_histories_are_read(tmp_path: Path) -> None:
     assert kept["history_item_id"] == {
         "kind": "vocabulary", "vocabulary": "item_id", "separator": "|", "length": 3, "keep": "last"
     }  # fmt: skip
+    assert kept["brand"] == {"kind": "vocabulary", "vocabulary": "brand", "missing": "no_brand"}
     assert kept["history_gap"] == {"log1p": True, "kind": "number", "separator": "|", "length": 3, "keep": "last"}

@@ -16,6 +16,7 @@ import torch
 from recspec import card, predict
 from recspec.datasets import DATASETS
 from recspec.datasets.adult import LAYOUT
+from recspec.encoding import UNKNOWN_ID
 from recspec.errors import BundleError, DataError, SettingsError, SpecError
 from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
@@ -23,6 +24,7 @@ from recspec.models import MODELS
 from recspec.predict import Predictor, predict_file, predict_split, read_users, recommend_to_parquet
 from recspec.storage import open_split
 from recspec.train import TrainSettings, train
+from tests import made_up
 
 SETTINGS = {"factors": 4, "layers": (8, 4), "dropout": 0.0}
 
@@ -288,8 +290,7 @@ def test_unknown_values_are_counted_and_scored_as_unknown(predictor: Predictor, 
     (tmp_path / "rows.csv").write_text("user_id,item_id\nu1,100\nnobody,100\nnobody,7\n")
     found = predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
     assert found.notes() == [
-        "2 of 3 rows have an unknown user_id; they are scored with the id of unknown values",
-        "1 of 3 rows has an unknown item_id; it is scored with the id of unknown values",
+        "of 3 rows 2 have an unknown user_id; 1 has an unknown item_id: they are scored with the id of unknown values"
     ]
 
 
@@ -301,13 +302,118 @@ def test_missing_values_are_noted_apart_from_unknown_ones(
     rows = [row, {**row, "occupation": "?"}, {**row, "occupation": None, "age": ""}, {**row, "occupation": "Astronaut"}]
     pq.write_table(pa.Table.from_pylist([*rows, {**row, "race": "?", "gender": "X"}]), tmp_path / "rows.parquet")
     assert predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv").notes() == [
-        "2 of 5 rows have no occupation and 1 an unknown one; they are scored with the id of unknown values",
+        "of 5 rows 2 have no occupation; 1 has an unknown occupation, gender; 1 has no race: they are scored with "
+        + UNKNOWN_ID,
         "1 of 5 rows has no age; the mean is taken",
-        "1 of 5 rows has no race; it is scored with the id of unknown values",
-        "1 of 5 rows has an unknown gender; it is scored with the id of unknown values",
+    ]
+    pq.write_table(pa.Table.from_pylist([rows[2], row, row]), tmp_path / "rows.parquet")
+    assert predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv").notes() == [
+        "1 of 3 rows has no occupation; it is scored with the id of unknown values",
+        "1 of 3 rows has no age; the mean is taken",
+    ]
+    rows = [{**row, "occupation": "?"}, {**row, "occupation": None}, {**row, "occupation": "Astronaut"}]
+    _, found = adult.predict(pa.Table.from_pylist(rows))
+    assert found.notes() == [
+        "2 of 3 rows have no occupation and 1 an unknown one; they are scored with the id of unknown values"
     ]
     _, found = adult.predict(pa.Table.from_pylist([{**row, "race": "?"}]))
     assert found.notes() == ["1 of 1 row has no race; it is scored with the id of unknown values"]
+
+
+# --- histories -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sequential(raw: Path) -> Predictor:
+    """DIN on the same interactions, each row with the last five events before it."""
+    table = DATASETS["table"]
+    asked = {"items": "items.csv", "item_features": ("kind",), "num_negatives": 10, "history": 5,
+             "negative_history": True}  # fmt: skip
+    table.prepare(raw / "rows.csv", raw.parent / "past", table.Settings.model_validate(asked))
+    settings = TrainSettings(epochs=1, batch_size=500, tensorboard=False)
+    din = MODELS["din"].Settings.model_validate({"embedding_dim": 4, "hidden": (8,)})
+    spec = FeatureSpec.load(raw.parent / "past")
+    train("din", spec, raw.parent / "din", settings=settings, model_settings=din)
+    return Predictor.open(raw.parent / "din", device="cpu")
+
+
+def past_of(raw: Path, user: str, length: int) -> list[int]:
+    return raw_seen(raw, user)[:length]
+
+
+def test_a_raw_history_is_scored_as_the_prepared_one(sequential: Predictor, raw: Path, tmp_path: Path) -> None:
+    predict_split(sequential, FeatureSpec.load(raw.parent / "past"), "test", tmp_path / "split.parquet")
+    prepared = pq.read_table(tmp_path / "split.parquet").to_pylist()[:22]  # of the users u0 and u1
+    users, items = [row["user_id"] for row in prepared], [row["item_id"] for row in prepared]
+    assert users == ["u0"] * 11 + ["u1"] * 11
+    lists = [past_of(raw, user, 11) for user in users]
+    gaps = [list(range(11, 0, -1))] * 22
+    rows = pa.table({"user_id": users, "item_id": items, "history_item_id": lists, "history_gap": gaps})
+    found, told = sequential.predict(rows)
+    np.testing.assert_allclose(found, [row["probability"] for row in prepared], atol=1e-6)
+    assert told.notes() == []
+    text = pa.array(["|".join(map(str, items)) for items in lists])
+    as_text, _ = sequential.predict(rows.set_column(2, "history_item_id", text).drop_columns("history_gap"))
+    np.testing.assert_allclose(as_text, found, atol=1e-6)  # DIN reads no gaps
+
+
+def test_without_the_column_a_users_history_is_the_catalogues(sequential: Predictor, raw: Path) -> None:
+    given, _ = sequential.predict(
+        pa.table({"user_id": ["u3"], "item_id": [101], "history_item_id": [past_of(raw, "u3", 12)]})
+    )
+    known, told = sequential.predict(pa.table({"user_id": ["u3"], "item_id": [101]}))
+    assert known == pytest.approx(given, abs=1e-6)
+    assert told.notes() == []
+    _, told = sequential.predict(pa.table({"user_id": ["u3", "nobody"], "item_id": [101, 102]}))
+    assert told.notes() == [
+        "1 of 2 rows has an unknown user_id; it is scored with the id of unknown values",
+        "1 of 2 rows has no history_item_id; an empty history is taken",
+    ]
+
+
+def test_a_user_is_recommended_what_the_model_makes_of_the_history(sequential: Predictor) -> None:
+    best = sequential.recommend(["u3"], k=1)[0].items[0]
+    probability, _ = sequential.predict(pa.table({"user_id": ["u3"], "item_id": [best.item]}))
+    assert probability[0] == pytest.approx(1 / (1 + np.exp(-best.score)), abs=1e-5)
+    assert len({answer.items for answer in sequential.recommend(["u1", "u2", "u3"], k=3)}) == 3
+
+
+def test_unknown_events_are_left_out_and_an_empty_history_is_one(sequential: Predictor) -> None:
+    rows = {"user_id": ["u1"] * 4, "item_id": [101] * 4}
+    histories = [[100, 7, 104], [100, 104], [], None]
+    found, told = sequential.predict(pa.table({**rows, "history_item_id": histories}))
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert found[2] == pytest.approx(found[3], abs=1e-6)
+    assert found[0] != pytest.approx(found[2], abs=1e-6)
+    assert told.notes() == [
+        "2 of 4 rows have no history_item_id; an empty history is taken",
+        "1 of 4 rows holds unknown events of history_item_id; such events are left out",
+    ]
+
+
+def test_rows_that_name_neither_a_history_nor_a_user_are_told_so(
+    sequential: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequential.model, "features", lambda: ("item_id", "history_item_id", "history_kind"))
+    with pytest.raises(DataError, match=r"no column 'history_item_id' .*; found 'item_id'"):
+        sequential.predict(pa.table({"item_id": [101]}))
+
+
+def test_prepared_histories_are_read_from_files_made_elsewhere(tmp_path: Path) -> None:
+    spec = made_up.sequences(tmp_path / "data", num_rows=200)
+    din = MODELS["din"].Settings.model_validate({"embedding_dim": 4, "hidden": (8,)})
+    train("din", spec, tmp_path / "run", settings=TrainSettings(epochs=1, tensorboard=False), model_settings=din)
+    model = Predictor.open(tmp_path / "run", device="cpu")
+    predict_split(model, spec, "test", tmp_path / "split.parquet")
+    rows = pq.read_table(spec.path(spec.sources["test"][0].files[0]))
+    found, _ = model.predict(rows)
+    np.testing.assert_allclose(found, pq.read_table(tmp_path / "split.parquet")["probability"].to_numpy(), atol=1e-6)
+    without = [name for name in rows.column_names if "history" in name]
+    by_user, _ = model.predict(rows.drop_columns(without))
+    assert len(by_user) == 50
+    wrong = rows.set_column(rows.column_names.index("history_category"), "history_category", [[[1, 2, 3]] * 50])
+    with pytest.raises(DataError, match=r"row 1 holds \d+ in 'history_item_id' and 3 in 'history_category'; expected"):
+        model.predict(wrong)
 
 
 def test_a_missing_column_is_named_with_the_nearest(predictor: Predictor) -> None:

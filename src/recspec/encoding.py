@@ -204,6 +204,14 @@ class VocabularyEncoder(_OneColumn):
     separator: str | None = Field(None, description="between the values of a list that is one text")
     length: int | None = Field(None, gt=0, description="the most values of a list that are kept, first ones first")
     keep: Literal["first", "last"] = Field("first", description="which values of a longer list: a history's last ones")
+    missing: str | None = Field(None, description="the text that a missing one counts as")
+
+    def present(self, values: RawValues) -> pa.Array:
+        """Likewise, with `missing` in the place of missing texts."""
+        array = super().present(values)
+        if self.missing is None or not (_is_text(array.type) or pa.types.is_null(array.type)):
+            return array
+        return pc.fill_null(array.cast(pa.string()), self.missing)
 
 
 class HashEncoder(_OneColumn):
@@ -389,6 +397,20 @@ class Gap:
 UNKNOWN_ID, MISSING_ID = "the id of unknown values", "the id of missing values"
 
 
+@dataclass(frozen=True)
+class History:
+    """What rows say of their users' earlier events."""
+
+    ids: Lists
+    """The known items, at most the latest `length` of a row."""
+    numbers: Lists | None
+    """Beside each of them, where the rows hold such a column."""
+    empty: int
+    """Rows without any event."""
+    with_unknown: int
+    """Rows with an item that was unknown when the data was prepared; such events are left out."""
+
+
 def _gap(encoder: Encoder, values: RawValues, encoded: NDArray[np.generic]) -> Gap:
     if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         nothing = "the mean" if isinstance(encoder, ScaleEncoder) else "0"
@@ -503,6 +525,41 @@ class Encoders:
                 gaps[str(source) if isinstance(encoder, BucketEncoder) else name] = gap
         return gaps
 
+    def encode_history(self, table: pa.Table, items: str, numbers: str | None) -> History:
+        """Histories of raw rows: a column of lists of raw items, and if the rows hold it one of a number for each.
+
+        Raises:
+            DataError: if the items' column is missing, or a row has not as many numbers as items.
+        """
+        encoder, columns = self._encoder(items), table.column_names
+        assert isinstance(encoder, VocabularyEncoder), items
+        if not self.can_encode(items, columns):
+            self.encode(table, [items])  # says what is missing
+        (source,) = self._sources(items, columns)
+        flat, offsets = split_lists(encoder.present(table.column(source)), encoder.separator)
+        ids = self.vocabularies[encoder.vocabulary].encode(flat)
+        length = encoder.length or len(ids)
+        beside = None
+        if numbers is not None and self.can_encode(numbers, columns):
+            values = self._numbers_beside(table, numbers, np.diff(offsets))
+            beside = _of_known(values, ids, offsets, length)
+        unknown = np.bincount(np.repeat(np.arange(table.num_rows), np.diff(offsets))[ids == UNKNOWN],
+                              minlength=table.num_rows)  # fmt: skip
+        known = _of_known(ids, ids, offsets, length)
+        return History(known, beside, int((np.diff(offsets) == 0).sum()), int((unknown > 0).sum()))
+
+    def _numbers_beside(self, table: pa.Table, name: str, lengths: NDArray[np.int64]) -> NDArray[np.generic]:
+        encoder = self._encoder(name)
+        assert isinstance(encoder, NumberEncoder), name
+        (source,) = self._sources(name, table.column_names)
+        flat, offsets = split_lists(encoder.present(table.column(source)), encoder.separator)
+        wrong = np.flatnonzero(np.diff(offsets) != lengths)
+        if len(wrong):
+            row = int(wrong[0])
+            found = f"row {row + 1} holds {np.diff(offsets)[row]} numbers beside {lengths[row]} items"
+            raise DataError(f"raw rows: column '{source}': {found}; expected one for each, or no such column")
+        return np.nan_to_num(encoder.transformed(flat), nan=0.0).astype(np.float32)
+
     def encode_column(self, feature: str, values: RawValues) -> NDArray[np.generic] | Lists:
         """One prepared column of the values of its one raw column.
 
@@ -545,14 +602,15 @@ class Encoders:
             return ids(values)
         flat, offsets = split_lists(values, encoder.separator)
         keep = encoder.keep if isinstance(encoder, VocabularyEncoder) else "first"
-        return _without_unknown(ids(encoder.present(flat)), offsets, encoder.length, keep)
+        found = ids(encoder.present(flat))
+        return _of_known(found, found, offsets, encoder.length, keep)
 
     def _numbers(self, encoder: NumberEncoder, values: RawValues) -> NDArray[np.generic] | Lists:
         if encoder.length is None:
             return np.nan_to_num(encoder.transformed(values), nan=0.0).astype(np.float32)
         flat, offsets = split_lists(values, encoder.separator)
         numbers = np.nan_to_num(encoder.transformed(flat), nan=0.0).astype(np.float32)
-        return _cut(numbers, offsets, encoder.length, encoder.keep)
+        return cut(numbers, offsets, encoder.length, encoder.keep)
 
     def _encoder(self, feature: str) -> Encoder:
         if feature not in self.encoders:
@@ -620,14 +678,20 @@ def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArr
     return flat.filter(kept), np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
 
 
-def _without_unknown(ids: Ids, offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]) -> Lists:
-    """Lists of known ids, each cut to its first or last `length`."""
+def _of_known(
+    values: NDArray[np.generic],
+    ids: Ids,
+    offsets: NDArray[np.int64],
+    length: int,
+    keep: Literal["first", "last"] = "last",
+) -> Lists:
+    """Lists of the values that stand beside known ids, each cut to its first or last `length`."""
     known = ids != UNKNOWN
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(known)])
-    return _cut(ids[known], before[offsets], length, keep)
+    return cut(values[known], before[offsets], length, keep)
 
 
-def _cut(values: NDArray[np.generic], offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]) -> Lists:
+def cut(values: NDArray[np.generic], offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]) -> Lists:
     """Lists, each cut to its first or last `length` values."""
     counts = np.diff(offsets)
     if not len(counts) or counts.max() <= length:

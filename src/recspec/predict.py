@@ -29,7 +29,7 @@ from recspec import bundle
 from recspec.batch import Batch, num_rows, take, to_device
 from recspec.bundle import Bundle, Seen
 from recspec.distributed import pick_device
-from recspec.encoding import MISSING_ID, UNKNOWN_ID, Encoders, Gap, Lists, Vocabulary, split_lists
+from recspec.encoding import MISSING_ID, UNKNOWN_ID, Encoders, Gap, Lists, Vocabulary, cut, split_lists
 from recspec.errors import BundleError, DataError, SettingsError, SpecError, listed, nearest, unknown
 from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
@@ -43,6 +43,9 @@ SCORES = 1 << 24
 
 TITLE_COLUMNS = ("title", "name", "product_title")
 ROW_FORMATS = (".csv", ".jsonl", ".parquet")
+
+NO_EVENT, LEFT_OUT = "an empty history", "such events are left out"
+"""What stands for a history without events, and for events of unknown items."""
 
 Role = Literal["user", "item"]
 ROLES: tuple[Role, ...] = ("user", "item")
@@ -89,12 +92,32 @@ class Predictions:
     gaps: dict[str, Gap] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
-        """A sentence for each feature with missing or unknown values."""
-        return [_note(name, gap, self.rows) for name, gap in self.gaps.items()]
+        """A sentence for each thing that stands for missing or unknown values, with the features it stands for."""
+        kinds: dict[str, dict[str, Gap]] = {}
+        for name, gap in self.gaps.items():
+            kinds.setdefault(gap.taken, {})[name] = gap
+        return [_note_of_many(gaps, taken, self.rows) for taken, gaps in kinds.items()]
+
+
+def _note_of_many(gaps: Mapping[str, Gap], taken: str, rows: int) -> str:
+    if len(gaps) == 1:
+        return _note(*next(iter(gaps.items())), rows)
+    counted: dict[tuple[str, int], list[str]] = {}
+    for name, gap in gaps.items():
+        for kind, count in (("no", gap.missing), ("an unknown", gap.unknown)):
+            if count:
+                counted.setdefault((kind, count), []).append(name)
+    told = [f"{count:,} {'has' if count == 1 else 'have'} {kind} {', '.join(names)}"
+            for (kind, count), names in counted.items()]  # fmt: skip
+    then = f"they are scored with {taken}" if taken in (UNKNOWN_ID, MISSING_ID) else f"{taken} is taken"
+    return f"of {rows:,} row{'s' * (rows != 1)} {'; '.join(told)}: {then}"
 
 
 def _note(name: str, gap: Gap, rows: int) -> str:
     of = f"of {rows:,} row{'s' * (rows != 1)}"
+    if gap.taken == LEFT_OUT:
+        holds = "holds" if gap.unknown == 1 else "hold"
+        return f"{gap.unknown:,} {of} {holds} unknown {name}; {LEFT_OUT}"
     lack = f"{gap.missing:,} {of} {'has' if gap.missing == 1 else 'have'} no {name}"
     if gap.taken not in (UNKNOWN_ID, MISSING_ID):
         return f"{lack}; {gap.taken} is taken"
@@ -146,13 +169,16 @@ class Predictor:
     def _encode(self, rows: pa.Table) -> tuple[Batch, dict[str, Gap]]:
         wanted = self.model.features()
         looked_up = self._from_catalogues(wanted, rows.column_names)
-        given = [name for name in wanted if name not in looked_up]
+        past = [name for name in wanted if name in self.spec.role("history")]
+        given = [name for name in wanted if name not in looked_up and name not in past]
         columns = self._encode_columns(rows, given)
         batch = {name: _tensor(columns[name], self.spec, name).to(self.device) for name in given}
         for name, (own_id, catalogue) in looked_up.items():
             batch[name] = catalogue.features[name].index_select(0, batch[own_id].long())
+        histories, lacking = self._encode_histories(rows, past) if past else ({}, {})
+        batch |= {name: _tensor(column, self.spec, name).to(self.device) for name, column in histories.items()}
         if self.encoders is not None:
-            return batch, self.encoders.gaps(rows, columns)
+            return batch, self.encoders.gaps(rows, columns) | lacking
         unknown = {
             name: int((batch[name] == 0).sum())
             for name in given
@@ -161,6 +187,82 @@ class Predictor:
             and self.spec.reserves_unknown(name)
         }
         return batch, {name: Gap(0, count, UNKNOWN_ID) for name, count in unknown.items() if count}
+
+    def _encode_histories(self, rows: pa.Table, names: Sequence[str]) -> tuple[Mapping[str, Lists], dict[str, Gap]]:
+        """The lists of each row's history, aligned.
+
+        They come from the column of its items, of which the item catalogue knows the rest; where there is none, from
+        what the user catalogue holds of the row's user.
+        """
+        items, numbers = self._history_of_items, [n for n in names if not self.spec.features[n].is_categorical]
+        if items is None or (not self._has_column(items, rows.column_names) and self._knows_histories(rows, names)):
+            return self._histories_of_users(rows, names) if items is not None else (self._given(rows, names), {})
+        if self.encoders is None:
+            return self._given(rows, names), {}
+        found = self.encoders.encode_history(rows, items, numbers[0] if numbers else None)
+        ids, offsets = found.ids
+        lists: dict[str, Lists] = {items: found.ids}
+        for name in names:
+            if name in numbers:
+                lists[name] = found.numbers or (np.zeros(len(ids), np.float32), offsets)
+            elif name != items:
+                lists[name] = self._feature_of_items(name)[ids], offsets
+        gaps = {
+            items: Gap(found.empty, 0, NO_EVENT),
+            **{name: Gap(rows.num_rows, 0, "0") for name in numbers if found.numbers is None},
+            f"events of {items}": Gap(0, found.with_unknown, LEFT_OUT),
+        }
+        return lists, {name: gap for name, gap in gaps.items() if gap.missing or gap.unknown}
+
+    @property
+    def _history_of_items(self) -> str | None:
+        """The history that holds the items' own ids."""
+        if not self.spec.role("item"):
+            return None
+        space = self.spec.vocabulary(self.spec.item_id)
+        found = (name for name in self.spec.role("history") if self.spec.features[name].is_categorical)
+        return next((name for name in found if self.spec.vocabulary(name) == space), None)
+
+    def _knows_histories(self, rows: pa.Table, names: Sequence[str]) -> bool:
+        """Whether the rows name users of whom the catalogue holds what they did."""
+        user = id_feature(self.spec, "user")
+        return user is not None and self._has_column(user, rows.column_names) and set(names) <= set(self.users.lists)
+
+    def _histories_of_users(self, rows: pa.Table, names: Sequence[str]) -> tuple[Mapping[str, Lists], dict[str, Gap]]:
+        user = self._encode_columns(rows, [self.spec.user_id])[self.spec.user_id]
+        assert not isinstance(user, tuple), "a user's id is a scalar"
+        found = {name: self.users.lists_of(name, user.astype(np.int64)) for name in names}
+        empty = int((next(iter(found.values())).lengths == 0).sum())
+        gaps = {names[0]: Gap(empty, 0, NO_EVENT)} if empty else {}
+        return {name: (lists.values, lists.offsets) for name, lists in found.items()}, gaps
+
+    def _given(self, rows: pa.Table, names: Sequence[str]) -> dict[str, Lists]:
+        """Histories of rows that hold ids and numbers already.
+
+        Raises:
+            DataError: naming columns that are missing, and the row whose lists are not equally long.
+        """
+        lists: dict[str, Lists] = {}
+        for name, column in _prepared_columns(rows, names, self.spec).items():
+            assert isinstance(column, tuple), f"{name} is a list"
+            lists[name] = column
+        first = names[0]
+        for name in names[1:]:
+            wrong = np.flatnonzero(np.diff(lists[name][1]) != np.diff(lists[first][1]))
+            if len(wrong):
+                row = int(wrong[0])
+                held = [f"{np.diff(lists[n][1])[row]} in '{n}'" for n in (first, name)]
+                raise DataError(f"raw rows: row {row + 1} holds {' and '.join(held)}; expected as many of each event")
+        return {name: cut(*column, self.spec.features[name].length or 1, "last") for name, column in lists.items()}
+
+    def _feature_of_items(self, history: str) -> NDArray[np.generic]:
+        """What a history holds of each item, by the item's id (I,)."""
+        space = self.spec.vocabulary(history)
+        own = next((name for name in self.spec.role("item") if self.spec.vocabulary(name) == space), None)
+        if own is None or own not in self.items.features:
+            raise DataError(f"raw rows: the item catalogue does not know what '{history}' holds of an item")
+        known: NDArray[np.generic] = self.items.features[own].cpu().numpy()
+        return known
 
     def _encode_columns(self, rows: pa.Table, names: Sequence[str]) -> Mapping[str, NDArray[np.generic] | Lists]:
         if self.encoders is not None:
@@ -265,16 +367,21 @@ class Predictor:
 
     def _request(self, users: Tensor) -> Batch:
         """Features of the users; the model must need nothing that belongs to neither user nor item."""
-        known = self.users.features
+        known, past = self.users.features, self.users.lists
         item_features = set(self.spec.role("item"))
-        lacking = [name for name in self.model.features() if name not in known and name not in item_features]
+        lacking = [name for name in self.model.features() if name not in {*known, *past, *item_features}]
         if lacking:
             raise BundleError(
                 f"{self.bundle.folder}: the model reads {listed(lacking)}, which differ from request to request; "
                 "recommend knows users and items only, so score rows with predict"
             )
         rows = users.to(self.device)
-        return {name: known[name].index_select(0, rows) for name in self.model.features() if name in known}
+        request = {name: known[name].index_select(0, rows) for name in self.model.features() if name in known}
+        for name in self.model.features():
+            if name in past:
+                lists = self.users.lists_of(name, users.cpu().numpy())
+                request[name] = torch.from_numpy(lists.pad(int(lists.lengths.max(initial=0)))).to(self.device)
+        return request
 
     def _answer(self, user: str | int, scores: Tensor, items: Tensor, k: int) -> Recommendation:
         kept = torch.isfinite(scores)
@@ -534,9 +641,19 @@ class _Catalogue:
     features: Batch
     first_id: int
     titles: pa.Array | None
+    lists: Mapping[str, Ragged] = field(default_factory=dict)
+    """Histories of users, by id; they lie on the host, for most are not asked for."""
 
     def __len__(self) -> int:
         return num_rows(self.features) - self.first_id
+
+    def lists_of(self, name: str, ids: NDArray[np.int64]) -> Ragged:
+        """The histories of some users."""
+        lists = self.lists[name]
+        lengths = lists.lengths[ids]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(lists.offsets[ids] - offsets[:-1], lengths)
+        return Ragged(lists.values[places], offsets)
 
     @property
     def candidates(self) -> Batch:
@@ -561,14 +678,23 @@ def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catal
     if not isinstance(file, str):
         return _Catalogue(features, first_id, None)
     table = pq.read_table(trained.folder / file)
+    past = {name for name in table.column_names if name in spec.role("history")}
+    lists = {name: _history(_column(table.column(name)), first_id) for name in past}
     for name in table.column_names:
-        if name in spec.features and name != own_id:
+        if name in spec.features and name != own_id and name not in past:
             tensor = _tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
             features[name] = torch.cat([nobody, tensor]).to(device)
     title = next((name for name in TITLE_COLUMNS if name in table.column_names), None)
     titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
-    return _Catalogue(features, first_id, titles)
+    return _Catalogue(features, first_id, titles, lists)
+
+
+def _history(column: object, first_id: int) -> Ragged:
+    """A user catalogue's column of lists, by id: those below the first have none."""
+    assert isinstance(column, tuple), "a history is a list"
+    values, offsets = column
+    return Ragged(np.array(values), np.concatenate([np.zeros(first_id, np.int64), np.asarray(offsets, np.int64)]))
 
 
 def _encoders(trained: Bundle) -> Encoders | None:
@@ -632,12 +758,13 @@ def _prepared_column(column: pa.Array, spec: FeatureSpec, name: str) -> NDArray[
 
 def _prepared_lists(column: pa.Array, spec: FeatureSpec, name: str) -> Lists:
     """Values and offsets of lists, without the padding that stands in them."""
-    feature = spec.features[name]
+    feature, of_events = spec.features[name], name in spec.role("history")
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise DataError(f"holds {column.type}; expected a list in every row, as JSONL and Parquet have them")
     flat, offsets = split_lists(column, None)
     if not feature.is_categorical:
-        wrong = np.flatnonzero(np.diff(offsets) != feature.length)
+        lengths = np.diff(offsets)
+        wrong = np.flatnonzero((lengths != feature.length) & (not of_events))
         if len(wrong):
             row = int(wrong[0])
             raise DataError(f"row {row + 1} holds {np.diff(offsets)[row]} numbers; expected {feature.length}")

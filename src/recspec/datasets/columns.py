@@ -293,10 +293,13 @@ class Fitted:
         columns: Columns = {}
         for column in catalogue.columns:
             raw = known.column(column.source).combine_chunks()
-            if name_missing and column.kind == "category" and pa.types.is_string(raw.type):
-                raw = pc.fill_null(raw, f"no_{column.name}")
             if column.name not in self.features:
-                self.add(column.name, *fit(column, raw))
+                named = name_missing and column.kind == "category" and pa.types.is_string(raw.type)
+                missing = f"no_{column.name}" if named else None
+                encoder, vocabulary = fit(column, pc.fill_null(raw, missing) if named else raw)
+                if named and isinstance(encoder, VocabularyEncoder):
+                    encoder = encoder.model_copy(update={"missing": missing})
+                self.add(column.name, encoder, vocabulary)
             columns[column.name] = self.encode(column.name, raw)
         readable = {new: known.column(old) for new, old in catalogue.readable.items()}
         return PreparedCatalogue(id_name, len(ids), columns, readable)
