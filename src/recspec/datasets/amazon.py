@@ -60,7 +60,7 @@ class Settings(HistorySettings, TimeSplitSettings):
     format: Literal["parquet", "tfrecord"] = Field(
         "parquet", description="how rows are written; tfrecord: in the published layout, names and padding"
     )
-    prebatch: int = Field(0, ge=0, description="tfrecord: rows in a record, as published with 0 one a record")
+    prebatch: int = Field(0, ge=0, description="tfrecord: rows in a record, feature by feature; one when 0")
     train_files: int = Field(8, ge=1, description="tfrecord: files of train")
     test_files: int = Field(4, ge=1, description="tfrecord: files of valid and of test")
 

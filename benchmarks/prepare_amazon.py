@@ -1,0 +1,118 @@
+"""Reviews a second and peak memory of `recspec prepare amazon`, on made-up raw files of three million reviews.
+
+    python benchmarks/prepare_amazon.py [--reviews 3000000] [--memory-limit 2GB] [--engine duckdb] [--format tfrecord]
+
+The raw files, packed as the publisher packs them, are made first, outside the clock. `prepare` is a process of its own;
+its peak is the most memory that process ever held resident (what the kernel counted for it), which is what the limit is
+about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from recspec import machine
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Make raw files, prepare them, print what it took, write JSON."""
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
+        raw = make_raw(Path(scratch) / "raw", arguments)
+        report = measure(raw, Path(scratch) / "out", arguments)
+    print_table(report)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"\nwritten to {arguments.out}")
+
+
+def make_raw(folder: Path, arguments: argparse.Namespace) -> Path:
+    """Raw files from the tests' generator, about as many users and items a review as Books 2014 has."""
+    sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
+    from tests import made_up_amazon
+
+    started = time.perf_counter()
+    made_up_amazon.write(
+        folder,
+        num_users=arguments.reviews // 3,
+        num_items=arguments.reviews // 10,
+        num_reviews=arguments.reviews,
+        seed=arguments.seed,
+    )
+    print(f"raw files made in {time.perf_counter() - started:.1f} s")
+    return folder
+
+
+def measure(raw: Path, out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One preparation in a process of its own."""
+    command = [sys.executable, "-m", "recspec", "prepare", "amazon", str(raw), str(out), "--engine", arguments.engine,
+               "--memory-limit", arguments.memory_limit, "--set", f"min_reviews={arguments.min_reviews}",
+               "--set", f"format={arguments.format}"]  # fmt: skip
+    started = time.perf_counter()
+    with (raw.parent / "said.txt").open("w+b") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit((raw.parent / "said.txt").read_text(encoding="utf-8"))
+    summary = json.loads((out / "prepare.json").read_text(encoding="utf-8"))["summary"]
+    return {
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "load_when_it_ended": os.getloadavg()[0],
+        "engine": arguments.engine,
+        "format": arguments.format,
+        "seed": arguments.seed,
+        "min_reviews": arguments.min_reviews,
+        "raw_megabytes": round(sum(path.stat().st_size for path in raw.iterdir()) / 1e6, 1),
+        "reviews": summary["reviews"],
+        "reviews_kept": summary["interactions"],
+        "users": summary["users"],
+        "items": summary["items"],
+        "rows": sum(summary["rows"].values()),
+        "prepared_megabytes": round(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6, 1),
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
+        "reviews_per_second": round(summary["reviews"] / seconds),
+        "peak_megabytes": round(usage.ru_maxrss * 1024 / 1e6),
+        "memory_limit_megabytes": round(machine.parse_bytes(arguments.memory_limit) / 1e6),
+    }
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """The report's numbers, one a line."""
+    print(
+        f"prepare amazon: {report['reviews']:,} reviews ({report['raw_megabytes']:,} MB raw), of which "
+        f"{report['reviews_kept']:,} of {report['users']:,} users count, to {report['rows']:,} rows "
+        f"({report['prepared_megabytes']:,} MB) in {report['seconds']:,} s ({report['cpu_seconds']:,} CPU seconds)"
+    )
+    print(f"peak memory {report['peak_megabytes']:,} MB under a limit of {report['memory_limit_megabytes']:,} MB")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reviews", type=int, default=3_000_000)
+    parser.add_argument("--min-reviews", type=int, default=20, help="of a user, as published")
+    parser.add_argument("--memory-limit", default="2GB")
+    parser.add_argument("--engine", default="duckdb")
+    parser.add_argument("--format", default="parquet", choices=("parquet", "tfrecord"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scratch", type=Path, default=None, help="folder for raw files and spilling")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prepare_amazon.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
