@@ -174,6 +174,24 @@ def test_a_label_that_is_none_is_told_alike_by_check_training_and_evaluation(run
         assert "(and 1 more row like it)" in said
 
 
+def test_the_start_says_what_is_frozen_capped_and_not_divided(run: Cli, tmp_path: Path) -> None:
+    folder = worked_example(tmp_path / "data")
+    settings = ["embedding_dim=4", "bottom=[4]", "top=[4]", "epochs=1", "frozen=[embeddings, bottom]",
+                "max_table_size=100", "shard_embeddings=always"]  # fmt: skip
+    options = [part for each in settings for part in ("--set", each)]
+    status, _, said = run("train", "dlrm", folder, tmp_path / "run", *options)
+    assert status == 0, said
+    # tables: 3 + 100 + 100 rows of 4; bottom: 1 x 4 + 4; top: 4 + 6 pairs in, 4 out; out: 4 in, 1 out
+    assert "dlrm: 869 parameters, 49 of them trained; frozen: embeddings (812), bottom (8); 5 rows" in said
+    assert "note: settings.max_table_size caps the tables of 'user_id', 'item_id' at 100 rows; ids beyond share" in said
+    assert "note: train.shard_embeddings is always, and there is one process: nothing to divide; torchrun" in said
+    status, _, said = run("train", "dlrm", folder, tmp_path / "plain", *options[:8], "--set", "max_table_size=9999")
+    assert status == 0, said
+    assert "dlrm: 10,4" not in said.splitlines()[0]
+    assert "frozen" not in said
+    assert "note: settings.max_table_size is 9,999, and no table has more rows: nothing was capped" in said
+
+
 def test_several_violations_are_told_together(run: Cli, tmp_path: Path) -> None:
     text = WORKED_EXAMPLE.replace("torch.int32, cardinality: 856", "torch.int33, cardinality: 0")
     worked_example(tmp_path / "broken", text)
@@ -301,6 +319,8 @@ def test_a_recipe_with_changes_over_it(run: Cli, tmp_path: Path, data: FeatureSp
         (("--set", "settings.factor=1"), "unknown setting 'settings.factor' (did you mean 'settings.factors'?)"),
         (("--set", "epochs"), "'epochs' is not of the form name=value"),
         (("--set", "epochs=-1"), "setting 'epochs' is -1"),
+        (("--set", "epochs=0"), "train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or"),
+        (("--set", "vocabulary_form=all"), "--set: unknown setting 'vocabulary_form'; see `recspec models`"),
         (("--set", "layers=[7, 4]"), "it must be even"),
         (("--recipe", "no-such.yaml"), "recipe no-such.yaml: no such file"),
         (("--device", "gpu"), "device is 'gpu'; expected auto, cpu, cuda or cuda:N"),
@@ -312,18 +332,21 @@ def test_a_setting_that_does_not_fit_is_refused(
     status, _, said = run("train", "neumf", data.folder, tmp_path / "run", *arguments)
     assert status == 2
     assert message in said
-    assert not (tmp_path / "run" / "bundle").exists()
+    assert "prepare." not in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_names_get_the_nearest_known_one(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
     assert "did you mean 'neumf'?" in run("train", "neuml", data.folder, tmp_path / "run")[2]
     assert "did you mean 'movielens'?" in run("prepare", "movielense", tmp_path, tmp_path / "out")[2]
+    said = run("prepare", "criteo", tmp_path, tmp_path / "out", "--set", "vocabulary_form=all")[2]
+    assert "unknown setting 'vocabulary_form' (did you mean 'vocabulary_from'?); see `recspec datasets`" in said
     assert "unknown chunk type 'parquets'" in run("transcode", data.folder, tmp_path / "out", "--to", "parquets")[2]
     assert "no such file or folder" in run("check", tmp_path / "nowhere")[2]
 
 
 def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
-    run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=0")
+    run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=1")
     assert "name users with --user ID" in run("recommend", tmp_path / "run")[2]
     assert "--all needs --out" in run("recommend", tmp_path / "run", "--all")[2]
     said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.csv")[2]

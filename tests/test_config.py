@@ -153,11 +153,22 @@ def test_every_name_that_can_not_be_assigned_is_told() -> None:
         assign({"seed": 1, "epoch": 2, "train.factors": 3, "trian.epochs": 4, "zzz": 5}, SECTIONS)
     assert caught.value.problems == (
         "'seed' is a setting of settings and of train; say settings.seed",
-        "unknown setting 'epoch' (did you mean 'epochs'?); see `recspec models`, `recspec datasets`",
-        "unknown setting 'train.factors' (did you mean 'settings.factors'?); see `recspec models`, `recspec datasets`",
-        "unknown setting 'trian.epochs' (did you mean 'train.epochs'?); see `recspec models`, `recspec datasets`",
-        "unknown setting 'zzz'; see `recspec models`, `recspec datasets`",
+        "unknown setting 'epoch' (did you mean 'epochs'?); see `recspec models`",
+        "unknown setting 'train.factors' (did you mean 'settings.factors'?); see `recspec models`",
+        "unknown setting 'trian.epochs' (did you mean 'train.epochs'?); see `recspec models`",
+        "unknown setting 'zzz'; see `recspec models`",
     )
+
+
+def test_a_hint_has_the_form_of_the_name_and_the_listing_of_its_command() -> None:
+    with pytest.raises(SettingsError) as caught:
+        assign({"learning_rat": 1, "prepare.factors": 2}, {"prepare": Model, "train": Train})
+    assert caught.value.problems[0].startswith("unknown setting 'learning_rat' (did you mean 'learning_rate'?); see")
+    hints = {"factor": " (did you mean 'factors'?)", "prepare.factor": " (did you mean 'prepare.factors'?)", "zzz": ""}
+    for name, hint in hints.items():
+        with pytest.raises(SettingsError) as caught:
+            assign({name: 1}, {"prepare": Model})
+        assert caught.value.problems == (f"unknown setting '{name}'{hint}; see `recspec datasets`",)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

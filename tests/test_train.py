@@ -293,6 +293,11 @@ def test_frozen_parts_keep_their_first_weights(clicks: FeatureSpec, tmp_path: Pa
     for name, value in weights(folder).items():
         frozen = name.startswith("deep.embeddings") or name == "wide.bias"
         assert torch.equal(value, first[name]) == frozen, name
+    start = events(folder, "start")[0]
+    sizes = {name: value.numel() for name, value in first.items()}
+    tables = sum(size for name, size in sizes.items() if name.startswith("deep.embeddings"))
+    assert start["frozen"] == {"deep.embeddings": tables, "wide.bias": 1}
+    assert start["trained_parameters"] == start["parameters"] - tables - 1 == sum(sizes.values()) - tables - 1  # type: ignore[operator]
 
 
 def test_frozen_parts_must_be_there_and_leave_something(clicks: FeatureSpec, tmp_path: Path) -> None:
@@ -300,6 +305,16 @@ def test_frozen_parts_must_be_there_and_leave_something(clicks: FeatureSpec, tmp
         run_wide_deep(clicks, tmp_path / "run", frozen=["deeep"])
     with pytest.raises(SettingsError, match="every part is frozen"):
         run_wide_deep(clicks, tmp_path / "run", frozen=["deep", "wide"])
+
+
+def test_fbgemm_is_told_apart_from_a_decay_of_every_row(clicks: FeatureSpec, tmp_path: Path) -> None:
+    told = (
+        r"deep\.embeddings\.stores\.4: weight_decay is 0\.1, which moves every row of a table at every step, and "
+        r"fbgemm updates the rows of a batch alone; set train\.parts\.deep\.embeddings\.weight_decay=0"
+    )
+    with pytest.raises(SettingsError, match=told):
+        run_wide_deep(clicks, tmp_path / "run", optimizer="adagrad", weight_decay=0.1, embedding_backend="fbgemm")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_part_that_is_not_there_and_settings_it_cannot_have_are_named(clicks: FeatureSpec, tmp_path: Path) -> None:

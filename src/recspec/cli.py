@@ -192,6 +192,8 @@ def train(
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
+    if train_settings.epochs == 0:
+        raise SettingsError("train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more")
     _keep_to_cores(train_settings.affinity)
     with join(device) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
@@ -631,7 +633,8 @@ class _TrainingDisplay:
         drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
         steps = _number(event, "steps_per_epoch")
         err.print(
-            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters; {rows:,.0f} rows{drawn}, "
+            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; "
+            f"{rows:,.0f} rows{drawn}, "
             f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['loader']} loader\n"
             f"{event['device']}, {event['threads']} threads; "
             f"precision {event['precision']}: {event['precision_reason']}",
@@ -652,6 +655,15 @@ class _TrainingDisplay:
             epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
         self.task = self.bars.add_task("training", total=_number(event, "steps"))
+
+
+def _frozen(event: Mapping[str, object]) -> str:
+    """How many parameters are trained, and which parts are not, where any is frozen."""
+    frozen = event.get("frozen")
+    if not isinstance(frozen, Mapping) or not frozen:
+        return ""
+    parts = ", ".join(f"{part} ({size:,})" for part, size in frozen.items())
+    return f", {_number(event, 'trained_parameters'):,.0f} of them trained; frozen: {parts}"
 
 
 def _placement_lines(event: Mapping[str, object]) -> list[str]:

@@ -148,13 +148,23 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
         elif owners:
             problems.append(f"'{name}' is a setting of {' and of '.join(owners)}; say {owners[0]}.{name}")
         else:
-            known = [f"{owner}.{field}" for owner, model in sections.items() for field in model.model_fields]
-            bare_names = [field for model in sections.values() for field in model.model_fields]
-            hint = nearest(name, known) or nearest(name, bare_names)
-            problems.append(f"unknown setting '{name}'{hint}; see `recspec models`, `recspec datasets`")
+            problems.append(f"unknown setting '{name}'{_hint(name, sections)}; see {_listing(sections)}")
     if problems:
         raise SettingsError.of("--set", problems)
     return sorted_values
+
+
+def _hint(name: str, sections: Mapping[str, type[BaseModel]]) -> str:
+    """The nearest setting, in the form the name was given in: with its section or without."""
+    bare = [field for model in sections.values() for field in model.model_fields]
+    dotted = [f"{owner}.{field}" for owner, model in sections.items() for field in model.model_fields]
+    first, second = (dotted, bare) if "." in name else (bare, dotted)
+    return nearest(name, first) or nearest(name, second)
+
+
+def _listing(sections: Mapping[str, type[BaseModel]]) -> str:
+    """The command that shows the settings."""
+    return "`recspec datasets`" if "prepare" in sections else "`recspec models`"
 
 
 class Entries(dict[str, object]):

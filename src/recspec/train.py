@@ -311,6 +311,8 @@ class TrainingRun:
         self.saved_at = 0.0
         self.log = RunLog(run, on_event, is_first=ranks.is_first, tensorboard=settings.tensorboard)
         self.why_precision = why
+        for note in (*_capped(self.model), *_not_divided(settings, ranks)):
+            self.log.note(note)
 
     def train(self, resume: bool) -> Result:
         """The whole run."""
@@ -822,9 +824,17 @@ class TrainingRun:
         ]
         for prefix, module in tables.items():
             for key, store in module.stores.items():
+                name = f"{prefix}.stores.{key}"
+                if not store.requires_grad or name in self.shards:
+                    continue
+                if decay := self.optimizers.settings_of(name).weight_decay:
+                    problems.append(
+                        f"{name}: weight_decay is {decay}, which moves every row of a table at every step, and fbgemm "
+                        f"updates the rows of a batch alone; set train.parts.{prefix}.weight_decay=0"
+                    )
+                    continue
                 try:
-                    if store.requires_grad and f"{prefix}.stores.{key}" not in self.shards:
-                        module.updates[key] = self.optimizers.fused_update(f"{prefix}.stores.{key}")
+                    module.updates[key] = self.optimizers.fused_update(name)
                 except SettingsError as error:
                     problems.append(str(error))
         return problems
@@ -875,7 +885,11 @@ class TrainingRun:
             "model": self.model_name,
             "model_settings": self.model.settings.model_dump(mode="json"),
             "train": self.settings.model_dump(mode="json"),
-            "parameters": self.model.num_parameters() + self.shards.elsewhere,
+            "parameters": sum(p.numel() for p in self.model.parameters()) + self.shards.elsewhere,
+            "trained_parameters": sum(self._size(name) for name, p in self.model.named_parameters() if p.requires_grad),
+            "frozen": {
+                part: sum(self._size(name) for name in _in_part(self.model, part)) for part in self.settings.frozen
+            },
             "rows": self.loader.num_rows,
             "negatives": self.num_negatives,
             "samples_per_epoch": self.loader.num_rows * (1 + self.num_negatives),
@@ -897,6 +911,11 @@ class TrainingRun:
             "splits": list(self.train_splits),
             "metric": self.metric if self.valid else None,
         }
+
+    def _size(self, name: str) -> int:
+        """Numbers of a parameter, those that other ranks hold counted too."""
+        parameter = self.model.get_parameter(name)
+        return self.shards.num_rows(name) * parameter.shape[1] if name in self.shards else parameter.numel()
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
@@ -937,7 +956,7 @@ def _without_frozen(model: nn.Module, frozen: Sequence[str]) -> list[tuple[str, 
         SettingsError: naming every part that is not there, or if nothing is left to train.
     """
     named = list(model.named_parameters())
-    found = {part: [p for name, p in named if name == part or name.startswith(f"{part}.")] for part in frozen}
+    found = {part: [model.get_parameter(name) for name in _in_part(model, part)] for part in frozen}
     missing = [part for part, held in found.items() if not held]
     if missing:
         known = dict.fromkeys(name.split(".")[0] for name, _ in named)
@@ -948,6 +967,33 @@ def _without_frozen(model: nn.Module, frozen: Sequence[str]) -> list[tuple[str, 
     if not trained:
         raise SettingsError("train.frozen: every part is frozen; leave one to train")
     return trained
+
+
+def _in_part(model: nn.Module, part: str) -> list[str]:
+    """Names of the parameters of a part: the one of that name, and those that its dotted name begins."""
+    return [name for name, _ in model.named_parameters() if name == part or name.startswith(f"{part}.")]
+
+
+def _capped(model: nn.Module) -> list[str]:
+    """What a largest table size did, in a line: which features share rows, and of how many ids."""
+    capped = {
+        name: rows
+        for module in model.modules()
+        if isinstance(module, Embeddings)
+        for name, rows in module.rows_of_hashed.items()
+    }
+    size = getattr(getattr(model, "settings", None), "max_table_size", None)
+    if size is None:
+        return []
+    if not capped:
+        return [f"settings.max_table_size is {size:,}, and no table has more rows: nothing was capped"]
+    return [f"settings.max_table_size caps the tables of {listed(capped)} at {size:,} rows; ids beyond share rows"]
+
+
+def _not_divided(settings: PlacementSettings, ranks: Ranks) -> list[str]:
+    if settings.shard_embeddings != "always" or ranks.world_size > 1:
+        return []
+    return ["train.shard_embeddings is always, and there is one process: nothing to divide; torchrun starts several"]
 
 
 def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]:
