@@ -336,6 +336,18 @@ def test_a_setting_that_does_not_fit_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_of_many_processes_the_first_tells_a_mistake_and_no_mistake_is_lost(
+    run: Cli, tmp_path: Path, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("recspec.cli.time.sleep", waited.append)
+    for rank, expected in (("0", []), ("1", [cli.PATIENCE])):  # nobody ends the second, so it tells after its wait
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        status, _, said = run("train", "neumf", data.folder, tmp_path / "run", "--set", "epohs=1")
+        assert (status, waited) == (2, expected)
+        assert "unknown setting 'epohs' (did you mean 'epochs'?)" in said
+
+
 def test_unknown_names_get_the_nearest_known_one(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
     assert "did you mean 'neumf'?" in run("train", "neuml", data.folder, tmp_path / "run")[2]
     assert "did you mean 'movielens'?" in run("prepare", "movielense", tmp_path, tmp_path / "out")[2]

@@ -7,6 +7,7 @@ torch is loaded inside the commands that need it, so that the rest answers at on
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -44,6 +45,7 @@ bench_app = typer.Typer(help="Throughput and latency of a model on this machine.
 app.add_typer(bench_app, name="bench")
 
 FEW_STEPS = 5
+PATIENCE = 10.0  # seconds in which the first process of a machine tells what all of them found
 WIDE = 160  # columns of a table that no terminal shows, but a file or a pipe takes
 
 out = Console(width=None if sys.stdout.isatty() else WIDE)
@@ -190,10 +192,13 @@ def train(
     from recspec.train import train as run_training
 
     keep_freed_memory()
-    spec = FeatureSpec.load(data, allow_outside=allow_outside)
-    model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
-    if train_settings.epochs == 0:
-        raise SettingsError("train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more")
+    with _told_once():
+        spec = FeatureSpec.load(data, allow_outside=allow_outside)
+        model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
+        if train_settings.epochs == 0:
+            raise SettingsError(
+                "train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more"
+            )
     _keep_to_cores(train_settings.affinity)
     with join(device) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
@@ -552,6 +557,21 @@ def _fresh_folder(parent: Path, name: str) -> Path:
     while (parent / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return parent / (name if number == 1 else f"{name}-{number}")
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """A mistake in what all processes of a machine read alike is told by the first of them.
+
+    The others wait: torchrun ends them once the first has ended. One that is still here after that saw what the first
+    did not, and tells it.
+    """
+    try:
+        yield
+    except RecspecError:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(PATIENCE)
+        raise
 
 
 @contextmanager
