@@ -291,3 +291,18 @@ def test_rows_start_glorot_normal_or_with_the_deviation_given() -> None:
     assert store[20_000:].std().item() == pytest.approx((2 / 108) ** 0.5, rel=0.1)
     assert Embeddings(spec, {"a": 8}, std=0.3).stores["8"].std().item() == pytest.approx(0.3, rel=0.02)
     assert not Embeddings(spec, {"a": 8}, std=0.0).stores["8"].any()
+
+
+def test_gradients_of_many_ids_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = FeatureSpec.from_dict(
+        {"feature_spec": {"a": {"cardinality": 9}, "b": {"cardinality": 5}, "label": {}},
+         "channel_spec": {"context": ["a", "b"], "label": ["label"]}}
+    )  # fmt: skip
+    tables = Embeddings(spec, {"a": 4, "b": 4})
+    batch = {"a": torch.randint(0, 9, (50,)), "b": torch.randint(0, 5, (50,), dtype=torch.int32)}
+    weights, gradients = torch.randn(50, 8), []
+    for many in (1, 1000):
+        monkeypatch.setattr("recspec.layers.MANY", many)
+        (gradient,) = torch.autograd.grad((tables(batch) * weights).sum(), [tables.stores["4"]])
+        gradients.append(gradient)
+    torch.testing.assert_close(gradients[0], gradients[1])

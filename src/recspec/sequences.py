@@ -489,6 +489,7 @@ class ActivatedMlp(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(x_dim, y_dim) for x_dim, y_dim in pairwise(dims))
         self.activations = nn.ModuleList(activation(kind, width) for width in dims[1:])
         self.dropout = nn.Dropout(dropout)
+        self.kind = kind
         for layer in self.layers:
             start_glorot(cast(nn.Linear, layer))
 
@@ -496,6 +497,16 @@ class ActivatedMlp(nn.Module):
     def first(self) -> nn.Linear:
         """The first linear layer."""
         return cast(nn.Linear, self.layers[0])
+
+    @property
+    def tail(self) -> tuple[Tensor, ...]:
+        """Weight and bias of every layer but the first."""
+        return tuple(parameter for layer in self.layers[1:] for parameter in layer.parameters())
+
+    def can_go_by_blocks(self, x: Tensor) -> bool:
+        """Whether what stands on this MLP may compute some rows at a time by hand, with input as `x`."""
+        plain = self.kind in ("sigmoid", "relu") and (self.dropout.p == 0 or not self.training)
+        return plain and x.dtype == self.first.weight.dtype and not torch.is_autocast_enabled(x.device.type)
 
     def forward(self, x: Tensor) -> Tensor:
         """All layers."""
@@ -536,6 +547,10 @@ class AttentionUnit(nn.Module):
     def forward(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
         """Weights of the events (T,)."""
         target = self.brought(target)
+        if events.step_by_step and self.mlp.can_go_by_blocks(happened):
+            event, _, difference, product = self._parts
+            parts = (happened, target, self.of_targets(target), event + difference, product)
+            return cast(Tensor, _Weights.apply(events, self.mlp.kind, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
         joined = happened * events.spread(target)
         first = self.of_events(happened) + events.spread(self.of_targets(target)) + self.of_products(joined)
         return self.after_first(first, events.present)
@@ -566,6 +581,209 @@ class AttentionUnit(nn.Module):
     def _parts(self) -> tuple[Tensor, ...]:
         """Columns of the first layer for h, t, h - t and h * t."""
         return torch.split(self.mlp.first.weight, self.dim, dim=1)
+
+
+class NextEvent(nn.Module):
+    """The auxiliary network of DIEN: tells the next event from a sampled item by the state before it.
+
+    Zhou et al.: Deep Interest Evolution Network, AAAI 2019, equation 7, with a network in the place of the inner
+    product, as in the authors' code: the mean over rows of each row's mean, over its events but the first, of
+    -ln sigmoid(f(h, next)) - ln(1 - sigmoid(f(h, sampled))), in nats; a row of one event adds 0. So every row stands
+    alone, as in the other loss, and ranks that share a batch get the gradient of one that has it whole. It is computed
+    from logits: no probability is rounded to 0.
+    """
+
+    def __init__(self, hidden_dim: int, event_dim: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.widths = (hidden_dim, event_dim)
+        self.mlp = ActivatedMlp((hidden_dim + event_dim, *hidden), "sigmoid")
+        self.out = nn.Linear(hidden[-1], 1)
+        start_glorot(self.out)
+
+    def forward(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
+        """The loss: (T, H), (T, D), (T, D) -> ()."""
+        of_state, of_event = torch.split(self.mlp.first.weight, list(self.widths), dim=1)
+        if events.step_by_step and states.dtype == happened.dtype and self.mlp.can_go_by_blocks(happened):
+            parts = (states, happened, sampled, of_state, of_event, self.mlp.first.bias)
+            return cast(Tensor, _Contrast.apply(events, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
+        earlier, later = events.successors()
+        known = F.linear(states[earlier], of_state, self.mlp.first.bias)
+        right, wrong = (self._logits(known + F.linear(each[later], of_event)) for each in (happened, sampled))
+        losses = F.softplus(-right.float()) + F.softplus(wrong.float())
+        losses = losses / (events.lengths - 1).clamp(min=1)[events.rows[later]]
+        follows = events.follows(earlier, later)
+        return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
+
+    def _logits(self, first: Tensor) -> Tensor:
+        return cast(Tensor, self.out(self.mlp.after_first(first))).squeeze(1)
+
+
+# --- by blocks -------------------------------------------------------------------------------------------------------
+
+BLOCK = 1024
+"""Rows of a step that are computed together: their layers of some hundred units stay in a core's cache."""
+
+
+class _Weights(torch.autograd.Function):
+    """`AttentionUnit` a block of rows of a step at a time.
+
+    Layer by layer over all events, every activation and its gradient go through memory several times; here they leave
+    the cache once, to be kept for the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        events: Events,
+        kind: Activation,
+        happened: Tensor,
+        target: Tensor,
+        of_targets: Tensor,
+        by_event: Tensor,
+        by_product: Tensor,
+        *tail: Tensor,
+    ) -> Tensor:
+        order = cast(Tensor, events.order)
+        target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
+        kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
+        weights = happened.new_empty(len(happened))
+        for rows, part, _ in _blocks(events):
+            x = happened[part]
+            first = torch.addmm(of_targets[rows], x, by_event.t(), out=kept[0][part])
+            first.addmm_(x * target[rows], by_product.t())
+            _forward(kind, [each[part] for each in kept], tail, weights[part])
+        ctx.save_for_backward(happened, target, by_event, by_product, *tail, *kept)
+        ctx.events, ctx.kind, ctx.num_tail = events, kind, len(tail)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        happened, target, by_event, by_product, *rest = ctx.saved_tensors
+        tail, kept = rest[: ctx.num_tail], rest[ctx.num_tail :]
+        events: Events = ctx.events
+        of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
+        of_first = target.new_zeros(len(target), len(by_event))
+        of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
+        of_tail = [torch.zeros_like(each) for each in tail]
+        for rows, part, _ in _blocks(events):
+            x, own = happened[part], target[rows]
+            slope = _backward(ctx.kind, gradient[part], [each[part] for each in kept], tail, of_tail)
+            of_first[rows] += slope
+            of_by_event.addmm_(slope.t(), x)
+            of_by_product.addmm_(slope.t(), x * own)
+            of_joined = slope @ by_product
+            of_target[rows].addcmul_(of_joined, x)
+            torch.addcmul(torch.mm(slope, by_event), of_joined, own, out=of_happened[part])
+        rank = cast(Tensor, events.rank)
+        to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
+        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *of_tail
+
+
+class _Contrast(torch.autograd.Function):
+    """`NextEvent` a block of rows of a step at a time.
+
+    The loss is one number, so its gradient is known, but for a factor, as soon as a block's logits are: it is computed
+    at once, and no activation is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        events: Events,
+        states: Tensor,
+        happened: Tensor,
+        sampled: Tensor,
+        by_state: Tensor,
+        by_event: Tensor,
+        bias: Tensor,
+        *tail: Tensor,
+    ) -> Tensor:
+        given = (states, happened, sampled, by_state, by_event, bias, *tail)
+        slopes = [torch.zeros_like(each) for each in given]
+        of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias, *of_tail = slopes
+        share = 1 / ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows))
+        share = share.to(states.dtype).index_select(0, cast(Tensor, events.order))
+        total = states.new_zeros(())
+        for rows, part, earlier in _blocks(events):
+            if earlier is None:
+                continue
+            own, state = share[rows], states[earlier]
+            known = torch.addmm(bias, state, by_state.t())
+            of_known = torch.zeros_like(known)
+            for right, each, of_each in ((1.0, happened, of_happened), (0.0, sampled, of_sampled)):
+                layers = [torch.addmm(known, each[part], by_event.t())]
+                layers += [known.new_empty(len(known), len(weight)) for weight in tail[:-2:2]]
+                logits = known.new_empty(len(known))
+                _forward("sigmoid", layers, tail, logits)
+                total += torch.dot(F.softplus(-logits if right else logits), own)
+                slope = _backward("sigmoid", (logits.sigmoid() - right) * own, layers, tail, of_tail)
+                of_by_event.addmm_(slope.t(), each[part])
+                torch.mm(slope, by_event, out=of_each[part])
+                of_known += slope
+            of_by_state.addmm_(of_known.t(), state)
+            of_bias += of_known.sum(0)
+            torch.mm(of_known, by_state, out=of_states[earlier])
+        ctx.save_for_backward(*slopes)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = ctx.saved_tensors
+        return None, *(slopes if gradient == 1 else [each * gradient for each in slopes])
+
+
+def _blocks(events: Events) -> list[tuple[slice, slice, slice | None]]:
+    """Blocks of rows of a step: which of the rows in order, which events, and the rows' events one step before."""
+    found: list[tuple[slice, slice, slice | None]] = []
+    steps = _steps(events)
+    for first in range(0, events.num_rows, BLOCK):
+        for part, before in steps:
+            size = min(part.stop - part.start - first, BLOCK)
+            if size <= 0:
+                break
+            start, earlier = part.start + first, None
+            if before is not None:
+                earlier = slice(before.start + first, before.start + first + size)
+            found.append((slice(first, first + size), slice(start, start + size), earlier))
+    return found
+
+
+def _forward(kind: Activation, layers: Sequence[Tensor], tail: Sequence[Tensor], out: Tensor) -> None:
+    """An MLP from what its first layer gives, layers[0] (n, W_0), to one number a row, `out` (n,).
+
+    `tail` is weight and bias of the further layers and of the last; `layers` become the activations, in place.
+    """
+    for place, x in enumerate(layers):
+        if place:
+            torch.addmm(tail[2 * place - 1], layers[place - 1], tail[2 * place - 2].t(), out=x)
+        _ = x.sigmoid_() if kind == "sigmoid" else x.relu_()
+    torch.addmv(tail[-1], layers[-1], tail[-2][0], out=out)
+
+
+def _backward(
+    kind: Activation, gradient: Tensor, layers: Sequence[Tensor], tail: Sequence[Tensor], of_tail: Sequence[Tensor]
+) -> Tensor:
+    """The gradient of what the first layer gives, from that of `_forward`'s numbers; adds to those of `tail`."""
+    of_tail[-1].add_(gradient.sum())
+    of_tail[-2][0].addmv_(layers[-1].t(), gradient)
+    slope = torch.outer(gradient, tail[-2][0])
+    _through(kind, slope, layers[-1])
+    for place in range(len(layers) - 1, 0, -1):
+        of_tail[2 * place - 2].addmm_(slope.t(), layers[place - 1])
+        of_tail[2 * place - 1].add_(slope.sum(0))
+        slope = slope @ tail[2 * place - 2]
+        _through(kind, slope, layers[place - 1])
+    return slope
+
+
+def _through(kind: Activation, slope: Tensor, y: Tensor) -> None:
+    """The gradient before an activation, from that after it, in place; `y` is what it gave."""
+    if kind == "sigmoid":
+        sigmoid_backward(slope, y, grad_input=slope)
+    else:
+        torch.ops.aten.threshold_backward.grad_input(slope, y, 0, grad_input=slope)
 
 
 # --- recurrences -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
 from recspec.models.din import Head, Inputs, SequenceSettings, blocks
-from recspec.sequences import ActivatedMlp, AttentionUnit, Events, Gru, events_of, start_glorot
+from recspec.sequences import AttentionUnit, Events, Gru, NextEvent, events_of
 
 
 class DienSettings(SequenceSettings):
@@ -143,37 +143,6 @@ class Evolution(nn.Module):
         weights = self.unit(states, target, events)
         weights = events.softmax(weights.float()) if self.softmax else torch.sigmoid(weights)
         return cast(Tensor, self.augru(states, events, weights)[1])
-
-
-class NextEvent(nn.Module):
-    """The auxiliary network: tells the next event from a sampled item by the state before it.
-
-    Zhou et al., equation 7, with a network in the place of the inner product, as in the authors' code: the mean over
-    rows of each row's mean, over its events but the first, of -ln sigmoid(f(h, next)) - ln(1 - sigmoid(f(h, sampled))),
-    in nats; a row of one event adds 0. So every row stands alone, as in the other loss, and ranks that share a batch
-    get the gradient of one that has it whole. It is computed from logits: no probability is rounded to 0.
-    """
-
-    def __init__(self, hidden_dim: int, event_dim: int, hidden: tuple[int, ...]) -> None:
-        super().__init__()
-        self.widths = (hidden_dim, event_dim)
-        self.mlp = ActivatedMlp((hidden_dim + event_dim, *hidden), "sigmoid")
-        self.out = nn.Linear(hidden[-1], 1)
-        start_glorot(self.out)
-
-    def forward(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
-        """The loss: (T, H), (T, D), (T, D) -> ()."""
-        earlier, later = events.successors()
-        of_state, of_event = torch.split(self.mlp.first.weight, list(self.widths), dim=1)
-        known = F.linear(states[earlier], of_state, self.mlp.first.bias)
-        right, wrong = (self._logits(known + F.linear(each[later], of_event)) for each in (happened, sampled))
-        losses = F.softplus(-right.float()) + F.softplus(wrong.float())
-        losses = losses / (events.lengths - 1).clamp(min=1)[events.rows[later]]
-        follows = events.follows(earlier, later)
-        return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
-
-    def _logits(self, first: Tensor) -> Tensor:
-        return cast(Tensor, self.out(self.mlp.after_first(first))).squeeze(1)
 
 
 def _auxiliary_weight(settings: DienSettings, *, has_negatives: bool) -> float:
