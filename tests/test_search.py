@@ -18,6 +18,7 @@ from recspec.search import (
     attend,
     attend_by_rows,
     latest_best,
+    look_up,
     mean_with_one_more,
 )
 
@@ -125,7 +126,7 @@ def test_by_rows_equals_padded_with_every_gradient(
 
     def by_rows(queries: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
         places = Places.of(present)
-        columns = [Column(table, places.take(own), sparse) for table, own in zip(tables, ids, strict=True)]
+        columns = [Column(table, places.take(own), sparse=sparse) for table, own in zip(tables, ids, strict=True)]
         scores, sums = attend_by_rows(columns, places, queries, mean=mean)
         return torch.stack([places.lay(own, 0.0) for own in scores], dim=1), sums
 
@@ -156,7 +157,7 @@ def test_a_sparse_gradient_holds_each_row_seen_once() -> None:
 def test_by_rows_takes_a_batch_without_events(shape: tuple[int, int], sparse: bool) -> None:
     places = Places.of(torch.zeros(shape, dtype=torch.bool))
     table, queries = torch.randn(5, 2, requires_grad=True), torch.randn(shape[0], 2, 2, requires_grad=True)
-    column = Column(table, torch.zeros(0, dtype=torch.int64), sparse)
+    column = Column(table, torch.zeros(0, dtype=torch.int64), sparse=sparse)
     scores, sums = attend_by_rows([column], places, queries, mean=True)
     sums.sum().backward()
     assert scores.shape == (2, 0)
@@ -170,6 +171,47 @@ def test_by_rows_needs_no_gradient_of_the_tables() -> None:
     places, queries = Places.of(present), torch.randn(6, 1, 3, requires_grad=True)
     attend_by_rows([Column(tables[0], places.take(ids[0]))], places, queries)[1].sum().backward()
     assert queries.grad is not None
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 30])
+def test_a_lookup_of_parts_of_a_store_has_the_gradient_of_torchs_own(sparse: bool, rows: int) -> None:
+    torch.manual_seed(0)
+    ids, wanted = [torch.randint(0, 4, (rows,)), torch.randint(0, 6, (rows,))], torch.randn(rows, 6)
+    ours, theirs = (torch.arange(30.0).view(10, 3).requires_grad_() for _ in range(2))
+    found = look_up([Column(ours, ids[0], slice(0, 4), sparse), Column(ours, ids[1], slice(4, 10), sparse)])
+    expected = torch.cat([theirs[ids[0]], theirs[4 + ids[1]]], dim=1)
+    assert torch.equal(found, expected)
+    for each in (found, expected):
+        (each * wanted).sum().backward()
+    assert ours.grad is not None
+    assert ours.grad.is_sparse == sparse
+    torch.testing.assert_close(ours.grad.to_dense(), theirs.grad)
+
+
+@pytest.mark.parametrize("dense", [1, 100])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_tables_of_one_store_share_its_gradient(dense: int, sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "DENSE", dense)
+    present, _, ids, _ = a_history()
+    places, found = Places.of(present), []
+    queries, wanted, numbers = torch.randn(6, 2, 6), torch.randn(6, 2, 6), torch.randn(15, 3)
+    for by_rows in (True, False):
+        store = numbers.clone().requires_grad_()
+        slices = [slice(1, 10), slice(10, 14)]
+        if by_rows:
+            columns = [Column(store, places.take(own), part, sparse) for own, part in zip(ids, slices, strict=True)]
+            sums = attend_by_rows(columns, places, queries)[1]
+        else:
+            vectors = torch.cat([store[part][own] for own, part in zip(ids, slices, strict=True)], dim=2)
+            sums = attend(vectors, present, queries)[1]
+        (sums * wanted).sum().backward()
+        assert store.grad is not None
+        found.append(store.grad)
+    torch.testing.assert_close(found[0].to_dense(), found[1])
+    if sparse:
+        seen = {1 + int(own) for own in ids[0][present]} | {10 + int(own) for own in ids[1][present]}
+        assert set(found[0]._indices()[0].tolist()) == seen
 
 
 def histories() -> tuple[PaddedHistory, StoredHistory]:

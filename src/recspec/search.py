@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -112,9 +112,13 @@ class Places:
     @classmethod
     def of(cls, present: Tensor) -> Places:
         """The places that are true (B, L)."""
-        flat, length = present.flatten().nonzero().squeeze(1), present.shape[1]
+        length, counts = present.shape[1], present.sum(1)
+        if present.all():
+            flat = torch.arange(present.numel())
+        else:
+            flat = present.flatten().nonzero().squeeze(1)
         rows = torch.div(flat, max(length, 1), rounding_mode="floor")
-        return cls(flat, rows, F.pad(present.sum(1).cumsum(0), (1, 0)), length)
+        return cls(flat, rows, F.pad(counts.cumsum(0), (1, 0)), length)
 
     @property
     def num_rows(self) -> int:
@@ -143,12 +147,14 @@ class Places:
 class Column:
     """One feature of the events: a table, and which of its rows each event takes."""
 
-    table: Tensor
-    """(N, W)."""
+    store: Tensor
+    """One table or several, one after the other, of vectors of W numbers."""
     rows: Tensor
-    """(T,), or (B, L) in a `StoredHistory`."""
+    """Counted from the table's first (T,), or (B, L) in a `StoredHistory`."""
+    table: slice = field(default_factory=lambda: slice(None))
+    """Which rows of the store the table has."""
     sparse: bool = False
-    """Whether the table's gradient holds the rows seen alone."""
+    """Whether the store's gradient holds the rows seen alone."""
 
 
 def attend_by_rows(
@@ -168,8 +174,8 @@ def attend_by_rows(
     return cast(
         tuple[Tensor, Tensor],
         _AttendByRows.apply(
-            queries.float(), places, mean, [column.rows for column in columns],
-            [column.sparse for column in columns], *[column.table for column in columns],
+            queries.float(), places, mean, [(column.rows, column.table, column.sparse) for column in columns],
+            *[column.store for column in columns],
         ),  # type: ignore[no-untyped-call]
     )  # fmt: skip
 
@@ -189,17 +195,18 @@ class _AttendByRows(torch.autograd.Function):
         queries: Tensor,
         places: Places,
         mean: bool,
-        rows: Sequence[Tensor],
-        sparse: Sequence[bool],
-        *tables: Tensor,
+        columns: Sequence[tuple[Tensor, slice, bool]],
+        *stores: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        rows, slices, sparse = (list(each) for each in zip(*columns, strict=True))
+        tables = [store[part] for store, part in zip(stores, slices, strict=True)]
         scores = _dots(tables, rows, places, queries)
         weights = [places.take(places.lay(own, -torch.inf).softmax(1)) for own in scores]
         if mean:
             weights.append((1 / (1 + places.lengths)).index_select(0, places.rows))
         sums = _weighted(tables, rows, places, weights)
-        ctx.save_for_backward(queries, sums, *weights, *rows, *tables)
-        ctx.places, ctx.sparse, ctx.heads, ctx.sums = places, sparse, len(scores), len(weights)
+        ctx.save_for_backward(queries, sums, *weights, *rows, *stores)
+        ctx.places, ctx.slices, ctx.sparse, ctx.heads, ctx.sums = places, slices, sparse, len(scores), len(weights)
         found = torch.stack(scores)
         ctx.mark_non_differentiable(found)
         return found, sums
@@ -209,24 +216,27 @@ class _AttendByRows(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
         queries, sums, *rest = ctx.saved_tensors
         places, heads, columns = ctx.places, ctx.heads, len(ctx.sparse)
-        weights, rows, tables = rest[: ctx.sums], rest[ctx.sums : ctx.sums + columns], rest[ctx.sums + columns :]
-        slopes_of_weights = _dots(tables, rows, places, gradient[:, :heads])
-        slopes = []
+        weights, rows, stores = rest[: ctx.sums], rest[ctx.sums : ctx.sums + columns], rest[ctx.sums + columns :]
+        tables = [store[part] for store, part in zip(stores, ctx.slices, strict=True)]
+        slopes = _dots(tables, rows, places, gradient[:, :heads])
         for head in range(heads):
             mean = (gradient[:, head] * sums[:, head]).sum(1).index_select(0, places.rows)
-            slopes.append(slopes_of_weights[head].sub_(mean).mul_(weights[head]))
+            slopes[head].sub_(mean).mul_(weights[head])
         of_queries = _weighted(tables, rows, places, slopes)
         pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
-        widths = [table.shape[1] for table in tables]
-        of_tables = [
-            _of_table(table, own, places, [(each, by[:, start : start + width]) for each, by in pairs], sparse)
-            if wanted
-            else None
-            for table, own, start, width, sparse, wanted in zip(
-                tables, rows, np.cumsum([0, *widths[:-1]]), widths, ctx.sparse, ctx.needs_input_grad[5:], strict=True
-            )
-        ]
-        return (of_queries, None, None, None, None, *of_tables)
+        of_stores: list[Tensor | None] = []
+        start = 0
+        for store, table, own, sparse, part, wanted in zip(
+            stores, tables, rows, ctx.sparse, ctx.slices, ctx.needs_input_grad[4:], strict=True
+        ):
+            terms = [(each, by[:, start : start + table.shape[1]]) for each, by in pairs]
+            start += table.shape[1]
+            if wanted:
+                seen, values = _of_rows(table, own, places, terms)
+                of_stores.append(_gradient(store, seen + (part.start or 0), values, sparse=sparse))
+            else:
+                of_stores.append(None)
+        return (of_queries, None, None, None, *of_stores)
 
 
 def _dots(tables: Sequence[Tensor], rows: Sequence[Tensor], places: Places, queries: Tensor) -> list[Tensor]:
@@ -279,27 +289,70 @@ def _split(x: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return torch.split(x, [table.shape[1] for table in tables], dim=1)
 
 
-def _of_table(
-    table: Tensor, rows: Tensor, places: Places, terms: Sequence[tuple[Tensor, Tensor]], sparse: bool
-) -> Tensor:
-    """A table's gradient: for each of its rows the sum over its events of weight (T,) times vector (B, W) of the row.
+def _of_rows(
+    table: Tensor, rows: Tensor, places: Places, terms: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """The table's rows that are seen (m,), and for each the sum over its events of weight (T,) times vector (B, W).
 
-    Sorted by the table's rows, the events of one of them are a bag of vectors of the batch's rows.
+    Sorted by the table's rows, the events of one of them are a bag of vectors of the batch's rows. Where the table has
+    few rows the weights of equal ones are summed first, (B, N), and a product does the rest.
     """
     if not len(rows):
-        return torch.zeros_like(table) if not sparse else _coo(rows, table.new_zeros(0, table.shape[1]), table)
-    distinct, order, starts = kernels.segments(rows)
+        return rows, table.new_zeros(0, table.shape[1])
+    if len(table) * places.num_rows <= DENSE * len(rows):
+        seen = torch.zeros(len(table), dtype=torch.bool).index_fill_(0, rows, True).nonzero().squeeze(1)
+        at, found = torch.add(rows, places.rows, alpha=len(table)), torch.zeros_like(table)
+        for weights, vectors in terms:
+            summed = weights.new_zeros(places.num_rows * len(table)).scatter_add_(0, at, weights)
+            found.addmm_(summed.view(places.num_rows, len(table)).t(), vectors)
+        return seen, found.index_select(0, seen)
+    seen, order, starts = kernels.segments(rows)
     batch_row = places.rows.index_select(0, order)
     total: Tensor | None = None
     for weights, vectors in terms:
         term = _bags(vectors, batch_row, starts, weights.index_select(0, order))
         total = term if total is None else total.add_(term)
-    values = cast(Tensor, total)
-    return _coo(distinct, values, table) if sparse else torch.zeros_like(table).index_copy_(0, distinct, values)
+    return seen, cast(Tensor, total)
 
 
-def _coo(rows: Tensor, values: Tensor, table: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(rows.view(1, -1), values, table.shape, is_coalesced=True, check_invariants=False)
+def _gradient(store: Tensor, rows: Tensor, values: Tensor, *, sparse: bool) -> Tensor:
+    """A store's gradient, of which some rows are not zeros."""
+    if not sparse:
+        return torch.zeros_like(store).index_copy_(0, rows, values)
+    return torch.sparse_coo_tensor(rows.view(1, -1), values, store.shape, is_coalesced=True, check_invariants=False)
+
+
+def look_up(columns: Sequence[Column]) -> Tensor:
+    """The vectors of columns of one store side by side, on a CPU: (T, D), D the sum of their widths.
+
+    The gradient sums equal rows sorted, in one pass: for 172,000 rows of 16 numbers 7 ms on one thread, where that of
+    torch's own lookup takes 50.
+    """
+    rows = [column.rows + (column.table.start or 0) for column in columns]
+    store, sparse = columns[0].store, columns[0].sparse
+    assert all(column.store is store for column in columns)
+    vectors = _LookUp.apply(store, torch.stack(rows, dim=1).flatten(), sparse)  # type: ignore[no-untyped-call]
+    return cast(Tensor, vectors).view(len(rows[0]), len(columns) * store.shape[1])
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows (n,) of a store: (n, W)."""
+
+    @staticmethod
+    def forward(ctx: Any, store: Tensor, rows: Tensor, sparse: bool) -> Tensor:
+        ctx.save_for_backward(store, rows)
+        ctx.sparse = sparse
+        return store.index_select(0, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        store, rows = ctx.saved_tensors
+        seen, values = rows[:0], gradient[:0]
+        if len(rows):
+            seen, order, starts = kernels.segments(rows)
+            values = F.embedding_bag(order, gradient.contiguous(), starts, mode="sum")
+        return _gradient(store, seen, values, sparse=ctx.sparse), None, None
 
 
 # --- a history, whichever form it has --------------------------------------------------------------------------------
@@ -376,7 +429,8 @@ class StoredHistory:
         """See `History`."""
         places, columns = self._events()
         with torch.no_grad():
-            tables, rows = [column.table for column in columns], [column.rows for column in columns]
+            tables = [column.store[column.table] for column in columns]
+            rows = [column.rows for column in columns]
             (scores,) = _dots(tables, rows, places, queries.float().unsqueeze(1))
         return places.lay(scores, 0.0)
 

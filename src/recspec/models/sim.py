@@ -32,6 +32,7 @@ from recspec.search import (
     StoredHistory,
     TargetQueries,
     latest_best,
+    look_up,
 )
 from recspec.sequences import AttentionUnit, Events, events_of, jagged_events
 
@@ -265,28 +266,30 @@ class Sim(Model):
     # --- reading a batch -----------------------------------------------------------------------------------------
 
     def _read(self, batch: Batch, *, sampled: bool) -> _Read:
-        """A batch's vectors. One lookup makes them all; a long history's are read where they stand, on a CPU."""
+        """A batch's vectors. A long history's are read where they stand, on a CPU; else one lookup makes them all."""
         batch = self._with_a_place(batch)
         windows = _Windows.of(batch[self.histories.mark] != 0, self.settings)
         target, pairs = self.histories.target(batch), self.histories.pairs
         latest = windows.latest(batch, [*pairs.values(), *(self.histories.negatives.values() if sampled else ())])
         events = events_of(windows.short)
         long = {name: batch[history][:, : windows.long.shape[1]].long() for name, history in pairs.items()}
-        stored = self._reads_tables()
         parts = [target]
         if self.settings.short != "none":
             parts.append({name: events.flat(latest[history]) for name, history in pairs.items()})
             if sampled:
                 negatives = self.histories.negatives
                 parts.append({name: events.flat(latest[negatives[name]]) for name in pairs})
-        if not stored:
-            parts.append({name: ids.flatten() for name, ids in long.items()})
-        ids = {name: torch.cat([part[name] for part in parts]) for name in pairs}
-        beside, found = self.inputs.embeddings.beside(batch, self.inputs.others, ids)
-        vectors = list(torch.split(found, [part[self.order[0]].shape[0] for part in parts]))
-        if stored:
+        others, embeddings = self.inputs.others, self.inputs.embeddings
+        if self._reads_tables():
             history: History = StoredHistory(self._columns(long), windows.long)
+            beside = embeddings(batch, others) if others else None
+            found = look_up(self._columns({name: torch.cat([part[name] for part in parts]) for name in pairs}))
+            vectors = list(torch.split(found, [len(part[self.order[0]]) for part in parts]))
         else:
+            parts.append({name: ids.flatten() for name, ids in long.items()})
+            ids = {name: torch.cat([part[name] for part in parts]) for name in pairs}
+            beside, found = embeddings.beside(batch, others, ids)
+            vectors = list(torch.split(found, [part[self.order[0]].shape[0] for part in parts]))
             history = PaddedHistory(vectors.pop().view(*windows.long.shape, self.inputs.event_dim), windows.long)
         side = [vectors[0].new_zeros(vectors[0].shape[0], 0) if beside is None else beside]
         side += [batch[name].unsqueeze(1) for name in self.inputs.numbers]
@@ -341,8 +344,9 @@ class Sim(Model):
                 )
         if problems:
             raise DataError.of("a batch holds ids outside their tables", problems)
-        store, sparse = embeddings.stores[key], key in embeddings.sparse
-        return tuple(Column(store, ids[name] + embeddings.first_row[name], sparse) for name in self.order)
+        tables = {name: slice(first := embeddings.first_row[name], first + embeddings.num_rows[name]) for name in ids}
+        sparse = key in embeddings.sparse
+        return tuple(Column(embeddings.stores[key], ids[name], tables[name], sparse) for name in self.order)
 
     # --- from vectors to logits ----------------------------------------------------------------------------------
 
