@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,29 +46,29 @@ class Contender:
 class Clock:
     """Time and samples between the end of the warm-up and the first batch that ends after `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.batches = seconds, 0
+    def __init__(self, seconds: float, warm_up: int = WARM_UP) -> None:
+        self.seconds, self.warm_up, self.batches = seconds, warm_up, 0
         self.first = self.last = (0.0, 0.0, 0)
 
     def tick(self, samples: int) -> bool:
         """A batch has been trained on, `samples` in all so far; tells whether the time is over."""
         self.batches += 1
         self.last = (time.perf_counter(), time.process_time(), samples)
-        if self.batches == WARM_UP:
+        if self.batches == self.warm_up:
             self.first = self.last
         return self.is_over
 
     @property
     def is_over(self) -> bool:
         """Whether the measured time has passed."""
-        return self.batches > WARM_UP and self.last[0] - self.first[0] >= self.seconds
+        return self.batches > self.warm_up and self.last[0] - self.first[0] >= self.seconds
 
     def result(self) -> Found:
         """Samples, batches, seconds and speeds of the time measured."""
         wall, cpu, samples = (last - first for last, first in zip(self.last, self.first, strict=True))
         return {
             "samples": samples,
-            "batches": self.batches - WARM_UP,
+            "batches": self.batches - self.warm_up,
             "seconds": wall,
             "samples_per_second": samples / wall,
             "samples_per_cpu_second": samples / cpu,
@@ -107,7 +107,122 @@ def environments() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "recspec" / "peers"
 
 
+class TimeOver(Exception):
+    """Ends a peer's `fit`, which knows epochs only."""
+
+
+def clocked(optimizer: Any, batch_size: int, seconds: float, warm_up: int = WARM_UP) -> Clock:
+    """A clock that ticks after every step of the optimizer, and ends the training when the time is over."""
+    clock = Clock(seconds, warm_up)
+
+    def tick(*_: object) -> None:
+        if clock.tick((clock.batches + 1) * batch_size):
+            raise TimeOver
+
+    optimizer.register_step_post_hook(tick)
+    return clock
+
+
+def found_of_peer(clock: Clock, model: Any) -> Found:
+    """What a peer's measurement found; it computes in fp32."""
+    import torch
+
+    return {
+        **clock.result(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": "fp32",
+        "torch": torch.__version__,
+        "peak_memory_bytes": peak_memory(),
+    }
+
+
+class Blocks:
+    """In place of torch's loader: the rows of a batch by one indexing a column, as torch's could take them."""
+
+    def __init__(self, dataset: Any, shuffle: bool, batch_size: int) -> None:
+        import torch
+
+        self.batch_size, self.num_rows = batch_size, len(dataset)
+        self.order = torch.randperm if shuffle else torch.arange
+        tensors = getattr(dataset, "tensors", None)
+        columns, labels = tensors if tensors is not None else (dataset.x, dataset.y)
+        as_tensor = torch.as_tensor
+        self.columns = {n: as_tensor(c) for n, c in columns.items()} if isinstance(columns, dict) else columns
+        self.labels = as_tensor(labels)
+
+    def __len__(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        order: Any = self.order(self.num_rows)
+        for rows in order.split(self.batch_size):
+            labels = self.labels.index_select(0, rows)
+            if isinstance(self.columns, dict):
+                yield {name: column.index_select(0, rows) for name, column in self.columns.items()}, labels
+            else:
+                yield self.columns.index_select(0, rows), labels
+
+
+# --- this project's side ---------------------------------------------------------------------------------------------
+
+
+def time_training(run: Any, seconds: float, warm_up: int = WARM_UP) -> Found:
+    """A training run of this project until the time is over, and what plain matrix products reach around it."""
+    import torch
+
+    from recspec.bench import matrix_rate
+    from recspec.train import arithmetic
+
+    clock, device = Clock(seconds, warm_up), torch.device("cpu")
+    with arithmetic(run.precision, run.settings.deterministic):
+        rate = matrix_rate(run.precision, device)
+        while not clock.is_over:
+            for loss in run.epoch():  # noqa: B007
+                if clock.tick(run.progress.samples):
+                    break
+            run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
+        rate = (rate + matrix_rate(run.precision, device)) / 2
+    return {
+        **clock.result(),
+        "parameters": run.model.num_parameters(),
+        "precision": run.precision,
+        "torch": torch.__version__,
+        "peak_memory_bytes": peak_memory(),
+        "sparse_gradients": list(run.sparse),
+        "embedding_backend": run.embedding_backend,
+        "loss": float(loss),
+        "linear_weights": linear_weights(run.model),
+        "matrix_rate": rate,
+    }
+
+
+def linear_weights(model: Any) -> int:
+    """Weights of all linear layers."""
+    import torch
+
+    return sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+
+
 # --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def start(
+    arguments: argparse.Namespace,
+    measures: Mapping[str, Callable[..., Found]],
+    compare: Callable[[argparse.Namespace, Path], Mapping[str, Any]],
+) -> None:
+    """One measurement if this process was started for one, else all of them and their report."""
+    if arguments.measure:
+        answer(arguments.measure, measures)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        report = compare(arguments, Path(scratch))
+    write(report, arguments.out)
+
+
+def shared(arguments: argparse.Namespace) -> Found:
+    """What every measurement is told."""
+    return {"batch_size": arguments.batch_size, "seconds": arguments.seconds, "threads": arguments.threads}
 
 
 def answer(measure: str, measures: Mapping[str, Callable[..., Found]]) -> None:
@@ -174,6 +289,19 @@ def _summary(rounds: list[Found]) -> Found:
     return summary
 
 
+def add_shares(runs: Runs) -> None:
+    """Each run's share of the matrix rate that recspec's process measured in the same round."""
+    for rounds in runs.values():
+        for found, ours in zip(rounds, runs["recspec"], strict=True):
+            arithmetic = 6 * ours["linear_weights"] * found["samples_per_second"]
+            found["share_of_matrix_rate"] = arithmetic / ours["matrix_rate"]
+
+
+def fastest(summary: Mapping[str, Found], names: Sequence[str]) -> str:
+    """Which of some contenders is the fastest."""
+    return max(names, key=lambda name: summary[name]["samples_per_second"])
+
+
 def ratios(summary: Mapping[str, Found], ours: str, theirs: str) -> dict[str, float]:
     """How many times as fast one contender is as another, by the clock and per CPU second."""
     return {
@@ -208,11 +336,15 @@ def print_differences(differences: Sequence[str]) -> None:
         print(f"  - {difference}")
 
 
-def circumstances() -> Found:
-    """Machine, load, date and commit: what a report of measurements ends with."""
+def circumstances(arguments: argparse.Namespace, differences: Sequence[str]) -> Found:
+    """Sizes, what differs, machine, load, date and commit: what a report of measurements ends with."""
     from recspec import machine
 
+    print_differences(differences)
     return {
+        "batch_size": arguments.batch_size,
+        "threads": arguments.threads,
+        "differences": differences,
         "machine": machine.describe(),
         "load_average": os.getloadavg()[0],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

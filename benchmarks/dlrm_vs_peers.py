@@ -34,19 +34,21 @@ from _side_by_side import (
     Clock,
     Contender,
     Found,
-    Runs,
-    answer,
+    add_shares,
     circumstances,
     environments,
+    fastest,
+    linear_weights,
     parser,
     peak_memory,
     peer_python,
-    print_differences,
     print_table,
     ratios,
     run_in_turns,
+    shared,
+    start,
     summarise,
-    write,
+    time_training,
 )
 
 TABLES, NUM_IDS, WIDTH, NUMBERS = 26, 100_000, 128, 13
@@ -72,13 +74,7 @@ DIFFERENCES = (
 
 def main() -> None:
     """Measure everybody in turns, print a table, write JSON."""
-    arguments = _arguments()
-    if arguments.measure:
-        answer(arguments.measure, MEASURES)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        report = compare(arguments, Path(scratch))
-    write(report, arguments.out)
+    start(_arguments(), MEASURES, compare)
 
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -86,9 +82,8 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     theirs = peer_python("TorchRec", arguments.torchrec_environment, REQUIREMENTS, alone=ALONE)
     spec = clicks_like_criteo(scratch / "data", BATCHES * arguments.batch_size)
     rows = write_matrix(spec, scratch / "matrix")
-    common = {"batch_size": arguments.batch_size, "seconds": arguments.seconds, "threads": arguments.threads}
-    ours = {"who": "recspec", "data": str(spec.folder), **common}
-    peer = {"who": "torchrec", "data": str(scratch / "matrix"), **common}
+    ours = {"who": "recspec", "data": str(spec.folder), **shared(arguments)}
+    peer = {"who": "torchrec", "data": str(scratch / "matrix"), **shared(arguments)}
     python = Path(sys.executable)
     contenders = {"recspec": Contender(python, {**ours, "precision": arguments.precision, "backend": "auto"})}
     if importlib.util.find_spec("fbgemm_gpu"):
@@ -103,35 +98,23 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     add_shares(runs)
     summary = summarise(runs)
     peers = [name for name in summary if name.startswith("TorchRec")]
-    fastest = max(peers, key=lambda name: summary[name]["samples_per_second"])
-    print_table(summary, fastest)
-    print_differences(DIFFERENCES)
+    best = fastest(summary, peers)
+    print_table(summary, best)
     return {
         "what": "DLRM training, samples/s over whole steps; ratio is recspec over the fastest peer",
         "sizes": {"tables": TABLES, "rows": NUM_IDS, "width": WIDTH, "numbers": NUMBERS, "bottom": BOTTOM, "top": TOP},
         "optimizer": {"tables": "rowwise_adagrad", "layers": "adagrad", "learning_rate": RATE, "eps": EPS},
-        "batch_size": arguments.batch_size,
-        "threads": arguments.threads,
         "data": "made up in Criteo's shape, ids of a power law",
         "rows": rows,
         "results": summary,
-        "fastest_peer": fastest,
-        **ratios(summary, "recspec", fastest),
+        "fastest_peer": best,
+        **ratios(summary, "recspec", best),
         "over_each_peer": {
             f"{own} / {name}": ratios(summary, own, name) for own in summary if own not in peers for name in peers
         },
         "runs": runs,
-        "differences": DIFFERENCES,
-        **circumstances(),
+        **circumstances(arguments, DIFFERENCES),
     }
-
-
-def add_shares(runs: Runs) -> None:
-    """Each run's share of the matrix rate that recspec's process measured in the same round."""
-    for rounds in runs.values():
-        for found, ours in zip(rounds, runs["recspec"], strict=True):
-            arithmetic = 6 * ours["linear_weights"] * found["samples_per_second"]
-            found["share_of_matrix_rate"] = arithmetic / ours["matrix_rate"]
 
 
 def clicks_like_criteo(folder: Path, rows: int) -> Any:
@@ -188,12 +171,11 @@ def measure_recspec(data: str, *, precision: str, backend: str, batch_size: int,
     """This project, by the steps of its own training run."""
     import torch
 
-    from recspec.bench import matrix_rate
     from recspec.distributed import Ranks
     from recspec.feature_spec import FeatureSpec
     from recspec.machine import keep_freed_memory
     from recspec.models.dlrm import DlrmSettings
-    from recspec.train import TrainingRun, TrainSettings, arithmetic
+    from recspec.train import TrainingRun, TrainSettings
 
     keep_freed_memory()
     torch.set_num_threads(threads)
@@ -212,27 +194,7 @@ def measure_recspec(data: str, *, precision: str, backend: str, batch_size: int,
     sizes = DlrmSettings(embedding_dim=WIDTH, bottom=BOTTOM, top=TOP)
     with tempfile.TemporaryDirectory() as folder:
         run = TrainingRun("dlrm", FeatureSpec.load(data), Path(folder) / "run", settings, sizes, Ranks())
-        with arithmetic(run.precision, settings.deterministic):
-            rate = matrix_rate(run.precision, torch.device("cpu"))
-            clock = Clock(seconds)
-            while not clock.is_over:
-                for loss in run.epoch():  # noqa: B007
-                    if clock.tick(run.progress.samples):
-                        break
-                run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
-            rate = (rate + matrix_rate(run.precision, torch.device("cpu"))) / 2
-    return {
-        **clock.result(),
-        "parameters": run.model.num_parameters(),
-        "precision": run.precision,
-        "torch": torch.__version__,
-        "peak_memory_bytes": peak_memory(),
-        "sparse_gradients": list(run.sparse),
-        "embedding_backend": run.embedding_backend,
-        "loss": float(loss),
-        "linear_weights": _linear_weights(run.model),
-        "matrix_rate": rate,
-    }
+        return time_training(run, seconds)
 
 
 def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
@@ -302,18 +264,11 @@ def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float
         "torch": torch.__version__,
         "peak_memory_bytes": peak_memory(),
         "loss": float(loss),
-        "linear_weights": _linear_weights(model),
+        "linear_weights": linear_weights(model),
     }
 
 
 MEASURES: dict[str, Callable[..., Found]] = {"recspec": measure_recspec, "torchrec": measure_torchrec}
-
-
-def _linear_weights(model: Any) -> int:
-    """Weights of all linear layers."""
-    import torch
-
-    return sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
 
 
 def _arguments() -> argparse.Namespace:

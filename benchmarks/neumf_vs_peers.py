@@ -22,17 +22,18 @@ from typing import Any
 from _side_by_side import (
     Clock,
     Contender,
-    answer,
+    add_shares,
     circumstances,
     environments,
     parser,
     peer_python,
-    print_differences,
     print_table,
     ratios,
     run_in_turns,
+    shared,
+    start,
     summarise,
-    write,
+    time_training,
 )
 
 SIZES: dict[str, Any] = {"factors": 64, "layers": [256, 256, 128, 64], "dropout": 0.5, "negatives": 4}
@@ -50,13 +51,7 @@ DIFFERENCES = (
 
 def main() -> None:
     """Measure everybody in turns, print a table, write JSON."""
-    arguments = _arguments()
-    if arguments.measure:
-        answer(arguments.measure, MEASURES)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        report = compare(arguments, Path(scratch))
-    write(report, arguments.out)
+    start(_arguments(), MEASURES, compare)
 
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -67,29 +62,25 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     peer = peer_python("RecBole", arguments.environment, REQUIREMENTS)
     spec = FeatureSpec.load(arguments.data) if arguments.data else interactions_like_ml_1m(scratch / "data")
     rows = write_atomic_file(spec, scratch / "atomic")
-    common = {"batch_size": arguments.batch_size, "seconds": arguments.seconds, "threads": arguments.threads}
-    ours, here = {"who": "recspec", "data": str(spec.folder.resolve()), **common}, Path(sys.executable)
+    ours, here = {"who": "recspec", "data": str(spec.folder.resolve()), **shared(arguments)}, Path(sys.executable)
     contenders = {
         "recspec": Contender(here, {**ours, "reject": False}),
         "recspec, rejecting": Contender(here, {**ours, "reject": True}),
-        "RecBole": Contender(peer, {"who": "recbole", "data": str(scratch / "atomic"), **common}),
+        "RecBole": Contender(peer, {"who": "recbole", "data": str(scratch / "atomic"), **shared(arguments)}),
     }
     runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
+    add_shares(runs)
     summary = summarise(runs)
     print_table(summary, "RecBole")
-    print_differences(DIFFERENCES)
     return {
         "what": "NeuMF training, samples/s with drawn negatives included",
         "sizes": SIZES,
-        "batch_size": arguments.batch_size,
-        "threads": arguments.threads,
         "data": spec.metadata.get("dataset", "made up in ml-1m's shape"),
         "rows": rows,
         "results": summary,
         **ratios(summary, "recspec", "RecBole"),
         "runs": runs,
-        "differences": DIFFERENCES,
-        **circumstances(),
+        **circumstances(arguments, DIFFERENCES),
     }
 
 
@@ -117,12 +108,11 @@ def measure_recspec(data: str, *, reject: bool, batch_size: int, seconds: float,
     """This project, by the steps of its own training run."""
     import torch
 
-    from recspec.bench import matrix_rate
     from recspec.distributed import Ranks
     from recspec.feature_spec import FeatureSpec
     from recspec.machine import keep_freed_memory
     from recspec.models.neumf import NeuMFSettings
-    from recspec.train import TrainingRun, TrainSettings, arithmetic
+    from recspec.train import TrainingRun, TrainSettings
 
     keep_freed_memory()
     torch.set_num_threads(threads)
@@ -143,27 +133,7 @@ def measure_recspec(data: str, *, reject: bool, batch_size: int, seconds: float,
             NeuMFSettings.model_validate(sizes),
             Ranks(),
         )
-
-        with arithmetic(run.precision, settings.deterministic):
-            rate = matrix_rate(run.precision, torch.device("cpu"))
-            clock = Clock(seconds)
-            over = False
-            while not over:
-                for _ in run.epoch():
-                    over = clock.tick(run.progress.samples)
-                    if over:
-                        break
-                run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
-            rate = (rate + matrix_rate(run.precision, torch.device("cpu"))) / 2
-    weights = sum(module.weight.numel() for module in run.model.modules() if isinstance(module, torch.nn.Linear))
-    return {
-        **clock.result(),
-        "parameters": run.model.num_parameters(),
-        "precision": run.precision,
-        "torch": torch.__version__,
-        "matrix_rate": rate,
-        "share_of_matrix_rate": 6 * weights * clock.result()["samples_per_second"] / rate,
-    }
+        return time_training(run, seconds)
 
 
 def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int) -> dict[str, Any]:

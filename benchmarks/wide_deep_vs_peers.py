@@ -23,28 +23,31 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from _side_by_side import (
-    Clock,
+    Blocks,
     Contender,
     Found,
-    Runs,
-    answer,
+    TimeOver,
+    add_shares,
     circumstances,
+    clocked,
     environments,
+    fastest,
+    found_of_peer,
     parser,
-    peak_memory,
     peer_python,
-    print_differences,
     print_table,
     ratios,
     run_in_turns,
+    shared,
+    start,
     summarise,
-    write,
+    time_training,
 )
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -84,13 +87,7 @@ DIFFERENCES = (
 
 def main() -> None:
     """Measure everybody in turns, print a table for each setting, write JSON."""
-    arguments = _arguments()
-    if arguments.measure:
-        answer(arguments.measure, MEASURES)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        report = compare(arguments, Path(scratch))
-    write(report, arguments.out)
+    start(_arguments(), MEASURES, compare)
 
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -105,12 +102,7 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     rows = write_matrix(spec, scratch / "matrix")
     report: dict[str, Any] = {}
     for setting in arguments.settings:
-        common = {
-            "setting": setting,
-            "batch_size": arguments.batch_size,
-            "seconds": arguments.seconds,
-            "threads": arguments.threads,
-        }
+        common = {"setting": setting, **shared(arguments)}
         contenders = {
             "recspec": Contender(
                 Path(sys.executable),
@@ -127,35 +119,23 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         add_shares(runs)
         summary = summarise(runs)
         print_table(summary, "DeepCTR-Torch", setting)
-        fastest = max((name for name in summary if name != "recspec"), key=lambda n: summary[n]["samples_per_second"])
+        best = fastest(summary, [name for name in summary if name != "recspec"])
         report[setting] = {
             "sizes": SETTINGS[setting],
             "results": summary,
             **ratios(summary, "recspec", "DeepCTR-Torch"),
-            "fastest_peer": fastest,
-            "over_fastest_peer": ratios(summary, "recspec", fastest),
+            "fastest_peer": best,
+            "over_fastest_peer": ratios(summary, "recspec", best),
             "runs": runs,
         }
-    print_differences(DIFFERENCES)
     return {
         "what": "Wide & Deep training, samples/s over whole steps; ratio is recspec over DeepCTR-Torch as it comes",
         "optimizer": {"optimizer": "rmsprop", **OPTIMIZER},
-        "batch_size": arguments.batch_size,
-        "threads": arguments.threads,
         "data": "made up in Outbrain's shape",
         "rows": rows,
         "settings": report,
-        "differences": DIFFERENCES,
-        **circumstances(),
+        **circumstances(arguments, DIFFERENCES),
     }
-
-
-def add_shares(runs: Runs) -> None:
-    """Each run's share of the matrix rate that recspec's process measured in the same round."""
-    for rounds in runs.values():
-        for found, ours in zip(rounds, runs["recspec"], strict=True):
-            arithmetic = 6 * ours["linear_weights"] * found["samples_per_second"]
-            found["share_of_matrix_rate"] = arithmetic / ours["matrix_rate"]
 
 
 def write_matrix(spec: Any, folder: Path) -> int:
@@ -204,12 +184,11 @@ def measure_recspec(data: str, *, setting: str, precision: str, batch_size: int,
     """This project, by the steps of its own training run."""
     import torch
 
-    from recspec.bench import matrix_rate
     from recspec.distributed import Ranks
     from recspec.feature_spec import FeatureSpec
     from recspec.machine import keep_freed_memory
     from recspec.models.wide_deep import WideDeepSettings
-    from recspec.train import TrainingRun, TrainSettings, arithmetic
+    from recspec.train import TrainingRun, TrainSettings
 
     keep_freed_memory()
     torch.set_num_threads(threads)
@@ -231,26 +210,7 @@ def measure_recspec(data: str, *, setting: str, precision: str, batch_size: int,
             WideDeepSettings.model_validate(SETTINGS[setting]),
             Ranks(),
         )
-        with arithmetic(run.precision, settings.deterministic):
-            rate = matrix_rate(run.precision, torch.device("cpu"))
-            clock = Clock(seconds)
-            while not clock.is_over:
-                for _ in run.epoch():
-                    if clock.tick(run.progress.samples):
-                        break
-                run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
-            rate = (rate + matrix_rate(run.precision, torch.device("cpu"))) / 2
-    weights = sum(module.weight.numel() for module in run.model.modules() if isinstance(module, torch.nn.Linear))
-    return {
-        **clock.result(),
-        "parameters": run.model.num_parameters(),
-        "precision": run.precision,
-        "torch": torch.__version__,
-        "peak_memory_bytes": peak_memory(),
-        "sparse_gradients": list(run.sparse),
-        "linear_weights": weights,
-        "matrix_rate": rate,
-    }
+        return time_training(run, seconds)
 
 
 def measure_deepctr(data: str, *, setting: str, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
@@ -285,15 +245,15 @@ def measure_deepctr(data: str, *, setting: str, helped: bool, batch_size: int, s
         l2_reg_dnn=0,
     )
     optimizer = _rmsprop(torch.optim.RMSprop, model.parameters())
-    clock = _clocked(optimizer, batch_size, seconds)
+    clock = clocked(optimizer, batch_size, seconds)
     if helped:
-        basemodel.DataLoader = _Blocks
+        basemodel.DataLoader = Blocks
         torch.set_float32_matmul_precision("medium")
     model.compile(optimizer, "binary_crossentropy", metrics=[])
     try:
         model.fit(columns, labels, batch_size=batch_size, epochs=1_000_000, verbose=0, shuffle=True)
     except TimeOver:
-        return _found(clock, model)
+        return found_of_peer(clock, model)
     raise AssertionError("a million epochs ended before the time did")
 
 
@@ -338,15 +298,15 @@ def measure_rechub(data: str, *, setting: str, helped: bool, batch_size: int, se
         optimizer_params={},
         n_epoch=1_000_000,
     )
-    clock = _clocked(trainer.optimizer, batch_size, seconds)
+    clock = clocked(trainer.optimizer, batch_size, seconds)
     dataset = DataGenerator(columns, labels).dataset
-    loader = (_Blocks if helped else torch.utils.data.DataLoader)(dataset, shuffle=True, batch_size=batch_size)
+    loader = (Blocks if helped else torch.utils.data.DataLoader)(dataset, shuffle=True, batch_size=batch_size)
     if helped:
         torch.set_float32_matmul_precision("medium")
     try:
         trainer.fit(loader)
     except TimeOver:
-        return _found(clock, model)
+        return found_of_peer(clock, model)
     raise AssertionError("a million epochs ended before the time did")
 
 
@@ -355,37 +315,6 @@ MEASURES: dict[str, Callable[..., Found]] = {
     "deepctr": measure_deepctr,
     "rechub": measure_rechub,
 }
-
-
-class TimeOver(Exception):
-    """Ends a peer's `fit`, which knows epochs only."""
-
-
-class _Blocks:
-    """In place of torch's loader: the rows of a batch by one indexing a column, as torch's could take them."""
-
-    def __init__(self, dataset: Any, shuffle: bool, batch_size: int) -> None:
-        import torch
-
-        self.batch_size, self.num_rows = batch_size, len(dataset)
-        self.order = torch.randperm if shuffle else torch.arange
-        tensors = getattr(dataset, "tensors", None)
-        columns, labels = tensors if tensors is not None else (dataset.x, dataset.y)
-        as_tensor = torch.as_tensor
-        self.columns = {n: as_tensor(c) for n, c in columns.items()} if isinstance(columns, dict) else columns
-        self.labels = as_tensor(labels)
-
-    def __len__(self) -> int:
-        return -(-self.num_rows // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        order: Any = self.order(self.num_rows)
-        for rows in order.split(self.batch_size):
-            labels = self.labels.index_select(0, rows)
-            if isinstance(self.columns, dict):
-                yield {name: column.index_select(0, rows) for name, column in self.columns.items()}, labels
-            else:
-                yield self.columns.index_select(0, rows), labels
 
 
 def _read_matrix(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
@@ -404,30 +333,6 @@ def _read_matrix(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]], Any
 
 def _rmsprop(kind: Any, parameters: Any) -> Any:
     return kind(parameters, lr=OPTIMIZER["learning_rate"], alpha=OPTIMIZER["rho"], eps=OPTIMIZER["eps"])
-
-
-def _clocked(optimizer: Any, batch_size: int, seconds: float) -> Clock:
-    """A clock that ticks after every step of the optimizer, and ends the training when the time is over."""
-    clock = Clock(seconds)
-
-    def tick(*_: object) -> None:
-        if clock.tick((clock.batches + 1) * batch_size):
-            raise TimeOver
-
-    optimizer.register_step_post_hook(tick)
-    return clock
-
-
-def _found(clock: Clock, model: Any) -> Found:
-    import torch
-
-    return {
-        **clock.result(),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "precision": "fp32",
-        "torch": torch.__version__,
-        "peak_memory_bytes": peak_memory(),
-    }
 
 
 def _arguments() -> argparse.Namespace:
