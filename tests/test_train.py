@@ -38,7 +38,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 def settings(**values: object) -> TrainSettings:
     return TrainSettings.model_validate(
-        {"epochs": 3, "batch_size": 2000, "learning_rate": 0.01, "log_every": 1, "tensorboard": False, **values}
+        {
+            "epochs": 3,
+            "batch_size": 2000,
+            "learning_rate": 0.01,
+            "log_every": 1,
+            "tensorboard": False,
+            "precision": "fp32",  # exact to 1e-6 or so on every CPU
+            **values,
+        }
     )
 
 
@@ -375,7 +383,7 @@ def test_sparse_gradients_are_chosen_where_they_pay_and_change_nothing(clicks: F
 def command(data: FeatureSpec, folder: Path, *more: str) -> list[str]:
     assignments = ["factors=4", "layers=[8,4]", "dropout=0.2", "train.batch_size=500", "train.epochs=4",
                    "train.learning_rate=0.01", "train.log_every=1", "train.tensorboard=false",
-                   "train.checkpoint_minutes=0"]  # fmt: skip
+                   "train.checkpoint_minutes=0", "train.precision=fp32"]  # fmt: skip
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
     return ["-m", "recspec", "train", "neumf", str(data.folder), str(folder), *chosen, *more]
 
@@ -537,7 +545,8 @@ def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, 
 def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: FeatureSpec, tmp_path: Path) -> None:
     assignments = ["hidden=[8]", "embedding_dim=4", "train.batch_size=333", "train.epochs=2", "dropout=0",
                    "train.optimizer=rmsprop", "train.sparse_gradients=always", "train.log_every=1",
-                   "train.parts={wide: {optimizer: ftrl, learning_rate: 0.1}}", "train.tensorboard=false"]  # fmt: skip
+                   "train.parts={wide: {optimizer: ftrl, learning_rate: 0.1}}", "train.tensorboard=false",
+                   "train.precision=fp32"]  # fmt: skip
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
     one, two = tmp_path / "one", tmp_path / "two"
     train_command = ["-m", "recspec", "train", "wide_deep", str(clicks.folder)]
