@@ -871,9 +871,8 @@ class _Recurrence(torch.autograd.Function):
         states = torch.empty_like(candidates)
         last = x.new_zeros(events.num_rows, hidden)
         to_gates, to_candidate = weight_h[:both].t(), weight_h[both:].t()
-        for part, before in _steps(events):
-            gate, candidate, state = gates[part], candidates[part], states[part]
-            old = last[: len(state)]
+        for rows, part, before in _blocks(events):
+            gate, candidate, state, old = gates[part], candidates[part], states[part], last[rows]
             if before is not None:
                 gate.addmm_(old, to_gates)
                 torch.mm(old, to_candidate, out=recalled[part])
@@ -903,9 +902,8 @@ class _Recurrence(torch.autograd.Function):
         of_gates, of_candidates, of_recalled = (torch.empty_like(each) for each in (gates, candidates, recalled))
         of_attention = None if attention is None else torch.empty_like(attention)
         earlier = torch.zeros_like(states)
-        for part, before in reversed(_steps(events)):
-            gate, candidate, size = gates[part], candidates[part], part.stop - part.start
-            here, old = carried[:size], earlier[part]
+        for rows, part, before in reversed(_blocks(events)):
+            gate, candidate, here, old = gates[part], candidates[part], carried[rows], earlier[part]
             if of_states is not None:
                 here += of_states[part]
             if before is not None:
