@@ -156,6 +156,7 @@ FILES: dict[str, tuple[Mapping[str, str], str]] = {
     "not an integer": ({"a.csv": "1.5\n2\n"}, ""),
     "empty cell": ({"a.csv": "1\n \n"}, ""),
     "number that is none": ({"b.csv": "nan\n1\n"}, ""),
+    "label other than 0 and 1": ({"b.csv": "0\n3\n"}, ""),
     "header line": ({"a.csv": "item\n1\n"}, ""),
     "wrong number of cells": ({"a.csv": "1,2\n3\n"}, ""),
 }

@@ -188,12 +188,6 @@ def _add(figures: Mapping[str, _Figures], columns: Columns, label: str) -> float
 
 def _notes(spec: FeatureSpec, figures: Mapping[str, _Figures]) -> list[str]:
     notes = [] if spec.splits else [NO_FILES]
-    label = figures.get(spec.label)
-    if label is not None and label.other_than_0_and_1:
-        notes.append(
-            f"label '{spec.label}' holds other values than 0 and 1 ({label.minimum:g} to {label.maximum:g}): "
-            "losses and metrics expect 0 or 1"
-        )
     for name, feature in spec.features.items():
         if feature.cardinality == "auto":
             notes.append(f"cardinality of '{name}' is auto: models need a number, which `recspec transcode` finds")
@@ -210,7 +204,6 @@ class _Figures:
     zeros: int = 0
     minimum: float = np.inf
     maximum: float = -np.inf
-    other_than_0_and_1: bool = False
     seen: NDArray[np.bool_] | None = field(default_factory=lambda: np.zeros(0, np.bool_))
     lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # rows of each list length
 
@@ -225,7 +218,6 @@ class _Figures:
             self._mark(values)
         else:
             self.total += float(values.sum(dtype=np.float64))
-            self.other_than_0_and_1 |= not np.isin(values, (0, 1)).all()
 
     def add_lengths(self, lengths: NDArray[np.int64]) -> None:
         counts = np.bincount(lengths, minlength=len(self.lengths))
