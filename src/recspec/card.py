@@ -170,7 +170,7 @@ def describe(spec: FeatureSpec) -> Card:
         label_mean = label_sum / reader.num_rows if spec.label in reader.features else None
         splits[split] = SplitCard(reader.num_rows, len(paths), size, label_mean)
     features = {name: figure.card(spec, name) for name, figure in figures.items()}
-    return Card(str(spec.folder), splits, features, tuple(_notes(spec, figures)))
+    return Card(str(spec.folder), splits, features, tuple(_notes(spec)))
 
 
 def _add(figures: Mapping[str, _Figures], columns: Columns, label: str) -> float:
@@ -186,7 +186,7 @@ def _add(figures: Mapping[str, _Figures], columns: Columns, label: str) -> float
     return float(labels.sum(dtype=np.float64))
 
 
-def _notes(spec: FeatureSpec, figures: Mapping[str, _Figures]) -> list[str]:
+def _notes(spec: FeatureSpec) -> list[str]:
     notes = [] if spec.splits else [NO_FILES]
     for name, feature in spec.features.items():
         if feature.cardinality == "auto":
