@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from recspec.datasets import histories, table
+from recspec.datasets import histories, ncf, table
 from recspec.datasets.histories import Histories, Timeline, gap_column
 from recspec.datasets.movielens import Settings as MovieLensSettings
 from recspec.datasets.negatives import Draws, Seen
@@ -296,3 +296,16 @@ def test_the_encoders_say_how_raw_histories_are_read(tmp_path: Path) -> None:
     }  # fmt: skip
     assert kept["brand"] == {"kind": "vocabulary", "vocabulary": "brand", "missing": "no_brand"}
     assert kept["history_gap"] == {"log1p": True, "kind": "number", "separator": "|", "length": 3, "keep": "last"}
+
+
+def test_what_the_ncf_paper_tests_stands_in_no_history_though_the_seconds_are_equal(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "x.train.rating").write_text("".join(f"1\t{item}\t5\t100\n" for item in (11, 12, 13)))
+    (raw / "x.test.rating").write_text("1\t14\t5\t100\n")
+    (raw / "x.test.negative").write_text("(1,14)\t15\t16\n")
+    ncf.prepare(raw, tmp_path / "out", ncf.Settings(history=5))
+    spec = FeatureSpec.load(tmp_path / "out")
+    assert lists(columns_of(spec, "train"), "history_item_id") == [[], [1]]
+    assert lists(columns_of(spec, "valid"), "history_item_id")[0] == [1, 2]
+    assert lists(columns_of(spec, "test"), "history_item_id") == [[1, 2, 3]] * 3
