@@ -18,7 +18,6 @@ from recspec.search import (
     attend,
     attend_by_rows,
     latest_best,
-    look_up,
     mean_with_one_more,
 )
 
@@ -171,22 +170,6 @@ def test_by_rows_needs_no_gradient_of_the_tables() -> None:
     places, queries = Places.of(present), torch.randn(6, 1, 3, requires_grad=True)
     attend_by_rows([Column(tables[0], places.take(ids[0]))], places, queries)[1].sum().backward()
     assert queries.grad is not None
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 30])
-def test_a_lookup_of_parts_of_a_store_has_the_gradient_of_torchs_own(sparse: bool, rows: int) -> None:
-    torch.manual_seed(0)
-    ids, wanted = [torch.randint(0, 4, (rows,)), torch.randint(0, 6, (rows,))], torch.randn(rows, 6)
-    ours, theirs = (torch.arange(30.0).view(10, 3).requires_grad_() for _ in range(2))
-    found = look_up([Column(ours, ids[0], slice(0, 4), sparse), Column(ours, ids[1], slice(4, 10), sparse)])
-    expected = torch.cat([theirs[ids[0]], theirs[4 + ids[1]]], dim=1)
-    assert torch.equal(found, expected)
-    for each in (found, expected):
-        (each * wanted).sum().backward()
-    assert ours.grad is not None
-    assert ours.grad.is_sparse == sparse
-    torch.testing.assert_close(ours.grad.to_dense(), theirs.grad)
 
 
 @pytest.mark.parametrize("dense", [1, 100])

@@ -4,8 +4,8 @@ Two forms of the same sums. *Padded*: vectors (B, L, D) of all places and a mask
 program that is exported. *By rows*: on a CPU the vectors of a long history are never laid out at all. A dot product
 with each event and a weighted sum of events read the rows where they stand in the embedding table, and the table's
 gradient is a weighted sum over each row's events, so that the only things as long as the histories are single numbers.
-With 4096 histories of 190 events, two tables of 16 numbers and one head, forward and backward take a third of the time
-of a lookup and its gradient alone.
+With 4096 histories of 190 events, tables of 3,700 and 20 rows of 16 numbers, and one query, forward and backward take 87 ms
+on one thread, and 827 by way of vectors that torch looks up; with 300,000 and 2,000 rows 199 and 872.
 
 Shapes: B rows; L the longest history; T events, row by row; H heads; D width of an event's vector, W of one table's; N
 rows of a table; k events kept.
@@ -320,39 +320,6 @@ def _gradient(store: Tensor, rows: Tensor, values: Tensor, *, sparse: bool) -> T
     if not sparse:
         return torch.zeros_like(store).index_copy_(0, rows, values)
     return torch.sparse_coo_tensor(rows.view(1, -1), values, store.shape, is_coalesced=True, check_invariants=False)
-
-
-def look_up(columns: Sequence[Column]) -> Tensor:
-    """The vectors of columns of one store side by side, on a CPU: (T, D), D the sum of their widths.
-
-    The gradient sums equal rows sorted, in one pass: for 172,000 rows of 16 numbers 7 ms on one thread, where that of
-    torch's own lookup takes 50.
-    """
-    rows = [column.rows + (column.table.start or 0) for column in columns]
-    store, sparse = columns[0].store, columns[0].sparse
-    assert all(column.store is store for column in columns)
-    vectors = _LookUp.apply(store, torch.stack(rows, dim=1).flatten(), sparse)  # type: ignore[no-untyped-call]
-    return cast(Tensor, vectors).view(len(rows[0]), len(columns) * store.shape[1])
-
-
-class _LookUp(torch.autograd.Function):
-    """Rows (n,) of a store: (n, W)."""
-
-    @staticmethod
-    def forward(ctx: Any, store: Tensor, rows: Tensor, sparse: bool) -> Tensor:
-        ctx.save_for_backward(store, rows)
-        ctx.sparse = sparse
-        return store.index_select(0, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        store, rows = ctx.saved_tensors
-        seen, values = rows[:0], gradient[:0]
-        if len(rows):
-            seen, order, starts = kernels.segments(rows)
-            values = F.embedding_bag(order, gradient.contiguous(), starts, mode="sum")
-        return _gradient(store, seen, values, sparse=ctx.sparse), None, None
 
 
 # --- a history, whichever form it has --------------------------------------------------------------------------------

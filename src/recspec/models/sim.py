@@ -23,7 +23,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import DataError, SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
-from recspec.models.dien import DienSettings, Evolution, NextEvent
+from recspec.models.dien import DienSettings, Evolution
 from recspec.models.din import Head, Inputs, SequenceSettings
 from recspec.search import (
     Column,
@@ -32,9 +32,8 @@ from recspec.search import (
     StoredHistory,
     TargetQueries,
     latest_best,
-    look_up,
 )
-from recspec.sequences import AttentionUnit, Events, events_of, jagged_events
+from recspec.sequences import AttentionUnit, Events, NextEvent, events_of, jagged_events
 
 GAP_STEP = 0.5
 """Width of a bucket of gaps, which are ln(1 + days): the borders lie at 0.6, 1.7, 3.5, 6.4, 11, 19, 32, 54 days, ..."""
@@ -266,7 +265,7 @@ class Sim(Model):
     # --- reading a batch -----------------------------------------------------------------------------------------
 
     def _read(self, batch: Batch, *, sampled: bool) -> _Read:
-        """A batch's vectors. A long history's are read where they stand, on a CPU; else one lookup makes them all."""
+        """A batch's vectors, from one lookup; those of a long history are read where they stand, on a CPU."""
         batch = self._with_a_place(batch)
         windows = _Windows.of(batch[self.histories.mark] != 0, self.settings)
         target, pairs = self.histories.target(batch), self.histories.pairs
@@ -279,18 +278,17 @@ class Sim(Model):
             if sampled:
                 negatives = self.histories.negatives
                 parts.append({name: events.flat(latest[negatives[name]]) for name in pairs})
-        others, embeddings = self.inputs.others, self.inputs.embeddings
-        if self._reads_tables():
-            history: History = StoredHistory(self._columns(long), windows.long)
-            beside = embeddings(batch, others) if others else None
-            found = look_up(self._columns({name: torch.cat([part[name] for part in parts]) for name in pairs}))
-            vectors = list(torch.split(found, [len(part[self.order[0]]) for part in parts]))
-        else:
+        stored = self._reads_tables()
+        if not stored:
             parts.append({name: ids.flatten() for name, ids in long.items()})
-            ids = {name: torch.cat([part[name] for part in parts]) for name in pairs}
-            beside, found = embeddings.beside(batch, others, ids)
-            vectors = list(torch.split(found, [part[self.order[0]].shape[0] for part in parts]))
-            history = PaddedHistory(vectors.pop().view(*windows.long.shape, self.inputs.event_dim), windows.long)
+        ids = {name: torch.cat([part[name] for part in parts]) for name in pairs}
+        beside, found = self.inputs.embeddings.beside(batch, self.inputs.others, ids)
+        vectors = list(torch.split(found, [part[self.order[0]].shape[0] for part in parts]))
+        history: History = (
+            StoredHistory(self._columns(long), windows.long)
+            if stored
+            else PaddedHistory(vectors.pop().view(*windows.long.shape, self.inputs.event_dim), windows.long)
+        )
         side = [vectors[0].new_zeros(vectors[0].shape[0], 0) if beside is None else beside]
         side += [batch[name].unsqueeze(1) for name in self.inputs.numbers]
         return _Read(
