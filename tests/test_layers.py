@@ -306,3 +306,43 @@ def test_gradients_of_many_ids_are_those_of_few(monkeypatch: pytest.MonkeyPatch)
         (gradient,) = torch.autograd.grad((tables(batch) * weights).sum(), [tables.stores["4"]])
         gradients.append(gradient)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_one_updating_lookup_gives_rows_of_a_batch_and_vectors_of_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FBGEMM's lookup is played by sums of bags in torch, which is what it computes."""
+    spec = FeatureSpec.from_dict(
+        {"feature_spec": {"item": {"cardinality": 9}, "kind": {"cardinality": 5}, "user": {"cardinality": 7},
+                          "tags": {"cardinality": 6, "length": 3, "padding": 0}, "label": {}},
+         "channel_spec": {"item": ["item", "kind"], "user": ["user", "tags"], "label": ["label"]}}
+    )  # fmt: skip
+    tables = Embeddings(spec, {"item": 4, "user": 4, "kind": 2, "tags": 4}, more_ids={"item": 10})
+    assert (tables.ids_per_row("4"), tables.ids_per_row("2")) == (1 + 10 + 1 + 3, 1)
+    batch = {"user": torch.tensor([1, 2]), "tags": torch.tensor([[1, 2, 0], [0, 0, 0]])}
+    wanted = {}
+    for rows in (1, 2, 5):
+        ids = {"item": torch.arange(rows) + 1, "kind": torch.arange(rows) % 5}
+        wanted[rows] = tables.beside(batch, ("user", "tags"), ids)
+        assert torch.equal(wanted[rows][1], tables(ids, ids))
+    lookups = []
+
+    def bags(store: Tensor, firsts: list[int], _: object, ids: Tensor, offsets: Tensor, *rest: object) -> Tensor:
+        assert len(rest) == 2  # no weights of ids; the update
+        lookups.append(store)
+        features = len(firsts)
+        rows = (len(offsets) - 1) // features
+        counts = offsets.diff().view(features, rows).sum(1)
+        placed = ids + torch.tensor(firsts).repeat_interleave(counts)
+        summed = F.embedding_bag(placed, store, offsets, mode="sum", include_last_offset=True)
+        return summed.view(features, rows, -1).transpose(0, 1).flatten(1)
+
+    monkeypatch.setattr("recspec.kernels.fbgemm_lookup", bags)
+    tables.updates = dict.fromkeys(tables.stores)  # type: ignore[arg-type]
+    for rows, (ours, theirs) in wanted.items():
+        ids = {"item": torch.arange(rows) + 1, "kind": torch.arange(rows) % 5}
+        lookups.clear()
+        found = tables.beside(batch, ("user", "tags"), ids)
+        assert ours is not None
+        assert found[0] is not None
+        assert len(lookups) == 2  # one a store
+        torch.testing.assert_close(found[0], ours)
+        torch.testing.assert_close(found[1], theirs)
