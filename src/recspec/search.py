@@ -4,8 +4,8 @@ Two forms of the same sums. *Padded*: vectors (B, L, D) of all places and a mask
 program that is exported. *By rows*: on a CPU the vectors of a long history are never laid out at all. A dot product
 with each event and a weighted sum of events read the rows where they stand in the embedding table, and the table's
 gradient is a weighted sum over each row's events, so that the only things as long as the histories are single numbers.
-With 4096 histories of 190 events, tables of 3,700 and 20 rows of 16 numbers, and one query, forward and backward take 87 ms
-on one thread, and 827 by way of vectors that torch looks up; with 300,000 and 2,000 rows 199 and 872.
+With 4096 histories of 190 events, tables of 3,700 and 20 rows of 16 numbers, and one query, forward and backward take
+87 ms on one thread, and 827 by way of vectors that torch looks up; with 300,000 and 2,000 rows 199 and 872.
 
 Shapes: B rows; L the longest history; T events, row by row; H heads; D width of an event's vector, W of one table's; N
 rows of a table; k events kept.
