@@ -557,3 +557,15 @@ def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: Feat
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     for name, value in weights(one).items():
         torch.testing.assert_close(value, weights(two)[name], atol=1e-4, rtol=1e-3)
+
+
+# --- negatives that were prepared ------------------------------------------------------------------------------------
+
+
+def test_prepared_negatives_are_learned_from_and_no_others_unless_asked(tmp_path: Path) -> None:
+    spec = made_up.interactions(tmp_path / "data", train_negatives=1, num_negatives=1, num_rows=600)
+    given = events(run(spec, tmp_path / "given", epochs=1), "start")[0]
+    drawn = events(run(spec, tmp_path / "drawn", epochs=1, negatives=2), "start")[0]
+    assert (given["negatives"], drawn["negatives"]) == (0, 2)
+    assert given["rows"] == 2 * drawn["rows"], "the rows of label 0 give way to drawn ones"
+    assert events(tmp_path / "given", "epoch")[0]["metric"] == "rows/auc", "two candidates are too few for ndcg@10"

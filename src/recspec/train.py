@@ -43,7 +43,7 @@ from recspec.optim import (
     updates_rows_exactly,
 )
 from recspec.runlog import Event, RunLog
-from recspec.sampling import NegativeSampler, sampler_for
+from recspec.sampling import NegativeSampler, holds_negatives, negatives_by_default, sampler_for
 from recspec.sharding import PlacementSettings, Shards, build, place
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -761,7 +761,9 @@ class TrainingRun:
             world_size=self.ranks.world_size,
             memory_budget=parse_bytes(self.settings.memory_budget),
             device=self.ranks.device,
-            positives_only=self.num_negatives > 0 and self.spec.has_series and "valid" in self.train_splits,
+            positives_only=self.num_negatives > 0
+            and self.spec.has_series
+            and ("valid" in self.train_splits or holds_negatives(self.spec)),
             shuffle=not held_out,
             part=Part(share, held_out, self.settings.seed) if share else None,
         )
@@ -1018,11 +1020,14 @@ def _num_negatives(spec: FeatureSpec, settings: TrainSettings) -> int:
         if settings.negatives > 0:
             spec.require(("user", "item"), "drawing negatives (train.negatives)")
         return settings.negatives
-    return 4 if spec.has_series else 0
+    return negatives_by_default(spec)
 
 
 def _default_metric(spec: FeatureSpec) -> str:
-    return "sampled/ndcg@10" if spec.has_series and "valid" in spec.splits else "rows/auc"
+    """How far up the positive stands among its candidates, where there are enough of them; else AUC of all rows."""
+    candidates = spec.metadata.get("test_samples_per_series")
+    ranks = "valid" in spec.splits and isinstance(candidates, int) and candidates > 10
+    return "sampled/ndcg@10" if ranks else "rows/auc"
 
 
 def _mix(seed: int, step: int, rank: int) -> int:
