@@ -350,7 +350,8 @@ class Embeddings(nn.Module):
         """Scalar features' vectors (B, sum of widths), one after the other."""
         if not kernels.uses_triton(self.backend, store.device):
             ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
-            if key in self.sparse or store.device.type != "cpu" or ids.numel() < MANY or torch.compiler.is_compiling():
+            # An exporter is asked first: it would take the number of ids for one of the program's conditions.
+            if torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu" or ids.numel() < MANY:
                 return F.embedding(ids, store, sparse=key in self.sparse).flatten(1)
             return cast(Tensor, _RowsOf.apply(ids, store)).flatten(1)  # type: ignore[no-untyped-call]
         ids = torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
