@@ -539,6 +539,11 @@ def test_without_histories_it_is_positives_and_series(toys: Path, tmp_path: Path
     assert {row["label"] for row in rows_of(spec, "train")} == {1}
 
 
+@pytest.mark.parametrize(("given", "left"), [(None, None), ("2GB", "1300MB"), ("1GB", "800MB"), ("512MB", "512MB")])
+def test_rows_in_flight_are_taken_off_the_engines_memory(given: str | None, left: str | None) -> None:
+    assert amazon._limit_of_engine(given) == left
+
+
 # --- the published records -------------------------------------------------------------------------------------------
 
 

@@ -25,11 +25,17 @@ from recspec.datasets.reviews import RATING, Files
 from recspec.errors import DataError, SettingsError, listed
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import SPLIT
-from recspec.tables import ROW, Backend, at_least, connect, count_rows, counts_by, fetch, keep_earliest
+from recspec.tables import ROW, Backend, at_least, connect, count_rows, counts_by, fetch, keep_earliest, limit_bytes
 
 NAME = "amazon"
 ORDER = (TIMESTAMP, ITEM, ROW)
 """Of a user's reviews: by time, those of one time by item as published, and repeats as in the file."""
+
+ROWS_BYTES = 700_000_000
+"""Of rows with histories of 100 events while they are written: blocks of users, and what waits for its row group
+(measured: 700 MB beside the engine)."""
+LEAST_BYTES = 800_000_000
+"""Below this the engine can't read JSON, of which it takes 32 MB a thread at once."""
 
 
 class Settings(HistorySettings, TimeSplitSettings):
@@ -111,7 +117,8 @@ def prepare(
     job = prepared.Job(NAME, settings, inputs, out)
 
     def build(folder: Path) -> FeatureSpec:
-        with connect(engine, folder=folder / "work", memory_limit=memory_limit, threads=threads) as backend:
+        limit = _limit_of_engine(memory_limit)
+        with connect(engine, folder=folder / "work", memory_limit=limit, threads=threads) as backend:
             spec = _build(backend, folder, files, settings, progress)
         if settings.format == "parquet":
             return spec
@@ -119,6 +126,14 @@ def prepare(
         return sim_records.write(spec, told, progress)
 
     return prepared.run(job, build, force=force)
+
+
+def _limit_of_engine(memory_limit: str | None) -> str | None:
+    """The memory limit less what the rows with their histories take."""
+    if memory_limit is None:
+        return None
+    size = limit_bytes(memory_limit)
+    return f"{max(size - ROWS_BYTES, min(size, LEAST_BYTES)) // 1_000_000}MB"
 
 
 def _prepare_records(path: Path, out: Path, settings: Settings, progress: Progress, *, force: bool) -> Prepared:
