@@ -52,7 +52,7 @@ from _side_by_side import (
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES, LENGTH = 20_000, 100_000, 1_000, 50
 ROWS = {"train": 65_536, "test": 16_384}
-TASTES = 8
+TASTES = 4
 WIDTH, HIDDEN, ATTENTION = 16, (512, 256, 128), (80, 40)
 TOP_K, SHORT, SEARCH_DIM, HEADS = 20, 10, 64, 2
 """Of SIM: events that are searched for, the latest ones read as they are, width of the search, heads of attention."""
@@ -181,7 +181,7 @@ def _qualities(contenders: Mapping[str, Contender], arguments: argparse.Namespac
 def write_rows(folder: Path, histories: str, seed: int = 0) -> float:
     """Rows as a dataset and, for peers, as padded arrays (rows,) and (rows, 50); gives the best possible AUC of test.
 
-    A category has one of 8 tastes, and of a user's events 3 in 5 are of the user's; so are half of the targets. The
+    A category has one of 4 tastes, and of a user's events 3 in 5 are of the user's; so are half of the targets. The
     logit of a 1 is -3 + 6 * (share of the events of the target's taste) + the taste's own part, from -1 to 1.
     """
     import numpy as np
@@ -538,7 +538,7 @@ def _arguments() -> argparse.Namespace:
     options.set_defaults(rounds=2, seconds=6.0)
     options.add_argument("--models", nargs="+", choices=[*PEERS], default=[*PEERS])
     options.add_argument("--histories", nargs="+", choices=["power_law", "full"], default=["power_law", "full"])
-    options.add_argument("--passes", type=int, default=2, help="over the training rows, before AUC; 0: no AUC")
+    options.add_argument("--passes", type=int, default=1, help="over the training rows, before AUC; 0: no AUC")
     options.add_argument("--quality-batch-size", type=int, default=512)
     options.add_argument("--precision", default="auto", help="recspec's, as in train.precision")
     options.add_argument("--environments", type=Path, default=environments(), help="the folder of peers' environments")

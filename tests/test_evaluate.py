@@ -205,24 +205,6 @@ def test_a_cut_off_that_nobody_named_is_shorter_than_the_series(tmp_path: Path, 
     assert {name.split("@")[1] for name in found.metrics["sampled"] if "@" in name} == {str(k)}
 
 
-@pytest.mark.parametrize(
-    ("splits", "metadata", "metric"),
-    [
-        (("train", "valid"), {"test_samples_per_series": 100}, "sampled/ndcg@10"),
-        (("train", "valid"), {"test_samples_per_series": 11}, "sampled/ndcg@10"),
-        (("train", "valid"), {"test_samples_per_series": 10}, "rows/auc"),
-        (("train", "valid"), {"test_samples_per_series": 2}, "rows/auc"),
-        (("train",), {"test_samples_per_series": 100}, "rows/auc"),
-        (("train", "valid"), {}, "rows/auc"),
-    ],
-)
-def test_series_too_short_to_rank_are_judged_by_auc(
-    splits: Sequence[str], metadata: dict[str, object], metric: str, tmp_path: Path
-) -> None:
-    spec = dataset(tmp_path, {split: [(0, 1, 1)] for split in splits}, metadata=metadata)
-    assert evaluation.default_metric(spec) == metric
-
-
 # --- groups of any size, as the ads of a page ---
 
 
@@ -728,8 +710,12 @@ def test_a_model_that_ignores_histories_is_asked_for_full_without_being_told(tmp
     assert "full" in Question(spec, "test", None, EvaluateSettings()).choose()[1]
 
 
+@pytest.mark.parametrize("keys_held", [0, 1 << 25])
 @pytest.mark.parametrize("shared", [True, False])
-def test_positives_hold_what_stands_in_histories_alone(tmp_path: Path, shared: bool) -> None:
+def test_positives_hold_what_stands_in_histories_alone(
+    tmp_path: Path, shared: bool, keys_held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "KEYS_HELD", keys_held)
     train = [(1, 2, 1, [7, 3]), (1, 5, 0, [7, 3]), (2, 4, 0, [6]), (3, 1, 1, [])]
     known = positives(with_histories(tmp_path, {"train": train}, shared=shared), ["train"])
     assert [known.items[known.offsets[user] : known.offsets[user + 1]].tolist() for user in range(4)] == [

@@ -399,6 +399,20 @@ def test_histories_of_one_length_are_held_side_by_side(tmp_path: Path) -> None:
     assert held.nbytes == 8 * 102 + events * (3 * 4 + 8)
 
 
+def test_rows_on_a_device_are_taken_by_lengths_that_the_host_knows(tmp_path: Path) -> None:
+    reader = Loader(histories(tmp_path, 101), "train", batch_size=8)
+    next(iter(reader.batches()))
+    held = reader._resident
+    assert held is not None
+    moved = held.to(torch.device("cpu"))  # as to a GPU, which would be waited for
+    assert all(lists.lengths is not None for together in moved._ragged for lists in together)
+    rows = torch.tensor([50, 0, 100, 4, 4])
+    for chosen, on_host in ((rows, rows), (slice(3, 9), None), (rows[1:2], rows[1:2])):
+        expected = held.take(chosen, torch.device("cpu"))
+        found = moved.take(chosen, torch.device("cpu"), on_host=on_host)
+        assert all(torch.equal(found[name], rows_of_it) for name, rows_of_it in expected.items())
+
+
 def test_a_stream_holds_no_more_rows_than_its_budget_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = dataset(tmp_path, {"train": 1000}, "split_binary")
     reader = Loader(spec, "train", batch_size=10, memory_budget=7 * 4 * 400)
@@ -545,8 +559,9 @@ def test_a_problem_found_while_reading_ahead_is_raised_where_batches_are_used(tm
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
-def test_batches_arrive_on_the_gpu(budget: int, tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": 101})
+@pytest.mark.parametrize("long", [False, True])
+def test_batches_arrive_on_the_gpu(budget: int, long: bool, tmp_path: Path) -> None:
+    spec = histories(tmp_path, 101) if long else dataset(tmp_path, {"train": 101})
 
     def batches(device: str) -> list[Batch]:
         reader = Loader(spec, "train", batch_size=8, memory_budget=budget, device=torch.device(device))

@@ -77,6 +77,9 @@ ROWS_PER_FORWARD = 16_384
 SCORES_PER_BLOCK = 1 << 22
 """Scores of users x items held at once: 16 MB in fp32, which a core's caches still help with."""
 
+KEYS_HELD = 1 << 25
+"""Pairs of user and item held before repeated ones are dropped: 256 MB, or twice those that differ."""
+
 USERS_PER_DRAW = 4_096
 """Users whose negatives are drawn together: some hundred MB of lookups at most."""
 
@@ -307,13 +310,6 @@ def _carry_both_classes(spec: FeatureSpec, splits: Sequence[str]) -> bool:
     return 0 < positive < rows
 
 
-def default_metric(spec: FeatureSpec) -> str:
-    """PROTOCOL/METRIC that says on valid how good a model is: NDCG@10 where series are longer than that, else AUC."""
-    longest = spec.metadata.get("test_samples_per_series")
-    ranks = isinstance(longest, int) and longest > max(DEFAULT_KS) and "valid" in spec.splits
-    return f"sampled/ndcg@{max(DEFAULT_KS)}" if ranks else "rows/auc"
-
-
 def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     """The (user, item) pairs whose label is positive in some splits, and those of its rows' histories, read in blocks.
 
@@ -321,7 +317,7 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
     num_items = spec.num_ids(item)
-    keys = [np.zeros(0, dtype=np.int64)]
+    keys, most = [np.zeros(0, dtype=np.int64)], KEYS_HELD
     for split in splits:
         held = history if history in spec.columns(split) else None
         names = (user, item, spec.label) if held is None else (user, item, spec.label, held)
@@ -332,6 +328,9 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
             lists = block[held] if held is not None else None
             if isinstance(lists, Ragged):
                 keys.append(np.unique(np.repeat(firsts, lists.lengths) + lists.values.astype(np.int64)))
+            if sum(map(len, keys)) > most:  # an event stands in the histories of many rows
+                keys = [np.unique(np.concatenate(keys))]
+                most = max(most, 2 * len(keys[0]))
     pairs = np.concatenate(keys)
     return Interactions.from_pairs(
         pairs // num_items, pairs % num_items, num_users=spec.num_ids(user), num_items=num_items
