@@ -224,6 +224,12 @@ class TestEveryModelOfHistories:
     def test_a_prediction_does_not_read_the_sampled_history(self, name: str, data: FeatureSpec) -> None:
         model = build(name, data)
         assert not set(model.features()) & set(data.role("negative_history"))
+        assert not set(model.train().features()) & set(data.role("negative_history"))
+
+    def test_a_loss_reads_what_it_says(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        given = {feature: batch[feature] for feature in (*model.loss_features(), data.label)}
+        assert torch.equal(model.loss(given), model.loss(batch))
 
     def test_the_padded_form_gives_the_same(
         self, name: str, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch

@@ -749,7 +749,7 @@ class TrainingRun:
     def _make_loader(self, *, held_out: bool) -> Loader:
         share = self.settings.valid_share if self.valid == HELD_OUT else 0.0
         positives_per_batch = max(1, self.settings.batch_size // (1 + self.num_negatives))
-        used = {*self.model.features(), self.spec.label}
+        used = {*(self.model.features() if held_out else self.model.loss_features()), self.spec.label}
         features = tuple(name for name in self.spec.columns(self.train_splits[0]) if name in used)
         loader = Loader(
             self.spec,
@@ -777,7 +777,7 @@ class TrainingRun:
         return sampler_for(
             self.spec,
             self.num_negatives,
-            features=self.model.features(),
+            features=self.model.loss_features(),
             distribution=self.settings.negative_distribution,
             power=self.settings.popularity_power,
             reject_positives=self.settings.reject_positives,
@@ -948,7 +948,8 @@ def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
 def unread(model: Model, spec: FeatureSpec) -> dict[str, tuple[str, ...]]:
     """Features of each role that say something of a row, and that a model makes no use of."""
     roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
-    return {role: tuple(name for name in spec.role(role) if name not in model.features()) for role in roles}
+    read = model.loss_features()
+    return {role: tuple(name for name in spec.role(role) if name not in read) for role in roles}
 
 
 def _without_frozen(model: nn.Module, frozen: Sequence[str]) -> list[tuple[str, nn.Parameter]]:

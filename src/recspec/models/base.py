@@ -51,6 +51,10 @@ class Model(nn.Module, ABC):
         """Names of the features that `forward` reads; the label is not among them."""
         return self.spec.inputs()
 
+    def loss_features(self) -> tuple[str, ...]:
+        """Names of the features that `loss` reads beside the label: those of `forward`, and any of its own."""
+        return self.features()
+
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request, equal to `forward` on the pairs.
 

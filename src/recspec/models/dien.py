@@ -75,9 +75,12 @@ class Dien(Model):
             self.next_event = NextEvent(self.evolution.hidden_dim, width, settings.auxiliary_hidden)
 
     def features(self) -> tuple[str, ...]:
-        """The inputs and the histories; while training also the sampled ids, which only `loss` reads."""
-        sampled = self.inputs.histories.negatives.values() if self.auxiliary and self.training else ()
-        return (*self.inputs.features, *sampled)
+        """The inputs and the histories."""
+        return self.inputs.features
+
+    def loss_features(self) -> tuple[str, ...]:
+        """Those of `forward`, and the sampled ids where there is an auxiliary loss."""
+        return (*self.features(), *(self.inputs.histories.negatives.values() if self.auxiliary else ()))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""

@@ -150,9 +150,12 @@ class Sim(Model):
         self.head = Head(event_dim + self.made_dim + side_dim, settings)
 
     def features(self) -> tuple[str, ...]:
-        """The inputs and the histories; while training also the sampled ids, which only `loss` reads."""
-        sampled = self.histories.negatives.values() if self.auxiliary and self.training else ()
-        return (*self.inputs.features, *self._gap_names, *sampled)
+        """The inputs, the histories, and the gaps where they are read."""
+        return (*self.inputs.features, *self._gap_names)
+
+    def loss_features(self) -> tuple[str, ...]:
+        """Those of `forward`, and the sampled ids where there is an auxiliary loss."""
+        return (*self.features(), *(self.histories.negatives.values() if self.auxiliary else ()))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
