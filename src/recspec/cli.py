@@ -336,6 +336,22 @@ def recommend(
         _print_recommendation(answer)
 
 
+@app.command("import-tf")
+def import_tf(
+    model: Annotated[Path, typer.Argument(help="a SavedModel's folder, a folder of checkpoints, or a prefix")],
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder for the bundle")],
+    columns: Annotated[Path, typer.Option(metavar="FILE", help="JSON file that describes the feature columns")],
+    force: Annotated[bool, typer.Option("--force", help="replace a bundle that is there")] = False,
+) -> None:
+    """A Wide & Deep model of TensorFlow's estimators becomes a bundle, without TensorFlow."""
+    from recspec.import_tf import import_tf as run
+
+    imported = run(model, out_folder, columns, force=force)
+    for note in imported.notes:
+        err.print(f"note: {note}", markup=False, highlight=False)
+    _print_figures(f"imported into {imported.folder}", imported.summary)
+
+
 # --- what there is ---------------------------------------------------------------------------------------------------
 
 
