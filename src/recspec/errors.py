@@ -6,6 +6,7 @@
     ├── SettingsError        a recipe, a setting or a command-line value
     ├── BundleError          a trained model's folder that is missing, damaged or of another kind
     ├── CheckpointError      a checkpoint that can't be found, read or continued from
+    ├── ExportError          a model that can't be made the program that was asked for, or whose answers drift
     ├── TrainingError        a run that can't go on (the loss became NaN, a rank died)
     ├── Interrupted          a run that was asked to stop, and did so without losing anything
     └── MissingExtraError    an optional library that is not installed
@@ -65,6 +66,10 @@ class BundleError(RecspecError):
 
 class CheckpointError(RecspecError):
     """A checkpoint that can't be found, read or continued from."""
+
+
+class ExportError(RecspecError):
+    """A model that can't be made the program that was asked for, or a program whose answers drift from the model's."""
 
 
 class TrainingError(RecspecError):

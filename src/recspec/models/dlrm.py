@@ -104,7 +104,7 @@ class Dlrm(Model):
             return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if len(parts) > 1:
             return beside_dots(*parts)
-        return dot_interaction(parts[0].view(len(parts[0]), -1, self.settings.embedding_dim))
+        return dot_interaction(parts[0].view(parts[0].shape[0], -1, self.settings.embedding_dim))
 
 
 def start_normal(mlp: Mlp) -> None:
