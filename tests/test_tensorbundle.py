@@ -16,7 +16,7 @@ from recspec.tensorbundle import MOST_INDEX_BYTES, Operation, Slice, TensorBundl
 from tests import made_up_tensorflow as tf
 
 RNG = np.random.default_rng(0)
-VARIABLES = {
+VARIABLES: dict[str, np.ndarray] = {
     "a/kernel": RNG.normal(size=(5, 3)).astype(np.float32),
     "a/bias": np.arange(3, dtype=np.float32),
     "a/bias/Adagrad": np.ones(3, np.float32),
