@@ -42,7 +42,7 @@ def test_the_checksum_is_masked_crc_32c() -> None:
     assert crc(b"") == 0xA282EAD8
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 127, 128, 129, 1000, 4095, 4096, 4097, 100_001])
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 127, 128, 129, 1000, 4095, 4096, 4097, 4099, 4100, 8193, 100_001])
 def test_the_checksum_of_one_long_run_is_that_of_a_record(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", 4096)
     monkeypatch.setattr(tfrecord, "_BLOCK_LANES", 32)

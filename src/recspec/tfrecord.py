@@ -295,7 +295,9 @@ def masked_crc(data: Bytes) -> int:
         return int(_masked_crc(data, np.zeros(1, np.int64), np.array([len(data)]))[0])
     register = np.zeros(1, np.uint32)
     after_block = _after_zeros(_BLOCK_LANES)
-    first = len(data) % _BLOCK_BYTES or min(len(data), _BLOCK_BYTES)
+    first = len(data) % _BLOCK_BYTES
+    if first < 4:  # the bytes that are flipped lie in one block
+        first += min(len(data) - first, _BLOCK_BYTES)
     for start in (0, *range(first, len(data), _BLOCK_BYTES)):
         block = data[start : first if start == 0 else start + _BLOCK_BYTES]
         lanes = np.zeros((1 << (-(-len(block) // _LANE) - 1).bit_length(), _LANE), np.uint8)
