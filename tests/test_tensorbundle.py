@@ -186,6 +186,8 @@ def entries_of(**values: bytes) -> dict[bytes, bytes]:
         (tf.entry("float32", (2, 2), b"12345678"), "takes 8 bytes; its shape and type ask for another number"),
         (tf.entry("float32", (2**40, 2**40), b"12345678"), "takes 8 bytes; its shape and type ask for another number"),
         (tf.entry("float32", (-1, 2), b""), "a variable has a dimension of unknown size"),
+        (tf.entry("float32", (0, 2**50), b""), "a variable has more dimensions, or a longer one, than any model's"),
+        (tf.entry("float32", (1,) * 70, b"1234"), "a variable has more dimensions, or a longer one, than any model's"),
         (tf.proto((1, 99)), "holds type number 99, which is not read"),
         (b"\x0a\x63", "a protocol buffer is cut off"),
         (b"\x0f", "a protocol buffer has a field of wire type 7"),
@@ -213,9 +215,18 @@ def test_slices_that_do_not_make_a_whole_are_named(
     slices: list[tuple[tuple[int, int], ...]], message: str, prefix: Path
 ) -> None:
     values = {b"x": tf.entry("float32", (4,), slices=slices)}
-    values[tf.slice_key("x", [(0, 2)])] = tf.entry("float32", (2,), b"12345678")
+    data = data_file(prefix).read_bytes()[:8]
+    values[tf.slice_key("x", [(0, 2)])] = tf.entry("float32", (2,), data)
     prefix.with_name("model.ckpt-7.index").write_bytes(tf.table({**entries_of(), **values}))
     assert message in refused(prefix, "x")
+
+
+def test_slices_that_only_the_index_knows_take_no_memory(prefix: Path) -> None:
+    huge = 2**39
+    values = {b"x": tf.entry("float32", (huge,), slices=[((0, huge),)])}
+    values[tf.slice_key("x", [(0, huge)])] = tf.entry("float32", (huge,), b"12345678")
+    prefix.with_name("model.ckpt-7.index").write_bytes(tf.table({**entries_of(), **values}))
+    assert "takes 8 bytes; its shape and type ask for another number" in refused(prefix, "x")
 
 
 def test_a_slice_of_another_shape_is_named(prefix: Path) -> None:

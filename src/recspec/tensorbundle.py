@@ -41,6 +41,9 @@ MOST_GRAPH_BYTES = 1 << 31
 MOST_KEY_BYTES = 1 << 28
 """Of all keys together, which leave out what they share and so may be far longer than the file."""
 
+MOST_DIMENSIONS, MOST_ROWS = 8, 1 << 40
+"""Of a variable: beyond what any disk holds, and within what numpy takes."""
+
 _FOOTER_BYTES, _TRAILER_BYTES = 48, 5
 _MAGIC = 0xDB4775248B80FB57
 _VARINT_BYTES = 10
@@ -141,8 +144,8 @@ class TensorBundle:
             shape = tuple(where.stop - where.start for where in place)
             if (own.type, own.shape) != (entry.type, shape):
                 raise _Damaged(f"its slice {part.extents} is {own}; expected {entry.type} {shape}")
-            pieces.append((place, own))
-        if sum(math.prod(own.shape) for _, own in pieces) != math.prod(entry.shape):
+            pieces.append((place, self._read(own)))  # before any room is made: the files bound how much they can be
+        if sum(array.size for _, array in pieces) != math.prod(entry.shape):
             raise _Damaged("its slices are not the whole of it")
         covered = np.zeros(entry.shape, bool)
         for place, _ in pieces:
@@ -150,8 +153,8 @@ class TensorBundle:
         if not covered.all():
             raise _Damaged("its slices overlap")
         joined = np.empty(entry.shape, _numpy_type(entry.type, stored=False))
-        for place, own in pieces:
-            joined[place] = self._read(own)
+        for place, array in pieces:
+            joined[place] = array
         return joined
 
     def _read(self, entry: Entry) -> Array:
@@ -428,6 +431,8 @@ def _shape(data: memoryview) -> tuple[int, ...]:
             dims.append(sizes[0] if sizes else 0)
     if any(size < 0 for size in dims):
         raise _Damaged("a variable has a dimension of unknown size")
+    if len(dims) > MOST_DIMENSIONS or max(dims, default=0) > MOST_ROWS:
+        raise _Damaged("a variable has more dimensions, or a longer one, than any model's")
     return tuple(dims)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -312,7 +313,7 @@ class Columns:
         vocabularies = {}
         for column in self.read:
             if isinstance(column, Identity):
-                vocabularies[column.name] = Vocabulary(pa.array(range(column.num_buckets), pa.int64()))
+                vocabularies[column.name] = Vocabulary(pa.array(np.arange(column.num_buckets)))
             elif isinstance(column, Words):
                 kind = pa.int64() if column.is_whole else pa.string()
                 vocabularies[column.name] = Vocabulary(pa.array(column.vocabulary, kind))
