@@ -620,6 +620,19 @@ def _symmetric(features: int) -> Tensor:
     return square.flatten()
 
 
+def linear_of_parts(layer: nn.Linear, parts: Sequence[tuple[Tensor, Sequence[int]]]) -> Tensor:
+    """A linear layer's output from parts of its input, each (..., n) with the n columns it stands in; they broadcast.
+
+    So what belongs to a request is multiplied once for it, and what belongs to an item once for that.
+    """
+    total: Tensor | None = None
+    for x, columns in parts:
+        product = F.linear(x, layer.weight[:, torch.tensor(columns, device=x.device)])
+        total = product if total is None else total + product
+    assert total is not None, "a layer without input"
+    return total if layer.bias is None else total + layer.bias
+
+
 class CrossNetwork(nn.Module):
     """Low-rank cross layers: x_{l+1} = x_0 * (V (U x_l) + b) + x_l, (B, X) -> (B, X).
 
@@ -638,9 +651,18 @@ class CrossNetwork(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, first: Tensor) -> Tensor:
-        """All layers."""
+    def forward(self, first: Tensor, product: Tensor | None = None) -> Tensor:
+        """All layers, from the first ones' inputs x_0 (..., X) and, where it is known already, `opening` of them."""
         x = first
         for place, up in enumerate(self.up):
-            x = torch.addcmul(x, first, up(self.down[place](x) if len(self.down) else x))
+            if place == 0 and product is not None:
+                crossed = up(product) if len(self.down) else product
+            else:
+                crossed = up(self.down[place](x) if len(self.down) else x)
+            x = torch.addcmul(x, first, crossed)
         return x
+
+    @property
+    def opening(self) -> nn.Linear:
+        """The layer whose product with x_0 comes first: a sum over its columns, so one over features."""
+        return cast(nn.Linear, self.down[0] if len(self.down) else self.up[0])
