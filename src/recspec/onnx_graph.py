@@ -185,7 +185,7 @@ def with_int8_products(model: ModelProto, names: Collection[str]) -> ModelProto:
     from onnx import helper
 
     weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
-    positive = {name for node in model.graph.node if node.op_type in ("Relu", "Sigmoid") for name in node.output}
+    positive = _never_negative(model)
     made: list[NodeProto] = []
     new: list[TensorProto] = []
     for node in model.graph.node:
@@ -206,6 +206,16 @@ def with_int8_products(model: ModelProto, names: Collection[str]) -> ModelProto:
     if new and not any(each.domain == "com.microsoft" for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return model
+
+
+def _never_negative(model: ModelProto) -> set[str]:
+    """Names of tensors that hold what a ReLU gave, in whatever shape."""
+    found: set[str] = set()
+    for node in model.graph.node:  # in the order of computing
+        reshaped = node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity") and node.input[0] in found
+        if reshaped or node.op_type in ("Relu", "Sigmoid"):
+            found.update(node.output)
+    return found
 
 
 def _int8_product(
