@@ -137,14 +137,19 @@ class Predictor:
         """
         if self.encoders is not None:
             rows = rows.rename_columns(self.encoders.named(rows.column_names))
-        batch, gaps = self._encode(rows)
+        batch, gaps = self.encode(rows)
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
         return torch.sigmoid(logits).cpu().numpy(), Predictions(rows.num_rows, gaps)
 
-    def _encode(self, rows: pa.Table) -> tuple[Batch, dict[str, Gap]]:
-        wanted = self.model.features()
+    def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, Gap]]:
+        """Features of raw rows as the model reads them (all of the model's by default), and what was unknown in them.
+
+        Raises:
+            DataError: as `predict`.
+        """
+        wanted = self.model.features() if features is None else features
         looked_up = self._from_catalogues(wanted, rows.column_names)
         given = [name for name in wanted if name not in looked_up]
         columns = self._encode_columns(rows, given)
@@ -183,6 +188,10 @@ class Predictor:
                 catalogue = self.users if role == "user" else self.items
                 found |= {name: (own_id, catalogue) for name in missing if name in catalogue.features}
         return found
+
+    def can_encode(self, feature: str, columns: Sequence[str], features: Sequence[str]) -> bool:
+        """Whether a feature comes from raw columns, or from the catalogue of a user or item among `features`."""
+        return self._has_column(feature, columns) or feature in self._from_catalogues(features, columns)
 
     def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
         if self.encoders is not None and feature in self.encoders.encoders:
