@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from recspec import bundle, onnx_graph, triton_repository
+from recspec import bundle, cli, onnx_graph, triton_repository
 from recspec.bundle import Bundle, Card
 from recspec.errors import BundleError, ExportError, SettingsError
 from recspec.export import LARGEST, Check, ExportSettings, export, sample_of
@@ -352,3 +353,36 @@ def test_the_same_model_can_be_used_after_it_was_traced(bundled: Callable[..., B
         onnx_graph.trace(Exportable(trained.model, signature).eval(), signature, check.examples)
     assert check.of(EagerProgram(trained.model, signature)).largest < 1e-6
     assert set(SMALL) >= {"dlrm"}
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_program_and_refuses_one_that_drifts(
+    traced_once: Bundle,
+    clicks: FeatureSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["recspec", "export", str(traced_once.folder), *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 1
+        return 0
+
+    data = ("--data", clicks.folder, "--batch-sizes", "1", "--threads", "1")
+    assert run(tmp_path / "out", *data, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == "fp32"
+    assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0") == 2
+    assert "error: int8: probabilities drift by" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "drifts").exists()
+    assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0", "--allow-drift") == 0
+    printed = capsys.readouterr()
+    assert "int8: matrix products with at least 64 inputs" in printed.out
+    assert "note: the program drifts beyond its tolerance" in printed.err.replace("\n", " ")
+    assert run(tmp_path / "sizes", "--batch-sizes", "1,x") == 2
+    assert "--batch-sizes '1,x': expected whole numbers from 1 between commas" in capsys.readouterr().err
