@@ -17,14 +17,15 @@ from recspec.repository import NUMPY
 from recspec.signature import Port
 
 
-def made_up_bundle(folder: Path, spec: FeatureSpec, name: str, seed: int = 0) -> Path:
+def made_up_bundle(folder: Path, spec: FeatureSpec, name: str, seed: int = 0, *, scale: float = 1.0) -> Path:
     """A bundle of a registered model with weights of a normal distribution."""
     settings = MODELS[name].Settings()
     model = MODELS[name](spec, settings)
     numbers = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=numbers))
+            width = parameter.shape[-1] if parameter.dim() > 1 else 10
+            parameter.copy_(torch.randn(parameter.shape, generator=numbers) * scale / width**0.5)
     return bundle.save(folder, model, Card(model=name, settings=settings.model_dump(mode="json")))
 
 

@@ -138,7 +138,9 @@ def test_a_full_queue_refuses_with_503_and_when_to_come_again() -> None:
         await begun(run)
         tasks += [ask(batcher, 2), ask(batcher, 3)]
         await settled()
-        with pytest.raises(RequestError, match="model 'doubling': 2 requests wait already; try again in 7 s") as refused:
+        with pytest.raises(
+            RequestError, match="model 'doubling': 2 requests wait already; try again in 7 s"
+        ) as refused:
             await batcher.infer(rows(4), 1)
         assert (refused.value.status, refused.value.retry_after) == (503, 7)
         run.gate.set()
@@ -155,7 +157,7 @@ def test_a_request_whose_time_is_over_is_given_up_and_never_computed() -> None:
         first = ask(batcher, 1)
         await begun(run)
         late, patient = ask(batcher, 2, timeout=0.001), ask(batcher, 3)
-        with pytest.raises(RequestError, match="no answer within 0.001 s; the request was given up") as refused:
+        with pytest.raises(RequestError, match=r"no answer within 0\.001 s; the request was given up") as refused:
             await late
         assert (refused.value.status, len(batcher)) == (504, 1)
         run.gate.set()
@@ -169,7 +171,7 @@ def test_a_client_may_not_take_longer_than_the_server_allows() -> None:
     run = Doubling(held=True)
 
     async def body(batcher: Batcher) -> None:
-        with pytest.raises(RequestError, match="no answer within 0.001 s"):
+        with pytest.raises(RequestError, match=r"no answer within 0\.001 s"):
             await batcher.infer(rows(1), 1, timeout=100)
 
     with_batcher(run, body, timeout_seconds=0.001)

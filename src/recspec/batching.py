@@ -8,6 +8,7 @@ first. Every request is checked before it gets here; should a joined batch fail 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -129,15 +130,31 @@ class Batcher:
         await self._idle.wait()
         self._pool.shutdown(wait=False)
 
-    async def _wait(self, work: Arrays | Callable[[], object], rows: int, timeout: float | None) -> Any:
-        limits = self.limits
-        if len(self._queue) >= limits.max_queue:
+    def refuse_if_full(self, before: int = 0) -> None:
+        """Refuse what would wait behind a full queue; `before` requests are still on their way to it.
+
+        Raises:
+            RequestError: 503, and when to come again.
+        """
+        if len(self._queue) + before >= self.limits.max_queue:
             self._telemetry.count("recspec_rejected_total", model=self.name, reason="queue")
+            seconds = self.limits.retry_seconds
             raise RequestError(
-                f"model '{self.name}': {limits.max_queue} requests wait already; try again in {limits.retry_seconds} s",
+                f"model '{self.name}': {self.limits.max_queue} requests wait already; try again in {seconds} s",
                 status=503,
-                retry_after=limits.retry_seconds,
+                retry_after=seconds,
             )
+
+    def late(self, seconds: float) -> RequestError:
+        """What is told, and counted, when a request's time is over."""
+        self._telemetry.count("recspec_rejected_total", model=self.name, reason="time")
+        return RequestError(
+            f"model '{self.name}': no answer within {seconds:g} s; the request was given up", status=504
+        )
+
+    async def _wait(self, work: Arrays | Callable[[], object], rows: int, timeout: float | None) -> Any:
+        self.refuse_if_full()
+        limits = self.limits
         seconds = limits.timeout_seconds if timeout is None else min(timeout, limits.timeout_seconds)
         waiting = _Waiting(rows, work, asyncio.get_running_loop().create_future(), time.perf_counter())
         self._queue[waiting] = None
@@ -148,10 +165,7 @@ class Batcher:
             async with asyncio.timeout(seconds):
                 return await waiting.answer
         except TimeoutError:
-            self._telemetry.count("recspec_rejected_total", model=self.name, reason="time")
-            raise RequestError(
-                f"model '{self.name}': no answer within {seconds:g} s; the request was given up", status=504
-            ) from None
+            raise self.late(seconds) from None
         finally:
             self._take_out(waiting)
             self._note_idle()
@@ -200,7 +214,8 @@ class Batcher:
         started = time.perf_counter()
 
         def tell(done: Future[tuple[list[object], float]]) -> None:
-            loop.call_soon_threadsafe(self._finish, batch, started, done)
+            with contextlib.suppress(RuntimeError):  # the loop was closed: the time for a graceful end was over
+                loop.call_soon_threadsafe(self._finish, batch, started, done)
 
         self._pool.submit(self._compute, batch).add_done_callback(tell)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import orjson
@@ -30,6 +30,19 @@ class Intake:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.held = limits, 0
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count bytes that came another way as held.
+
+        Raises:
+            RequestError: 503 where there is no room for them.
+        """
+        try:
+            self._hold(size, 0)
+            yield
+        finally:
+            self.held -= size
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:

@@ -200,9 +200,10 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         inputs, wanted = _inputs(request), _outputs(request)
         asked = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
         times = [each for each in (timeout_of(asked), context.time_remaining()) if each is not None]
-        model, outputs = await self._repository.infer(
-            request.model_name, request.model_version, inputs, timeout=max(0.0, min(times)) if times else None
-        )
+        with self._repository.intake.holding(request.ByteSize()):
+            model, outputs = await self._repository.infer(
+                request.model_name, request.model_version, inputs, timeout=max(0.0, min(times)) if times else None
+            )
         answer = messages.ModelInferResponse(model_name=request.model_name, model_version=model.version, id=request.id)
         for name in wanted:
             values = outputs[name]
@@ -222,7 +223,7 @@ def _inputs(request: Message) -> dict[str, Tensor]:
         raise RequestError(f"raw_input_contents has {len(raw)} entries; expected one for each of {len(given)} inputs")
     inputs: dict[str, Tensor] = {}
     for place, each in enumerate(given):
-        name = each.name[:80]
+        name = each.name
         if name in inputs:
             raise RequestError(f"input '{name}' is there twice")
         if "shared_memory_region" in each.parameters:

@@ -139,7 +139,7 @@ def parse_infer(body: bytes, header_length: str | None = None) -> Asked:
     for each in given:
         tensor, rest = _input(each, rest)
         if tensor.name in inputs:
-            raise RequestError(f"input '{tensor.name[:80]}' is there twice")
+            raise RequestError(f"input '{tensor.name}' is there twice")
         inputs[tensor.name] = tensor
     if len(rest):
         raise RequestError(f"{len(rest)} bytes are left after the last binary tensor")
@@ -172,20 +172,20 @@ def _input(given: Mapping[str, Any], rest: memoryview) -> tuple[Tensor, memoryvi
     name, datatype = given.get("name"), given.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise RequestError("an input lacks its 'name' or its 'datatype'; expected texts")
-    shape = shape_of(given.get("shape"), name[:80])
-    parameters = _mapping(given.get("parameters"), f"input '{name[:80]}': parameters")
+    shape = shape_of(given.get("shape"), name)
+    parameters = _mapping(given.get("parameters"), f"input '{name}': parameters")
     if "shared_memory_region" in parameters:
-        raise RequestError(f"input '{name[:80]}': shared memory is not supported; send the tensor")
+        raise RequestError(f"input '{name}': shared memory is not supported; send the tensor")
     if "binary_data_size" not in parameters:
-        return from_values(name[:80], datatype, shape, given.get("data")), rest
+        return from_values(name, datatype, shape, given.get("data")), rest
     size = parameters["binary_data_size"]
     if "data" in given:
-        raise RequestError(f"input '{name[:80]}' has 'data' and 'binary_data_size'; send one of them")
+        raise RequestError(f"input '{name}' has 'data' and 'binary_data_size'; send one of them")
     if type(size) is not int or not 0 <= size <= len(rest):
         raise RequestError(
-            f"input '{name[:80]}': binary_data_size is {str(size)[:40]}; the body has {len(rest)} bytes left for it"
+            f"input '{name}': binary_data_size is {str(size)[:40]}; the body has {len(rest)} bytes left for it"
         )
-    return from_bytes(name[:80], datatype, shape, rest[:size]), rest[size:]
+    return from_bytes(name, datatype, shape, rest[:size]), rest[size:]
 
 
 def _outputs(given: object, parameters: Mapping[str, Any]) -> dict[str, bool]:

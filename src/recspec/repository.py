@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,11 @@ from pydantic import Field
 from recspec import __version__, bundle, config
 from recspec.batching import Batcher, Limits, Statistics
 from recspec.bodies import Intake
+from recspec.bundle import Seen
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, ExportError, RecspecError, RequestError, SettingsError, nearest
-from recspec.predict import Predictor
+from recspec.evaluate import id_feature
+from recspec.predict import ROLES, Predictor
 from recspec.programs import SHEET, Arrays, Program, as_model_batch, open_program
 from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature, signature_of
 from recspec.storage import Ragged
@@ -219,7 +223,7 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
             )
         opened = Opened(folder, program, f"recspec_{type(program).__name__[:-7].lower()}", None, (), content)
     else:
-        predictor = Predictor.open(folder, device=settings.device)
+        predictor = _detached(Predictor.open(folder, device=settings.device))
         signature = signature_of(predictor.spec, predictor.model.features(), "rows")
         raw = _raw_ports(predictor.encoders, signature)
         opened = Opened(folder, TorchProgram(predictor, signature), "recspec_torch", predictor, raw, content)
@@ -227,6 +231,24 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
     return opened
+
+
+def _detached(predictor: Predictor) -> Predictor:
+    """A predictor that no longer reads its folder, so that what is written there can't reach it.
+
+    Weights are mapped from their file: one that is cut short in place, as by `cp`, would end the process (SIGBUS).
+    """
+    with torch.no_grad():
+        for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
+            tensor.data = tensor.data.clone()
+    seen = predictor.bundle.seen
+    if seen is not None:
+        kept = Seen(seen.offsets.clone(), seen.items.clone(), seen.counts.clone())
+        predictor.bundle = replace(predictor.bundle, seen=kept)
+    for role in ROLES:
+        if id_feature(predictor.spec, role) is not None:
+            _ = predictor.users if role == "user" else predictor.items  # read now, not when they are first asked for
+    return predictor
 
 
 def _raw_ports(encoders: Encoders | None, signature: Signature) -> tuple[Port, ...]:
@@ -246,6 +268,8 @@ class Model:
     batcher: Batcher
     users: int = 0
     retired: bool = False
+    encoding: int = 0
+    """Requests whose raw values are being encoded."""
 
     @property
     def predictor(self) -> Predictor | None:
@@ -417,14 +441,29 @@ class Repository:
             inputs, rows = checked(tensors, form.inputs, self.limits.max_rows)
             if not rows:
                 return form.model, {output: np.zeros((0, 1), np.float32) for output in OUTPUTS}
-            if form.is_raw:  # beside the model's thread: requests that arrive together are encoded together
-                inputs = await asyncio.to_thread(form.model.opened.encode, inputs, rows)
-            outputs = await form.model.batcher.infer(inputs, rows, timeout=timeout)
+            seconds = min(self.limits.timeout_seconds, math.inf if timeout is None else timeout)
+            if form.is_raw:
+                began = time.monotonic()
+                inputs = await self._encoded(form.model, inputs, rows, seconds)
+                seconds = max(0.0, seconds - (time.monotonic() - began))
+            outputs = await form.model.batcher.infer(inputs, rows, timeout=seconds)
             wrong = ~np.isfinite(outputs[LOGIT][:, 0])
             if wrong.any():
                 raise RequestError(f"row {int(wrong.argmax())}: the model's answer is no finite number; its inputs are "
                                    "too large")  # fmt: skip
             return form.model, outputs
+
+    async def _encoded(self, model: Model, columns: Arrays, rows: int, seconds: float) -> Arrays:
+        """Features of raw columns, made beside the model's thread, within the limits of its queue."""
+        model.batcher.refuse_if_full(model.encoding)
+        model.encoding += 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.to_thread(model.opened.encode, columns, rows)
+        except TimeoutError:
+            raise model.batcher.late(seconds) from None
+        finally:
+            model.encoding -= 1
 
     # --- loading ------------------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ async def _refused(_: Request, error: RecspecError) -> Response:
 
 
 async def _not_routed(request: Request, error: HTTPException) -> Response:
-    told = {404: f"no route {request.url.path[:100]!r}", 405: f"{request.method} is not answered here"}
+    told = {404: f"no route {request.scope['path'][:100]!r}", 405: f"{request.method} is not answered here"}
     return answer({"error": told.get(error.status_code, error.detail)}, error.status_code, error.headers)
 
 
@@ -374,6 +374,9 @@ class _Protocol(HttpToolsProtocol):
     def _refuse(self, status: int) -> None:
         self._stop_timer()
         if self.transport is None or self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:  # an answer is being written
+            self.transport.close()
             return
         words = {408: b"408 Request Timeout", 431: b"431 Request Header Fields Too Large"}[status]
         self.transport.write(b"HTTP/1.1 " + words + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
