@@ -23,7 +23,7 @@ from recspec.batch import Batch
 from recspec.encoding import CrossEncoder, Gap
 from recspec.errors import DataError, RequestError, nearest
 from recspec.evaluate import id_feature
-from recspec.predict import Predictions, Predictor, Role
+from recspec.predict import ROLES, Predictions, Predictor, Role
 
 Row = Mapping[str, Any]
 """Raw column -> a text, number, boolean, null, or a list of these."""
@@ -155,7 +155,7 @@ def _ranked(predictor: Predictor, rows: Sequence[Row], scored: _Scored, top_k: i
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
     given = _given(predictor, rows, "item")
-    ids = scored.items.get(_id_name(predictor, "item") or "")
+    ids = scored.items.get(id_name(predictor, "item") or "")
     titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
     scores, probabilities = logits.tolist(), torch.sigmoid(logits).tolist()
     items = tuple(
@@ -202,11 +202,17 @@ def liked_items(predictor: Predictor, user: str | int, k: int) -> list[dict[str,
     ]
 
 
+def knows_users_and_items(predictor: Predictor) -> bool:
+    """Whether the bundle keeps who acted on what."""
+    return predictor.bundle.seen is not None and all(id_name(predictor, role) is not None for role in ROLES)
+
+
 def can_recommend(predictor: Predictor) -> bool:
     """Whether `recommend` answers: the model knows users and items, and reads nothing that belongs to neither."""
-    spec, names = predictor.spec, predictor.model.features()
-    owned = {*predictor.users.features, *spec.role("item")} if predictor.bundle.seen is not None else set()
-    return bool(owned) and all(name in owned for name in names)
+    if not knows_users_and_items(predictor):
+        return False
+    owned = {*predictor.users.features, *predictor.spec.role("item")}
+    return all(name in owned for name in predictor.model.features())
 
 
 # --- flags and notes -------------------------------------------------------------------------------------------------
@@ -254,18 +260,19 @@ def _unread(predictor: Predictor, table: pa.Table) -> list[str]:
 
 def _unknown(predictor: Predictor, batch: Batch, role: Role) -> NDArray[np.bool_]:
     """Which rows have a user or item without an id of its own (B,); none where the model does not read it."""
-    name = _id_name(predictor, role)
+    name = id_name(predictor, role)
     if name is None or name not in batch or not predictor.spec.reserves_unknown(name):
         return np.zeros(0, bool)
     return np.asarray((batch[name] == 0).cpu().numpy())
 
 
-def _id_name(predictor: Predictor, role: Role) -> str | None:
+def id_name(predictor: Predictor, role: Role) -> str | None:
+    """The feature that tells users or items apart; None where the model's data has none."""
     return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
 
 
 def _item_id(predictor: Predictor) -> str:
-    name = _id_name(predictor, "item")
+    name = id_name(predictor, "item")
     if name is None:
         raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
     return name
@@ -273,7 +280,7 @@ def _item_id(predictor: Predictor) -> str:
 
 def _given(predictor: Predictor, rows: Sequence[Row], role: Role) -> list[Any]:
     """The raw id of each row as it was sent; None where a row has none."""
-    name = _id_name(predictor, role)
+    name = id_name(predictor, role)
     encoder = predictor.encoders.encoders.get(name or "") if predictor.encoders is not None else None
     column = None if encoder is None or isinstance(encoder, CrossEncoder) else encoder.column
     return [row.get(name or "", row.get(column or "")) for row in rows]

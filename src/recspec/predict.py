@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -312,7 +313,7 @@ class Predictor:
         if vocabulary is not None:
             return vocabulary.encode(list(users))
         shift, count = self.spec.shift(self.spec.user_id), self.spec.num_ids(self.spec.user_id)
-        numbers = [int(user) + shift if str(user).lstrip("-").isdigit() else -1 for user in users]
+        numbers = [int(user) + shift if re.fullmatch(r"-?[0-9]{1,18}", str(user)) else -1 for user in users]
         return np.array([number if shift <= number < count else -1 for number in numbers], np.int64)
 
     def raw_ids(self, role: Role, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:

@@ -37,7 +37,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from recspec import config, inference_protocol
+from recspec import config, inference_protocol, people
 from recspec.batching import Limits
 from recspec.bodies import answer, refusal
 from recspec.errors import RecspecError, RequestError, SettingsError
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 Routes = Callable[[Repository], Sequence[BaseRoute]]
 
-ROUTES: tuple[Routes, ...] = (inference_protocol.routes,)
+ROUTES: tuple[Routes, ...] = (inference_protocol.routes, people.routes)
 """Each room's routes; the first that fits a path answers."""
 
-OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})
-"""Paths that are answered without a token, as a load balancer asks them."""
+OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
+"""Paths that are answered without a token: those a load balancer asks, and pages that tell nothing of the models."""
 
 TOKEN_VARIABLE = "RECSPEC_TOKEN"
 HEAD_BYTES = 64 << 10
@@ -101,12 +101,22 @@ def read_token(environment: Mapping[str, str], file: Path | None = None) -> str 
 def application(repository: Repository, *, token: str | None = None, routes: Sequence[Routes] = ROUTES) -> ASGIApp:
     """Everything that HTTP is answered by."""
     found = [route for each in routes for route in each(repository)]
-    handlers: dict[Any, Any] = {RecspecError: _refused, HTTPException: _not_routed, Exception: _failed}
+    handlers: dict[Any, Any] = {
+        RecspecError: _refused,
+        RecursionError: _too_deep,
+        HTTPException: _not_routed,
+        Exception: _failed,
+    }
     return _Front(Starlette(routes=found, exception_handlers=handlers), repository, token)
 
 
 async def _refused(_: Request, error: RecspecError) -> Response:
     return refusal(error)
+
+
+async def _too_deep(_: Request, __: RecursionError) -> Response:
+    """Of lists in lists that JSON's reader still takes, but Python can't show in a message."""
+    return answer({"error": "the body is nested too deeply"}, 400)
 
 
 async def _not_routed(request: Request, error: HTTPException) -> Response:
