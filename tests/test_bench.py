@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from recspec import bench
-from recspec.bench import bench_training, clicks_like_outbrain
+from recspec import bench, bundle
+from recspec.bench import bench_inference, bench_training, clicks_like_outbrain, made_up_inputs
+from recspec.bundle import Card
 from recspec.distributed import Ranks
-from recspec.errors import SettingsError
+from recspec.errors import BundleError, SettingsError
+from recspec.export import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
+from recspec.signature import Port, Signature
 from recspec.storage import Ragged, open_split
 from recspec.train import TrainSettings
+from tests import made_up
+from tests.test_models import build
 
 FEW_ROWS = 500
 
@@ -68,3 +74,49 @@ def test_an_unknown_model_is_told_the_nearest_known_one() -> None:
             steps=1,
             warmup=0,
         )
+
+
+# --- answering -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_and_its_export_are_measured_side_by_side(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    data = made_up.interactions(tmp_path / "data")
+    model = build("neumf", data)
+    bundle.save(tmp_path / "run", model, Card(model="neumf", settings=model.settings.model_dump(mode="json")))
+    quick = ExportSettings(batch_sizes=(1,), seconds=0.0, threads=1)
+    export(bundle.load(tmp_path / "run"), tmp_path / "onnx", quick)
+    found = bench_inference([tmp_path / "run", tmp_path / "onnx"], batch_sizes=(1, 5), threads=(1,), seconds=0.0)
+    lines = found["measured"]
+    assert isinstance(lines, list)
+    assert [(line["format"], line["batch_size"], line["threads"]) for line in lines] == [
+        ("torch", 1, 1),
+        ("torch", 5, 1),
+        ("onnx", 1, 1),
+        ("onnx", 5, 1),
+    ]
+    assert all(0 < line["p50_ms"] <= line["p99_ms"] and line["calls"] >= 3 for line in lines)
+
+
+def test_made_up_inputs_are_ids_in_range_and_one_row_a_request() -> None:
+    ports = (
+        Port("user", "int32", 1, "request", 3),
+        Port("tags", "int64", 4, "item", 9),
+        Port("x", "float32", 1, "item"),
+    )
+    made = made_up_inputs(Signature("ranker", ports), 50)
+    assert {name: (values.shape, values.dtype.name) for name, values in made.items()} == {
+        "user": ((1, 1), "int32"),
+        "tags": ((50, 4), "int64"),
+        "x": ((50, 1), "float32"),
+    }
+    assert set(np.unique(made["tags"])) == set(range(9))
+
+
+def test_sizes_below_one_are_refused_together() -> None:
+    with pytest.raises(SettingsError) as caught:
+        bench_inference([Path("run")], batch_sizes=(0, 4), threads=(-1,))
+    assert "batch size 0: expected 1 or more" in str(caught.value)
+    assert "-1 threads: expected 1 or more" in str(caught.value)
+    with pytest.raises(BundleError, match="no such folder"):
+        bench_inference([Path("no-such-run")], batch_sizes=(1,))

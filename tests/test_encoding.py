@@ -16,6 +16,7 @@ from recspec.encoding import (
     SMALL,
     BucketEncoder,
     CrossEncoder,
+    Encoder,
     Encoders,
     Gap,
     HashEncoder,
@@ -497,3 +498,69 @@ def test_what_stood_for_missing_when_fitted_is_missing_again(tmp_path: Path) -> 
 def test_blanks_around_a_columns_name_do_not_count_unless_the_feature_has_them() -> None:
     spaced = Encoders({" b": NumberEncoder(), "c": NumberEncoder()})
     assert spaced.named(["a", " b", " c ", " d", "d"]) == ["a", " b", "c", " d", "d"]
+
+
+# --- encoders of imported models -------------------------------------------------------------------------------------
+
+
+def encoded(encoder: Encoder, *columns: list[object], vocabulary: Vocabulary | None = None) -> list[int]:
+    """The ids that an encoder of columns a, b, ... gives."""
+    names = "abc"[: len(columns)]
+    vocabularies = {"words": vocabulary} if vocabulary is not None else {}
+    table = pa.table(dict(zip(names, columns, strict=True)))
+    made = Encoders({"a": encoder}, vocabularies).encode(table)["a"]
+    assert isinstance(made, np.ndarray)
+    return made.tolist()
+
+
+def test_values_beyond_a_vocabulary_take_buckets_after_it() -> None:
+    """TensorFlow 2.15.1: pink, 11 and -7 are in buckets 1, 4 and 2 of 5."""
+    words, numbers = Vocabulary(pa.array(["red", "green"])), Vocabulary(pa.array([5, 10]))
+    encoder = VocabularyEncoder(vocabulary="words", buckets=5)
+    assert encoded(encoder, ["green", "pink", "", None], vocabulary=words) == [2, 3 + 1, 0, 0]
+    assert encoded(encoder, [10, 11, -7, None], vocabulary=numbers) == [2, 3 + 4, 3 + 2, 0]
+    assert encoded(encoder, ["10", "011", "-7.0", "x"], vocabulary=numbers) == [2, 3 + 4, 3 + 2, 0]
+
+
+def test_values_beyond_a_vocabulary_may_take_one_id() -> None:
+    encoder = VocabularyEncoder(vocabulary="words", otherwise=2)
+    assert encoded(encoder, ["red", "pink", "", None], vocabulary=Vocabulary(pa.array(["red", "green"]))) == [
+        1,
+        2,
+        0,
+        0,
+    ]
+
+
+def test_a_number_may_stand_for_a_missing_value() -> None:
+    encoder = VocabularyEncoder(vocabulary="words", otherwise=2, missing_values=("-1", "?"))
+    numbers = Vocabulary(pa.array([5, 10]))
+    for given in ([-1, 5, 7], [-1.0, 5.0, 7.0], ["-1", "5", "7"]):
+        assert encoded(encoder, list(given), vocabulary=numbers) == [0, 1, 2]
+
+
+def test_whole_numbers_are_hashed_as_their_digits() -> None:
+    """TensorFlow 2.15.1: 42, -7 and 4999 are in buckets 16, 22 and 30 of 40."""
+    encoder = HashEncoder(cardinality=41, whole=True, missing_values=("-1",))
+    assert encoded(encoder, [42, -7, 4999, -1, None]) == [17, 23, 31, 0, 0]
+    assert encoded(encoder, ["042", "-7.0", "4999", "-1", "many"]) == [17, 23, 31, 0, 0]
+
+
+def test_a_cross_takes_whole_numbers_as_they_are_and_may_need_all() -> None:
+    """TensorFlow 2.15.1: (-3, red, 7) and (-1, "", 23) are in buckets 421 and 372 of 1000."""
+    encoder = CrossEncoder(columns=("a", "b", "c"), cardinality=1001, whole=("a", "c"), needs_all=True)
+    columns: tuple[list[object], ...] = ([-3, -1, 1, 1], ["red", "", None, "red"], [7, 23, 1, None])
+    assert encoded(encoder, *columns) == [422, 373, 0, 0]
+    texts = ([str(v) for v in columns[0]], columns[1], ["07", "23", "1", "noon"])
+    assert encoded(encoder, *texts) == [422, 373, 0, 0]
+
+
+def test_a_cross_of_buckets_may_need_all() -> None:
+    """TensorFlow 2.15.1: bucket 2 and u1 are in bucket 506 of 1000."""
+    encoder = CrossEncoder(columns=("a", "b"), cardinality=1001, boundaries={"a": (18.0, 30.0)}, needs_all=True)
+    assert encoded(encoder, [31.0, None, float("nan")], ["u1", "u1", "u1"]) == [507, 0, 0]
+
+
+def test_a_cross_names_whole_columns_that_it_does_not_have() -> None:
+    with pytest.raises(ValueError, match="whole: 'x' is no column of the cross, or is cut into buckets"):
+        CrossEncoder(columns=("a", "b"), cardinality=9, whole=("x",))

@@ -44,7 +44,7 @@ def test_every_error_is_in_one_tree_and_says_what_it_is_for() -> None:
     found = [
         value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)
     ]  # fmt: skip
-    assert len(found) == 9
+    assert len(found) == 11
     for kind in found:
         assert issubclass(kind, RecspecError)
         assert kind.__name__ in str(errors.__doc__)

@@ -42,6 +42,16 @@ def test_the_checksum_is_masked_crc_32c() -> None:
     assert crc(b"") == 0xA282EAD8
 
 
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 127, 128, 129, 1000, 4095, 4096, 4097, 4099, 4100, 8193, 100_001])
+def test_the_checksum_of_one_long_run_is_that_of_a_record(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(tfrecord, "_BLOCK_LANES", 32)
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    before = data.copy()
+    assert tfrecord.masked_crc(data) == crc(data.tobytes())
+    assert np.array_equal(data, before)
+
+
 @pytest.mark.parametrize("sizes", [[1, 2, 3, 4, 5], [127, 128, 129, 0, 1000], [100_000, 3], [8] * 100, []])
 def test_checksums_of_records_of_any_length_are_those_of_one_byte_after_another(sizes: list[int]) -> None:
     data = np.random.default_rng(0).integers(0, 256, sum(sizes) + 7, dtype=np.uint8)

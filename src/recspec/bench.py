@@ -1,19 +1,23 @@
-"""How fast a model trains here, beside what the machine's matrix products can do in the same minute."""
+"""How fast a model trains here, beside what the machine's matrix products can do; how fast it and exports answer."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from recspec import config, machine
+from recspec import bundle, config, latency, machine
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
+from recspec.programs import Arrays, EagerProgram, Program, find_export, open_program, read_sheet
+from recspec.signature import Form, Signature, signature_of
 from recspec.synthesize import synthesize
 from recspec.train import TrainingRun, TrainSettings, arithmetic
 
@@ -99,6 +103,69 @@ def bench_training(
         "torch": torch.__version__,
         "machine": machine.describe(),
     }
+
+
+def bench_inference(
+    paths: Sequence[Path],
+    *,
+    batch_sizes: Sequence[int],
+    threads: Sequence[int] = (),
+    form: Form = "rows",
+    seconds: float = 1.0,
+    warmup: int = 10,
+) -> dict[str, object]:
+    """Latency and rows/s of runs (the model as torch runs it) and exports, one caller, by batch size and threads.
+
+    Every call has the same random ids and numbers, in memory as the program takes them; reading raw values is not part.
+    A run is measured in the `form` given, an export in its own.
+
+    Raises:
+        BundleError: if a path is neither.
+        SettingsError: for a batch size or a number of threads below 1.
+    """
+    problems = [f"batch size {size}: expected 1 or more" for size in batch_sizes if size < 1]
+    problems += [f"{count} threads: expected 1 or more" for count in threads if count < 1]
+    if problems or not batch_sizes:
+        raise SettingsError.of("bench infer", problems or ["no batch size; give --batch-sizes 1,64"])
+    before = torch.get_num_threads()
+    measured: list[dict[str, object]] = []
+    try:
+        for count in threads or (before,):
+            torch.set_num_threads(count)
+            for path in paths:
+                program, what = _opened(path, form, count)
+                for size in batch_sizes:
+                    inputs = made_up_inputs(program.signature, size)
+                    found = latency.measure(lambda: program.run(inputs), size, seconds=seconds, warmup=warmup)  # noqa: B023
+                    measured.append({**what, "threads": count, **found.to_dict()})
+    finally:
+        torch.set_num_threads(before)
+    return {"measured": measured, "seconds": seconds, "warmup": warmup, "machine": machine.describe()}
+
+
+def _opened(path: Path, form: Form, threads: int) -> tuple[Program, dict[str, object]]:
+    """What a user named, ready to answer, and what it is."""
+    folder = find_export(path)
+    if folder is not None:
+        sheet = read_sheet(folder)
+        what = {"model": sheet.get("model"), "format": sheet.get("format"), "precision": sheet.get("precision")}
+        program = open_program(folder, threads=threads)
+        return program, {"path": str(path), **what, "form": program.signature.form}
+    trained = bundle.load(path)
+    signature = signature_of(trained.spec, trained.model.features(), form)
+    what = {"model": trained.card.model, "format": "torch", "precision": "fp32", "form": form}
+    return EagerProgram(trained.model, signature), {"path": str(path), **what}
+
+
+def made_up_inputs(signature: Signature, rows: int, seed: int = 0) -> Arrays:
+    """Random inputs of a call: uniform ids, numbers from 0 to 1; one row of what belongs to a request."""
+    random = np.random.default_rng(seed)
+    made: Arrays = {}
+    for port in signature.inputs:
+        shape = (1 if port.level == "request" else rows, port.width)
+        ids = random.integers(0, port.num_ids, shape) if port.num_ids is not None else random.random(shape)
+        made[port.name] = ids.astype(port.dtype)
+    return made
 
 
 def matrix_rate(precision: str, device: torch.device) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast, get_args
 
 import typer
 from pydantic import BaseModel
@@ -351,6 +351,75 @@ def recommend(
         _print_recommendation(answer)
 
 
+@app.command("import-tf")
+def import_tf(
+    model: Annotated[Path, typer.Argument(help="a SavedModel's folder, a folder of checkpoints, or a prefix")],
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder for the bundle")],
+    columns: Annotated[Path, typer.Option(metavar="FILE", help="JSON file that describes the feature columns")],
+    force: Annotated[bool, typer.Option("--force", help="replace a bundle that is there")] = False,
+) -> None:
+    """A Wide & Deep model of TensorFlow's estimators becomes a bundle, without TensorFlow."""
+    from recspec.import_tf import import_tf as run
+
+    imported = run(model, out_folder, columns, force=force)
+    for note in imported.notes:
+        err.print(f"note: {note}", markup=False, highlight=False)
+    _print_figures(f"imported into {imported.folder}", imported.summary)
+
+
+@app.command()
+def export(
+    run: Run,
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; with triton, the repository")],
+    format_: Annotated[Literal["onnx", "pt2", "triton"], typer.Option("--format", help="what to make")] = "onnx",
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16", "int8"], typer.Option(help="of weights and matrix products")
+    ] = "fp32",
+    form: Annotated[
+        Literal["rows", "ranker"], typer.Option(help="rows: any rows; ranker: one request's features, N candidates'")
+    ] = "rows",
+    data: Annotated[
+        Path | None, typer.Option(help="a prepared dataset to check the program on; made-up rows without")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="mean difference of probabilities that is allowed, the largest 20 times that")
+    ] = None,
+    allow_drift: Annotated[bool, typer.Option(help="write a program that drifts beyond the tolerance")] = False,
+    name: Annotated[str | None, typer.Option(help="of the model in a Triton repository")] = None,
+    triton_backend: Annotated[
+        Literal["onnxruntime", "python"], typer.Option(help="python runs on a server without ONNX Runtime's backend")
+    ] = "onnxruntime",
+    batch_sizes: Annotated[str, typer.Option(metavar="A,B", help="at which latency is measured")] = "1,64,512,4096",
+    threads: Annotated[int | None, typer.Option(min=1, help="that compute a call while it is measured")] = None,
+    json_output: Json = False,
+    allow_outside: Outside = False,
+) -> None:
+    """A trained model as a program (ONNX, AOTInductor, Triton), checked against the bundle at once."""
+    from recspec import bundle
+    from recspec.export import ExportSettings
+    from recspec.export import export as run_export
+    from recspec.machine import keep_freed_memory
+
+    keep_freed_memory()
+    settings = ExportSettings(
+        format=format_,
+        precision=precision,
+        form=form,
+        tolerance=tolerance,
+        allow_drift=allow_drift,
+        batch_sizes=_sizes("--batch-sizes", batch_sizes),
+        threads=threads,
+        name=name,
+        triton_backend=triton_backend,
+    )
+    spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
+    made = run_export(bundle.load(run), out_folder, settings, spec)
+    if json_output:
+        _print_json(made.sheet)
+    else:
+        _print_sheet(made.folder, made.sheet)
+
+
 # --- what there is ---------------------------------------------------------------------------------------------------
 
 
@@ -496,6 +565,35 @@ DEMO_SETTINGS = (
 )
 
 
+@bench_app.command("infer")
+def bench_infer(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|EXPORT...", help="runs and exports, side by side")],
+    batch_sizes: Annotated[str, typer.Option(metavar="A,B", help="rows of a call")] = "1,64,512,4096",
+    threads: Annotated[str | None, typer.Option(metavar="A,B", help="that compute a call; all cores' without")] = None,
+    form: Annotated[Literal["rows", "ranker"], typer.Option(help="of runs; an export has its own")] = "rows",
+    seconds: Annotated[float, typer.Option(help="of measuring, for each line of the table")] = 1.0,
+    warmup: Annotated[int, typer.Option(min=0, help="calls before the clock starts")] = 10,
+    json_output: Json = False,
+) -> None:
+    """Latency (p50 to p99) and rows/s of models and their exports on this machine, by batch size."""
+    from recspec.bench import bench_inference
+    from recspec.machine import keep_freed_memory
+
+    keep_freed_memory()
+    figures = bench_inference(
+        paths,
+        batch_sizes=_sizes("--batch-sizes", batch_sizes),
+        threads=_sizes("--threads", threads) if threads is not None else (),
+        form=form,
+        seconds=seconds,
+        warmup=warmup,
+    )
+    if json_output:
+        _print_json(figures)
+    else:
+        _print_lines("answering", cast(Sequence[Mapping[str, object]], figures["measured"]))
+
+
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
@@ -542,6 +640,14 @@ def _keep_to_cores(affinity: str) -> None:
     cores = pin(affinity, *place())
     if cores is not None:
         torch.set_num_threads(len(cores))
+
+
+def _sizes(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on between commas."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise SettingsError(f"{option} {text!r}: expected whole numbers from 1 between commas, such as 1,64,512")
+    return tuple(map(int, parts))
 
 
 def _chunk_type(name: str) -> ChunkType:
@@ -748,6 +854,27 @@ def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> 
     out.print(table)
     for note in answer.notes:
         out.print(f"note: {note}", highlight=False, markup=False)
+
+
+def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:
+    """What an export is, how far it is from the bundle, and how fast."""
+    figures = {"precision": f"{sheet['precision']}: {sheet['computed']}", "checked on": sheet["checked_on"]}
+    figures |= {f"{name} |dp|": f"{sheet['difference'][name]:.2g}" for name in ("mean", "largest")}
+    figures |= {"AUC": sheet["auc"], "bytes": sheet["size_bytes"], **sheet.get("triton", {})}
+    _print_figures(f"{folder}: {sheet['model']} as {sheet['format']}", figures)
+    _print_lines(f"latency, {sheet['threads']} threads", sheet["latency"])
+    if sheet["difference"]["drifts"]:
+        err.print("note: the program drifts beyond its tolerance; it was written all the same", highlight=False)
+
+
+def _print_lines(title: str, lines: Sequence[Mapping[str, object]]) -> None:
+    """A table of lines that hold the same figures."""
+    table = _titled_table(title)
+    for name in lines[0]:
+        table.add_column(name, justify="left" if isinstance(lines[0][name], str) else "right")
+    for line in lines:
+        table.add_row(*(_cell(value) for value in line.values()))
+    out.print(table)
 
 
 def _print_settings(title: str, model: type[BaseModel]) -> None:

@@ -7,9 +7,10 @@ value becomes the prepared one. `prepare` and every server encode through this m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -184,12 +185,19 @@ class _Encoder(BaseModel):
         """Raw values as `prepare` saw them: without the blanks around them, and null where they say missing."""
         array = _arrow(values)
         if not _is_text(array.type):
-            return array
+            return self._present_numbers(array)
         if self.strip:
             array = pc.utf8_trim_whitespace(array)
         if self.missing_values:
             array = pc.if_else(pc.is_in(array, pa.array(self.missing_values, array.type)), None, array)
         return array
+
+    def _present_numbers(self, array: pa.Array) -> pa.Array:
+        """`-1` says missing of the number -1 too."""
+        numbers = [int(text) for text in self.missing_values if re.fullmatch(r"-?[0-9]{1,18}", text)]
+        if not numbers or not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+            return array
+        return pc.if_else(pc.is_in(_as_int64(array), pa.array(numbers, pa.int64())), None, array)
 
 
 class _OneColumn(_Encoder):
@@ -197,7 +205,11 @@ class _OneColumn(_Encoder):
 
 
 class VocabularyEncoder(_OneColumn):
-    """A raw value becomes its id; with a `length`, a row holds several values."""
+    """A raw value becomes its id; with a `length`, a row holds several values.
+
+    A value that the vocabulary of V values does not hold is unknown, id 0. Models that were imported may have other
+    ids for it: 1 + V + fingerprint64(text) % buckets, or one that stands for all.
+    """
 
     kind: Literal["vocabulary"] = "vocabulary"
     vocabulary: str = Field(description="file in the folder `vocabularies`, without .parquet")
@@ -205,6 +217,8 @@ class VocabularyEncoder(_OneColumn):
     length: int | None = Field(None, gt=0, description="the most values of a list that are kept, first ones first")
     keep: Literal["first", "last"] = Field("first", description="which values of a longer list: a history's last ones")
     missing: str | None = Field(None, description="the text that a missing one counts as")
+    buckets: int = Field(0, ge=0, le=2**31, description="ids after the vocabulary's, for values it does not hold")
+    otherwise: int = Field(0, ge=0, le=2**31, description="the id of values that the vocabulary does not hold")
 
     def present(self, values: RawValues) -> pa.Array:
         """Likewise, with `missing` in the place of missing texts."""
@@ -213,22 +227,37 @@ class VocabularyEncoder(_OneColumn):
             return array
         return pc.fill_null(array.cast(pa.string()), self.missing)
 
+    def ids(self, values: RawValues, vocabulary: Vocabulary) -> Ids:
+        """The id of each value, one a row."""
+        ids = vocabulary.encode(values)
+        if not (self.buckets or self.otherwise):
+            return ids
+        array = _arrow(values)
+        texts = _as_text(_as_int64(array) if vocabulary.is_numeric else array)
+        given = pc.fill_null(pc.not_equal(texts, ""), False).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero((ids == UNKNOWN) & given)
+        ids[rows] = self.otherwise
+        if self.buckets and len(rows):
+            ids[rows] = len(vocabulary) + _within(fingerprint64(texts.take(pa.array(rows))), self.buckets + 1)
+        return ids
+
 
 class HashEncoder(_OneColumn):
     """A raw value becomes 1 + fingerprint64(text) % (cardinality - 1), a missing or empty one 0.
 
-    Whole numbers are hashed as their decimal digits: 42, 42.0 and "42" are one value. With a `length`, a row holds
-    several values.
+    Whole numbers are hashed as their decimal digits: 42, 42.0 and "42" are one value. Where all are `whole` numbers,
+    "042" is that value too, and what is no whole number is missing. With a `length`, a row holds several values.
     """
 
     kind: Literal["hash"] = "hash"
     cardinality: int = Field(ge=2, le=2**31, description="number of ids, 0 for missing values included")
     separator: str | None = Field(None, description="between the values of a list that is one text")
     length: int | None = Field(None, gt=0, description="the most values of a list that are kept, first ones first")
+    whole: bool = Field(False, description="the values are whole numbers")
 
     def ids(self, values: RawValues) -> Ids:
         """The id of each value, one a row."""
-        array = _arrow(values)
+        array = _as_int64(_arrow(values)) if self.whole else _arrow(values)
         if len(array) > SMALL:  # each different value once
             coded = array.dictionary_encode()
             ids = np.append(self._hash(coded.dictionary), UNKNOWN)
@@ -265,17 +294,23 @@ class BucketEncoder(_OneColumn):
 class CrossEncoder(_Encoder):
     """The values of several raw columns become one id, 1 + fingerprint % (cardinality - 1), as in TensorFlow.
 
-    A column's part is the fingerprint of its text, or with `boundaries` the number of those at most as large. A missing
-    value counts as the empty text, or as bucket -1, so a cross has no id 0.
+    A column's part is the fingerprint of its text, or with `boundaries` the number of those at most as large, or the
+    value itself of a column of `whole` numbers. A missing value counts as the empty text, or as bucket -1, so a cross
+    has no id 0; but where it `needs_all`, a row that lacks a value (null, not the empty text) gets it.
     """
 
     kind: Literal["cross"] = "cross"
     columns: tuple[str, ...] = Field(min_length=2, description="the raw columns, in the order they are chained")
     cardinality: int = Field(ge=2, le=2**31, description="number of ids; 0 is never used")
     boundaries: dict[str, tuple[float, ...]] = Field({}, description="of columns that are numbers cut into buckets")
+    whole: tuple[str, ...] = Field((), description="columns of whole numbers, which are chained as they are")
+    needs_all: bool = Field(False, description="a row that lacks one of the values gets id 0")
 
     @model_validator(mode="after")
     def _fits_together(self) -> CrossEncoder:
+        for name in self.whole:
+            if name not in self.columns or name in self.boundaries:
+                raise ValueError(f"whole: '{name}' is no column of the cross, or is cut into buckets")
         for name, boundaries in self.boundaries.items():
             if name not in self.columns:
                 raise ValueError(f"boundaries: {unknown('column', name, self.columns)}")
@@ -292,18 +327,25 @@ class CrossEncoder(_Encoder):
             DataError: naming each column that holds no numbers where it has boundaries.
         """
         prints, problems = [], []
+        lacks = np.zeros(len(parts[0]), bool)
         for name, source, part in zip(self.columns, sources or self.columns, parts, strict=True):
             try:
-                prints.append(self._print(name, _arrow(part)))
+                array = _as_int64(_arrow(part)) if name in self.whole else _arrow(part)
+                prints.append(self._print(name, array))
+                lacks |= np.isnan(_as_numbers(array)) if name in self.boundaries else _is_missing(array)
             except DataError as error:
                 problems += [f"column '{source}': {problem}" for problem in error.problems]
         if problems:
             raise DataError.of("raw rows", problems)
-        return _within(cross(prints), self.cardinality)
+        ids = _within(cross(prints), self.cardinality)
+        return np.where(lacks, UNKNOWN, ids) if self.needs_all else ids
 
     def _print(self, name: str, array: pa.Array) -> Prints:
         if name in self.boundaries:
             return _buckets(array, self.boundaries[name]).astype(np.uint64)
+        if name in self.whole:
+            numbers: NDArray[np.int64] = pc.fill_null(array, -1).to_numpy(zero_copy_only=False)
+            return numbers.astype(np.uint64)
         if len(array) > SMALL:
             coded = array.dictionary_encode()
             prints = fingerprint64(pa.concat_arrays([_as_text(coded.dictionary), pa.array([""])]))
@@ -373,6 +415,11 @@ def _buckets(values: RawValues, boundaries: Sequence[float]) -> Ids:
     """How many boundaries are at most as large as each number; -1 where it is missing."""
     numbers = _as_numbers(_arrow(values))
     return np.where(np.isnan(numbers), -1, np.searchsorted(np.array(boundaries, np.float64), numbers, side="right"))
+
+
+def _is_missing(array: pa.Array) -> NDArray[np.bool_]:
+    missing: NDArray[np.bool_] = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+    return missing
 
 
 def _check_rising(boundaries: Sequence[float]) -> None:
@@ -597,7 +644,10 @@ class Encoders:
             return self._numbers(encoder, values)
         if isinstance(encoder, BucketEncoder):
             return encoder.ids(values)
-        ids = encoder.ids if isinstance(encoder, HashEncoder) else self.vocabularies[encoder.vocabulary].encode
+        if isinstance(encoder, HashEncoder):
+            ids: Callable[[RawValues], Ids] = encoder.ids
+        else:
+            ids = partial(encoder.ids, vocabulary=self.vocabularies[encoder.vocabulary])
         if encoder.length is None:
             return ids(values)
         flat, offsets = split_lists(values, encoder.separator)

@@ -6,7 +6,9 @@
     ├── SettingsError        a recipe, a setting or a command-line value
     ├── BundleError          a trained model's folder that is missing, damaged or of another kind
     ├── CheckpointError      a checkpoint that can't be found, read or continued from
+    ├── ExportError          a model that can't be made the program that was asked for, or whose answers drift
     ├── TrainingError        a run that can't go on (the loss became NaN, a rank died)
+    ├── RequestError         a request that a server can't answer, with the status that says why
     ├── Interrupted          a run that was asked to stop, and did so without losing anything
     └── MissingExtraError    an optional library that is not installed
 
@@ -67,8 +69,22 @@ class CheckpointError(RecspecError):
     """A checkpoint that can't be found, read or continued from."""
 
 
+class ExportError(RecspecError):
+    """A model that can't be made the program that was asked for, or a program whose answers drift from the model's."""
+
+
 class TrainingError(RecspecError):
     """A run that can't go on."""
+
+
+class RequestError(RecspecError):
+    """A request that a server can't answer. `status` is HTTP's; `retry_after` (seconds) is told where waiting helps."""
+
+    def __init__(
+        self, message: str, problems: Sequence[str] = (), *, status: int = 400, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message, problems)
+        self.status, self.retry_after = status, retry_after
 
 
 class Interrupted(RecspecError):

@@ -2,16 +2,21 @@
 
 `fingerprint64` is FarmHash's Fingerprint64 (Google, 2014), which TensorFlow's `categorical_column_with_hash_bucket`
 takes; `cross` chains fingerprints as its `crossed_column` does. So a table of weights trained there fits ids made here.
+
+An exported model repository takes this file along, to where there is numpy and no pyarrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Prints = NDArray[np.uint64]
 """Fingerprints, or other whole numbers taken modulo 2^64."""
@@ -30,8 +35,18 @@ def fingerprint64(texts: pa.Array) -> Prints:
     Args:
         texts: Of type string, large_string, binary or large_binary.
     """
-    bytes_ = _Bytes.of(texts)
-    prints = np.full(len(texts), _K2, np.uint64)
+    return _prints(_Bytes.of(texts))
+
+
+def fingerprint64_of_bytes(texts: Sequence[bytes]) -> Prints:
+    """Fingerprint of each byte string."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    data = np.frombuffer(b"".join(texts) + bytes(8), np.uint8)
+    return _prints(_Bytes(data, np.cumsum(lengths) - lengths, lengths))
+
+
+def _prints(bytes_: _Bytes) -> Prints:
+    prints = np.full(len(bytes_.starts), _K2, np.uint64)
     for longest, hashed in ((3, _up_to_3), (7, _up_to_7), (16, _up_to_16), (32, _up_to_32), (64, _up_to_64)):
         rows = np.flatnonzero((bytes_.lengths <= longest) & (bytes_.lengths > _SHORTER[longest]))
         if len(rows):
@@ -75,6 +90,8 @@ class _Bytes:
 
     @classmethod
     def of(cls, texts: pa.Array) -> _Bytes:
+        import pyarrow as pa
+
         kind = texts.type
         assert pa.types.is_string(kind) or pa.types.is_binary(kind) or _is_large(kind), kind
         _, ends, data = texts.buffers()
@@ -122,6 +139,8 @@ class _Bytes:
 
 
 def _is_large(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
     return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
 

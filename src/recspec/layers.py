@@ -85,7 +85,7 @@ def aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     x (479, 1024) the three of a training step took 368 ms on one thread, and 278 ms at a width of 480.
     """
     more = -layer.in_features % 8
-    if not more or x.device.type != "cpu" or x.numel() < SMALL or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not more or x.device.type != "cpu" or x.numel() < SMALL:
         return cast(Tensor, layer(x))
     return F.linear(F.pad(x, (0, more)), F.pad(layer.weight, (0, more)), layer.bias)
 
@@ -585,7 +585,7 @@ class _DotInteraction(torch.autograd.Function):
 def beside_dots(first: Tensor, others: Tensor) -> Tensor:
     """A vector, then `dot_interaction` of it and the others: (B, D), (B, F D) -> (B, D + F (F + 1) / 2)."""
     if others.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        dots = dot_interaction(torch.cat([first, others], dim=1).view(len(first), -1, first.shape[1]))
+        dots = dot_interaction(torch.cat([first, others], dim=1).view(first.shape[0], -1, first.shape[1]))
         return torch.cat([first, dots], dim=1)
     return cast(Tensor, _BesideDots.apply(first, others))  # type: ignore[no-untyped-call]
 
@@ -650,9 +650,19 @@ def _laid(first: Tensor, others: Tensor, into: Tensor) -> Tensor:
     return into[:rows]
 
 
-@cache
 def _lower_triangle(features: int) -> Tensor:
     """Places in a flattened square matrix of what stands below its diagonal, row by row."""
+    if torch.compiler.is_compiling():  # what is made while a program is traced must not outlive it
+        return _made_lower_triangle(features)
+    return _kept_lower_triangle(features)
+
+
+@cache
+def _kept_lower_triangle(features: int) -> Tensor:
+    return _made_lower_triangle(features)
+
+
+def _made_lower_triangle(features: int) -> Tensor:
     square = torch.arange(features * features).view(features, features)
     return square[torch.ones_like(square, dtype=torch.bool).tril(-1)]
 
@@ -665,6 +675,19 @@ def _symmetric(features: int) -> Tensor:
     row, column = torch.tril_indices(features, features, offset=-1)
     square[row, column] = square[column, row] = torch.arange(pairs)
     return square.flatten()
+
+
+def linear_of_parts(layer: nn.Linear, parts: Sequence[tuple[Tensor, Sequence[int]]]) -> Tensor:
+    """A linear layer's output from parts of its input, each (..., n) with the n columns it stands in; they broadcast.
+
+    So what belongs to a request is multiplied once for it, and what belongs to an item once for that.
+    """
+    total: Tensor | None = None
+    for x, columns in parts:
+        product = F.linear(x, layer.weight[:, torch.tensor(columns, device=x.device)])
+        total = product if total is None else total + product
+    assert total is not None, "a layer without input"
+    return total if layer.bias is None else total + layer.bias
 
 
 class CrossNetwork(nn.Module):
@@ -685,9 +708,18 @@ class CrossNetwork(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, first: Tensor) -> Tensor:
-        """All layers."""
+    def forward(self, first: Tensor, product: Tensor | None = None) -> Tensor:
+        """All layers, from the first ones' inputs x_0 (..., X) and, where it is known already, `opening` of them."""
         x = first
         for place, up in enumerate(self.up):
-            x = torch.addcmul(x, first, up(self.down[place](x) if len(self.down) else x))
+            if place == 0 and product is not None:
+                crossed = up(product) if len(self.down) else product
+            else:
+                crossed = up(self.down[place](x) if len(self.down) else x)
+            x = torch.addcmul(x, first, crossed)
         return x
+
+    @property
+    def opening(self) -> nn.Linear:
+        """The layer whose product with x_0 comes first: a sum over its columns, so one over features."""
+        return cast(nn.Linear, self.down[0] if len(self.down) else self.up[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,14 +161,19 @@ class Predictor:
         """
         if self.encoders is not None:
             rows = rows.rename_columns(self.encoders.named(rows.column_names))
-        batch, gaps = self._encode(rows)
+        batch, gaps = self.encode(rows)
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
         return torch.sigmoid(logits).cpu().numpy(), Predictions(rows.num_rows, gaps)
 
-    def _encode(self, rows: pa.Table) -> tuple[Batch, dict[str, Gap]]:
-        wanted = self.model.features()
+    def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, Gap]]:
+        """Features of raw rows as the model reads them (all of the model's by default), and what was unknown in them.
+
+        Raises:
+            DataError: as `predict`.
+        """
+        wanted = self.model.features() if features is None else features
         looked_up = self._from_catalogues(wanted, rows.column_names)
         past = [name for name in wanted if name in self.spec.role("history")]
         given = [name for name in wanted if name not in looked_up and name not in past]
@@ -285,6 +291,10 @@ class Predictor:
                 catalogue = self.users if role == "user" else self.items
                 found |= {name: (own_id, catalogue) for name in missing if name in catalogue.features}
         return found
+
+    def can_encode(self, feature: str, columns: Sequence[str], features: Sequence[str]) -> bool:
+        """Whether a feature comes from raw columns, or from the catalogue of a user or item among `features`."""
+        return self._has_column(feature, columns) or feature in self._from_catalogues(features, columns)
 
     def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
         if self.encoders is not None and feature in self.encoders.encoders:
@@ -410,7 +420,7 @@ class Predictor:
         if vocabulary is not None:
             return vocabulary.encode(list(users))
         shift, count = self.spec.shift(self.spec.user_id), self.spec.num_ids(self.spec.user_id)
-        numbers = [int(user) + shift if str(user).lstrip("-").isdigit() else -1 for user in users]
+        numbers = [int(user) + shift if re.fullmatch(r"-?[0-9]{1,18}", str(user)) else -1 for user in users]
         return np.array([number if shift <= number < count else -1 for number in numbers], np.int64)
 
     def raw_ids(self, role: Role, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:

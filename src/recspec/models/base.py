@@ -6,7 +6,7 @@ Shapes: B rows; R requests (users); N items.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +62,9 @@ class Model(nn.Module, ABC):
         that can compute the request's part once overrides this.
         """
         requests, candidates = num_rows(request), num_rows(items)
+        if torch.compiler.is_compiling():  # a program takes any number of candidates, so nothing may depend on it
+            pairs = {**repeat_rows(request, candidates), **tile_rows(items, requests)}
+            return cast(Tensor, self(pairs)).view(requests, candidates)
         step = max(1, SCORE_BLOCK // max(candidates, 1))
         rows = []
         for start in range(0, requests, step):

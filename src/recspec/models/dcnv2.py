@@ -3,11 +3,12 @@
 Wang et al.: DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems,
 WWW 2021.
 
-Shapes: B rows; X width of the cross layers.
+Shapes: B rows; X width of the cross layers; R requests; N items to score.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -15,11 +16,14 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from recspec import config
-from recspec.batch import Batch
+from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import CrossNetwork, Embeddings, Mlp, embedding_widths, ids_and_numbers
+from recspec.layers import CrossNetwork, Embeddings, Mlp, embedding_widths, ids_and_numbers, linear_of_parts
 from recspec.models.base import Model
+
+SCORE_FLOATS = 1 << 22
+"""Floats of the cross layers' input that `score_items` forms at once: 16 MB."""
 
 
 class DcnV2Settings(config.Settings):
@@ -54,6 +58,10 @@ class DcnV2Settings(config.Settings):
         if any(isinstance(width, int) and width < 1 for width in widths):
             raise ValueError("every width is at least 1")
         return value
+
+
+_Part = tuple[Tensor, Sequence[int]]
+"""Some columns of a tensor, and where they stand in it."""
 
 
 class DcnV2(Model):
@@ -99,6 +107,65 @@ class DcnV2(Model):
         if self.settings.structure == "stacked":
             return cast(Tensor, self.out(self.top(crossed)).squeeze(1))
         return cast(Tensor, self.out(torch.cat([crossed, self.top(first)], dim=1)).squeeze(1))
+
+    def score_items(self, request: Batch, items: Batch) -> Tensor:
+        """Logits (R, N) of every item for every request.
+
+        Embeddings, and the first products with them (of the cross layers; in parallel structure also of the MLP), are
+        computed once for the request or the item and added. The bottom MLP runs once for a side that holds all numbers,
+        else its first layer does. Later cross layers mix both sides, so a pair pays for them.
+        """
+        ours, theirs = self._columns_of(request), self._columns_of(items)
+        if torch.compiler.is_compiling():
+            return self._pairs(ours, theirs)
+        if not (num_rows(request) and num_rows(items)):
+            return torch.zeros(num_rows(request), num_rows(items), device=self.out.weight.device)
+        step = max(1, SCORE_FLOATS // (num_rows(items) * self.width))
+        blocks = [[(x[at : at + step], columns) for x, columns in ours] for at in range(0, num_rows(request), step)]
+        return torch.cat([self._pairs(block, theirs) for block in blocks])
+
+    def _columns_of(self, batch: Batch) -> list[_Part]:
+        """The parts of x_0 that a batch's features make, (rows, n), with the columns where they stand.
+
+        Numbers of a bottom MLP that reads others too come as they are, with columns from the end: -1 is the first.
+        """
+        parts: list[_Part] = []
+        numbers = [place for place, name in enumerate(self.numbers) if name in batch]
+        if numbers:
+            stacked = torch.stack([batch[self.numbers[place]] for place in numbers], dim=1)
+            if not self.settings.bottom:
+                parts.append((stacked, numbers))
+            elif len(numbers) == len(self.numbers):
+                parts.append((self.bottom(stacked), range(self.settings.bottom[-1])))
+            else:
+                parts.append((stacked, [-1 - place for place in numbers]))
+        names = [name for name in self.embeddings.order() if name in batch] if self.ids else []
+        if names:
+            start = self.width - self.embeddings.width
+            columns: list[int] = []
+            for name in self.embeddings.order():
+                own = self.embeddings.widths[name]
+                columns += range(start, start + own) if name in names else ()
+                start += own
+            parts.append((self.embeddings(batch, names), columns))
+        return parts
+
+    def _pairs(self, ours: Sequence[_Part], theirs: Sequence[_Part]) -> Tensor:
+        """Logits (R, N)."""
+        laid = [(x.unsqueeze(1), columns) for x, columns in ours] + [(x.unsqueeze(0), columns) for x, columns in theirs]
+        parts = [part for part in laid if part[1][0] >= 0]
+        if halves := [(x, [-1 - place for place in columns]) for x, columns in laid if columns[0] < 0]:
+            dense = self.bottom.after_first(linear_of_parts(self.bottom.first, halves))
+            parts.append((dense, range(dense.shape[-1])))
+        requests, candidates = (max(x.shape[at] for x, _ in parts) for at in (0, 1))
+        columns = [column for _, own in parts for column in own]
+        order = torch.tensor(sorted(range(self.width), key=columns.__getitem__), device=self.out.weight.device)
+        first = torch.cat([x.expand(requests, candidates, -1) for x, _ in parts], dim=2)[..., order]
+        crossed = self.cross(first, linear_of_parts(self.cross.opening, parts))
+        if self.settings.structure == "stacked":
+            return cast(Tensor, self.out(self.top(crossed)).squeeze(-1))
+        top = self.top.after_first(linear_of_parts(self.top.first, parts))
+        return cast(Tensor, self.out(torch.cat([crossed, top], dim=-1)).squeeze(-1))
 
     def _inputs(self, batch: Batch) -> Tensor:
         """x_0 (B, X): the numbers' part, then the embeddings."""

@@ -2,11 +2,13 @@
 
 Naumov et al.: Deep Learning Recommendation Model for Personalization and Recommendation Systems, 2019.
 
-Shapes: B rows; F categorical features; D the embeddings' width.
+Shapes: B rows; F categorical features; D the embeddings' width; R requests; N items to score.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -14,11 +16,14 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from recspec import config
-from recspec.batch import Batch
+from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, Mlp, beside_dots, dot_interaction, ids_and_numbers
+from recspec.layers import Embeddings, Mlp, beside_dots, dot_interaction, ids_and_numbers, linear_of_parts
 from recspec.models.base import Model
+
+SCORE_FLOATS = 1 << 22
+"""Floats of the top MLP's first layer that `score_items` forms at once: 16 MB."""
 
 
 class DlrmSettings(config.Settings):
@@ -93,6 +98,63 @@ class Dlrm(Model):
         """Logits (B,)."""
         return cast(Tensor, self.out(self.top(self._interactions(batch))).squeeze(1))
 
+    def score_items(self, request: Batch, items: Batch) -> Tensor:
+        """Logits (R, N) of every item for every request.
+
+        Embeddings, the dot products within a side, and their part of the top MLP's first layer are computed once for
+        the request or the item; a pair costs the dot products of one side's vectors with the other's. The bottom MLP
+        runs once for a side that holds all numbers, else its first layer does.
+        """
+        ours, theirs = self._side(request), self._side(items)
+        if torch.compiler.is_compiling():
+            return self._pairs(ours, theirs)
+        if not (num_rows(request) and num_rows(items)):
+            return torch.zeros(num_rows(request), num_rows(items), device=self.out.weight.device)
+        step = max(1, SCORE_FLOATS // (num_rows(items) * self.top.first.out_features))
+        blocks = [ours.rows(slice(at, at + step)) for at in range(0, num_rows(request), step)]
+        return torch.cat([self._pairs(block, theirs) for block in blocks])
+
+    def _side(self, batch: Batch) -> _Side:
+        """What the features of a request or of an item bring to a pair."""
+        order = self.embeddings.order() if self.ids else ()
+        names = [name for name in order if name in batch]
+        rows, first = num_rows(batch), int(bool(self.numbers))
+        width, device = self.settings.embedding_dim, self.out.weight.device
+        vectors = self.embeddings(batch, names) if names else torch.zeros(rows, 0, device=device)
+        places = [first + order.index(name) for name in names]
+        numbers = [place for place, name in enumerate(self.numbers) if name in batch]
+        dense = bottom = None
+        if numbers:
+            stacked = torch.stack([batch[self.numbers[place]] for place in numbers], dim=1)
+            if len(numbers) == len(self.numbers):
+                dense = self.bottom(stacked)
+            else:
+                bottom = (stacked, numbers)
+        return _Side(vectors.view(vectors.shape[0], len(names), width), places, dense, bottom)
+
+    def _pairs(self, ours: _Side, theirs: _Side) -> Tensor:
+        """Logits (R, N)."""
+        dense = None if ours.dense is None else ours.dense.unsqueeze(1)
+        dense = dense if theirs.dense is None else theirs.dense.unsqueeze(0)
+        if self.numbers and dense is None:
+            halves = [(side[0].unsqueeze(at), side[1]) for at, side in ((1, ours.bottom), (0, theirs.bottom)) if side]
+            dense = self.bottom.after_first(linear_of_parts(self.bottom.first, halves))
+        offset = 0 if dense is None else dense.shape[-1]
+        parts: list[tuple[Tensor, Sequence[int]]] = [] if dense is None else [(dense, range(offset))]
+        left, right = ours.vectors.unsqueeze(1), theirs.vectors.unsqueeze(0)
+        groups = [(left, ours.places), (right, theirs.places)]
+        if self.settings.interaction == "cat":
+            width = self.settings.embedding_dim
+            for vectors, places in groups:
+                starts = [offset + (place - bool(self.numbers)) * width for place in places]
+                parts.append((vectors.flatten(2), [start + at for start in starts for at in range(width)]))
+        else:
+            if dense is not None:
+                groups.insert(0, (dense.unsqueeze(2), [0]))
+            parts += _dots(groups, offset)
+        used = [(x, columns) for x, columns in parts if len(columns)]
+        return cast(Tensor, self.out(self.top.after_first(linear_of_parts(self.top.first, used))).squeeze(-1))
+
     def _interactions(self, batch: Batch) -> Tensor:
         """The top MLP's input."""
         parts: list[Tensor] = []
@@ -104,7 +166,55 @@ class Dlrm(Model):
             return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if len(parts) > 1:
             return beside_dots(*parts)
-        return dot_interaction(parts[0].view(len(parts[0]), -1, self.settings.embedding_dim))
+        return dot_interaction(parts[0].view(parts[0].shape[0], -1, self.settings.embedding_dim))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What a request (R rows) or an item (N rows) brings to a pair."""
+
+    vectors: Tensor
+    """(rows, F, D): its embeddings."""
+
+    places: Sequence[int]
+    """Where each stands among all vectors; the bottom MLP's output is the first of them."""
+
+    dense: Tensor | None
+    """(rows, D): the bottom MLP's output, where it has all numbers."""
+
+    bottom: tuple[Tensor, Sequence[int]] | None
+    """Its numbers (rows, n) and their places, where the other side has some too."""
+
+    def rows(self, chosen: slice) -> _Side:
+        """Some of the rows."""
+        return _Side(
+            self.vectors[chosen],
+            self.places,
+            None if self.dense is None else self.dense[chosen],
+            None if self.bottom is None else (self.bottom[0][chosen], self.bottom[1]),
+        )
+
+
+def _dots(groups: Sequence[tuple[Tensor, Sequence[int]]], offset: int) -> list[tuple[Tensor, Sequence[int]]]:
+    """Dot products within groups of vectors (R or 1, N or 1, F, D) and between them, with their columns."""
+    found: list[tuple[Tensor, Sequence[int]]] = []
+    for number, (vectors, places) in enumerate(groups):
+        if len(places) > 1:
+            pairs = [(a, b) for a in range(len(places)) for b in range(a)]
+            gram = (vectors @ vectors.transpose(2, 3)).flatten(2)
+            chosen = torch.tensor([a * len(places) + b for a, b in pairs], device=gram.device)
+            found.append((gram[..., chosen], [_column(offset, places[a], places[b]) for a, b in pairs]))
+        for others, their_places in groups[:number]:
+            columns = [_column(offset, mine, other) for mine in places for other in their_places]
+            if columns:
+                found.append(((vectors @ others.transpose(2, 3)).flatten(2), columns))
+    return found
+
+
+def _column(offset: int, place: int, other: int) -> int:
+    """Where the product of two vectors stands in the top MLP's input: the lower triangle, row by row."""
+    high, low = max(place, other), min(place, other)
+    return offset + high * (high - 1) // 2 + low
 
 
 def start_normal(mlp: Mlp) -> None:

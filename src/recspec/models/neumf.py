@@ -135,7 +135,7 @@ class NeuMF(Model):
         Each side is computed once; what is left for a pair is a dot product and the MLP without its first layer.
         """
         user, item = self._user_part(request[self.user_id]), self._item_part(items[self.item_id])
-        scores = self.out.bias.expand(len(request[self.user_id]), len(items[self.item_id]))
+        scores = self.out.bias.expand(request[self.user_id].shape[0], items[self.item_id].shape[0])
         if user.gmf is not None and item.gmf is not None:
             scores = scores + (user.gmf * self._gmf_weight()) @ item.gmf.T
         if item.bias is not None:
@@ -187,6 +187,8 @@ class NeuMF(Model):
 
     def _mlp_scores(self, user: Tensor, item: Tensor) -> Tensor:
         """The MLP's share of the scores (R, N), from each side's part (R, D) and (N, D) of its first layer."""
+        if torch.compiler.is_compiling():
+            return self.mlp.after_first(user.unsqueeze(1) + item) @ self._mlp_weight()
         step = max(1, SCORE_FLOATS // max(1, item.numel()))
         rows = [self.mlp.after_first(part.unsqueeze(1) + item) @ self._mlp_weight() for part in torch.split(user, step)]
         return torch.cat(rows)

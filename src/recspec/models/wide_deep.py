@@ -132,9 +132,13 @@ class WideDeep(Model):
         scores = torch.zeros(requests, candidates, device=self.device)
         if self.settings.use_wide:
             scores = scores + self.wide.part(request)[:, None] + self.wide.part(items) + self.wide.bias
-        if not self.settings.use_deep or not (requests and candidates):
+        if not self.settings.use_deep:
             return scores
         ours, theirs = self.deep.first_layer(request), self.deep.first_layer(items)
+        if torch.compiler.is_compiling():
+            return scores + self.deep.after_first(ours.unsqueeze(1) + theirs)
+        if not (requests and candidates):
+            return scores
         step = max(1, SCORE_FLOATS // theirs.numel())
         rows = [self.deep.after_first(part.unsqueeze(1) + theirs) for part in torch.split(ours, step)]
         return scores + torch.cat(rows)
@@ -250,8 +254,8 @@ class Deep(nn.Module):
         """Which columns of the MLP's input come from the features named."""
         order = self.embeddings.order() if self._embedded else ()
         widths = {name: self._embedded[name] for name in order} | self.indicators | dict.fromkeys(self.numbers, 1)
-        chosen = torch.tensor([name in names for name in widths])
-        return chosen.repeat_interleave(torch.tensor(list(widths.values()))).nonzero().view(-1)
+        chosen = [name in names for name, width in widths.items() for _ in range(width)]
+        return torch.tensor([place for place, taken in enumerate(chosen) if taken])
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -265,7 +269,7 @@ def _one_hot(ids: Tensor, size: int) -> Tensor:
     """(B,) ids -> (B, size); of lists (B, L), how often each id stands in them, padding left out."""
     if ids.dim() == 1:
         return F.one_hot(ids.long(), size).float()
-    counts = torch.zeros(len(ids), size, device=ids.device)
+    counts = torch.zeros(ids.shape[0], size, device=ids.device)
     counts.scatter_add_(1, ids.long(), (ids != 0).float())
     return counts
 

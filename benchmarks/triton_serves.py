@@ -1,0 +1,391 @@
+"""NVIDIA's Triton Inference Server answers with the bundle's probabilities: real server, real client.
+
+    python benchmarks/triton_serves.py
+    python benchmarks/triton_serves.py --models wide_deep --rows 20000 --precision int8
+
+From nothing: makes an environment with the server that the nvidia-pytriton wheel contains (2.51, CPU), trains a small
+model of each kind on made-up data, exports all of them into one model repository, starts `tritonserver` on it with
+explicit model control, loads each model, and asks for every row of the test split with tritonclient over HTTP and gRPC,
+in requests of several sizes; then for raw values of the ensemble. Prints the largest difference from the bundle's own
+probabilities, client-side latency, and how many requests the server's dynamic batching put together, and writes them to
+results/triton_serves.json. Exit status 1 where an answer differs by more than 1e-5 (fp32) or the export's tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from recspec.onnx_graph import Precision
+
+REQUIREMENTS = ("nvidia-pytriton==0.7.0", "tritonclient[http,grpc]==2.73.0", "numpy==1.26.4", "onnxruntime==1.31.1")
+"""numpy 1.26: the Python backend of this server corrupts tensors of numpy 2."""
+
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "neumf": {"factors": 16, "layers": (32, 16, 8), "dropout": 0.0},
+    "wide_deep": {"hidden": (128, 128, 64), "dropout": 0.0},
+    "dlrm": {"embedding_dim": 16, "bottom": (64, 16), "top": (128, 64)},
+    "dcnv2": {"embedding_dim": 16, "bottom": (64, 16), "cross_rank": 32, "top": (128, 64)},
+}
+ASKED = ("neumf", "wide_deep", "dlrm", "dcnv2", "din")
+SIZES = (1, 7, 64, 512)
+FP32_DIFFERENCE = 1e-5
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Found = dict[str, Any]
+
+
+# --- models and their repository -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the client asks one model of the server, and what it must hear."""
+
+    model: str
+    inputs: Arrays
+    expected: np.ndarray[Any, Any]
+    allowed: float
+
+
+def questions(names: Sequence[str], folder: Path, *, rows: int, precision: Precision) -> list[Question]:
+    """Train, export into `folder/repository`, and say what the bundle answers."""
+    made = []
+    for name in names:
+        print(f"{name}: train and export", file=sys.stderr)
+        made += _questions_of(name, folder, rows, precision)
+    return made
+
+
+def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> list[Question]:
+    from recspec import bundle
+    from recspec.datasets import DATASETS
+    from recspec.export import TOLERANCE, Check, ExportSettings, export, sample_of
+    from recspec.feature_spec import FeatureSpec
+    from recspec.models import MODELS
+    from recspec.predict import Predictor
+    from recspec.programs import EagerProgram
+    from recspec.signature import Signature
+    from recspec.train import TrainSettings, train
+
+    synthetic = DATASETS["synthetic"]
+    kind = "interactions" if "user" in MODELS[name].needs else "clicks"
+    data = folder / f"data-{kind}"
+    if not data.exists():
+        synthetic.prepare(Path(), data, synthetic.Settings.model_validate({"kind": kind, "num_rows": rows}))
+    spec = FeatureSpec.load(data)
+    settings = TrainSettings(epochs=2, batch_size=512, learning_rate=0.005, tensorboard=False)
+    model_settings = MODELS[name].Settings.model_validate(SETTINGS.get(name, {}))
+    train(name, spec, folder / f"run-{name}", settings=settings, model_settings=model_settings)
+
+    trained = bundle.load(folder / f"run-{name}")
+    wanted = ExportSettings(format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1)
+    exported = export(trained, folder / "repository", wanted, spec)
+    check = Check(trained.model, Signature.from_dict(exported.sheet["signature"]), sample_of(trained, spec))
+    allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
+    expected = check.probabilities(EagerProgram(trained.model, check.signature))
+    asked = [Question(name, check.inputs, expected, allowed)]
+
+    predictor = Predictor.open(folder / f"run-{name}", device="cpu")
+    table = raw_rows(predictor, check.sample.batch)
+    answered, _ = predictor.predict(table)
+    columns: Arrays = {}
+    for column in table.column_names:
+        values = table.column(column).to_pylist()
+        numeric = table.schema.field(column).type == "double"
+        texts = ["" if value is None else str(value).encode() for value in values]
+        columns[column] = np.array(values, np.float64)[:, None] if numeric else np.array(texts, "S")[:, None]
+    return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
+
+
+def raw_rows(predictor: Any, batch: Mapping[str, Any]) -> Any:
+    """Prepared rows as the raw ones that they may have been made from; the first row is of unknown values."""
+    import pyarrow as pa
+
+    from recspec.encoding import ScaleEncoder, VocabularyEncoder
+
+    columns = {}
+    for name in predictor.model.features():
+        encoder, values = predictor.encoders.encoders[name], batch[name].numpy()
+        if isinstance(encoder, VocabularyEncoder):
+            vocabulary = predictor.encoders.vocabularies[encoder.vocabulary]
+            if encoder.length is None:
+                columns[name] = pa.array([str(value) for value in vocabulary.decode(values).to_pylist()])
+            else:
+                rows = [[str(value) for value in vocabulary.decode(row[row != 0]).to_pylist()] for row in values]
+                columns[name] = pa.array([(encoder.separator or "|").join(row) for row in rows])
+            columns[name] = pa.array(["nobody knows this", *columns[name].to_pylist()[1:]])
+        else:
+            raw = values.astype(np.float64)
+            columns[name] = pa.array(raw * encoder.std + encoder.mean if isinstance(encoder, ScaleEncoder) else raw)
+    return pa.table(columns)
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def environment(folder: Path) -> Path:
+    """The interpreter of an environment with server and client, which is made where there is none."""
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.is_file():
+        print(f"making the server's environment in {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
+        ready.touch()
+    return python
+
+
+@contextmanager
+def server(python: Path, repository: Path, folder: Path) -> Iterator[dict[str, int]]:
+    """Triton on a repository, without a model loaded; its ports."""
+    told = "import sysconfig, sys; print(sysconfig.get_paths()['purelib']); print(sysconfig.get_config_var('LIBDIR'))"
+    told += "; print(f'{sys.version_info.major}.{sys.version_info.minor}')"
+    shown = subprocess.run([str(python), "-c", told], capture_output=True, text=True, check=True)
+    site, libraries, version = shown.stdout.split()
+    parts = Path(site) / "pytriton" / "tritonserver"
+    home = folder / "tritonserver"
+    for name in ("bin", "backends", "caches"):
+        shutil.copytree(parts / name, home / name, symlinks=True)
+    stub = parts / "python_backend_stubs" / version / "triton_python_backend_stub"
+    shutil.copy2(stub, home / "backends" / "python" / stub.name)
+    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+    command = [
+        str(home / "bin" / "tritonserver"),
+        f"--model-repository={repository}",
+        f"--backend-directory={home / 'backends'}",
+        f"--cache-directory={home / 'caches'}",
+        "--model-control-mode=explicit",
+        *(f"--{name}-port={port}" for name, port in ports.items()),
+    ]
+    environ = {
+        **os.environ,
+        # The stub must find the library of the interpreter it stands for, not another one of the system's.
+        "LD_LIBRARY_PATH": f"{Path(site) / 'nvidia_pytriton.libs'}:{libraries}",
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+    }
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_until_ready(process, ports["http"], folder / "server.log")
+            yield ports
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float = 60) -> None:
+    """Return when the server answers; its log is the error otherwise."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise SystemExit(f"tritonserver did not start:\n{log.read_text()[-4000:]}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+# --- the client, under the server's interpreter ----------------------------------------------------------------------
+
+
+def ask(model: str, inputs_file: Path, http: int, grpc: int, seconds: float) -> Found:
+    """Load a model, send its rows over both protocols in requests of several sizes, and time some of them."""
+    with np.load(inputs_file) as stored:
+        inputs = {name: stored[name] for name in stored.files}
+    found: Found = {"model": model, "answers": {}, "latency": []}
+    for protocol, port in (("http", http), ("grpc", grpc)):
+        module = importlib.import_module(f"tritonclient.{protocol}")
+        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            for part in (model.removesuffix("_raw"), f"{model.removesuffix('_raw')}_encode", model):
+                if part == model or model.endswith("_raw"):
+                    client.load_model(part)
+            assert client.is_model_ready(model), f"{model} is not ready"
+            asking = Asking(module, client, model, inputs)
+            for size in SIZES:
+                found["answers"][f"{protocol}/{size}"] = asking.all_rows(size).tolist()
+                found["latency"].append({"protocol": protocol, "rows": size, **asking.timed(size, seconds)})
+            if protocol == "grpc":
+                found["joined"] = joined(module, port, model, inputs)
+    return found
+
+
+class Asking:
+    """Requests to one model."""
+
+    def __init__(self, module: Any, client: Any, model: str, inputs: Arrays) -> None:
+        self.module, self.client, self.model, self.inputs = module, client, model, inputs
+        self.rows = len(next(iter(inputs.values())))
+
+    def one(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Probabilities of some rows."""
+        given = []
+        for name, values in self.inputs.items():
+            part = values[start:stop]
+            text = part.dtype.kind == "S"
+            kinds = {"int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
+            tensor = self.module.InferInput(name, part.shape, "BYTES" if text else kinds[part.dtype.name])
+            tensor.set_data_from_numpy(part.astype(object) if text else np.ascontiguousarray(part))
+            given.append(tensor)
+        answer: np.ndarray[Any, Any] = self.client.infer(self.model, given).as_numpy("probability")
+        assert answer.shape == (stop - start, 1), answer.shape
+        return answer[:, 0]
+
+    def all_rows(self, size: int) -> np.ndarray[Any, Any]:
+        """Probabilities of every row (of the first 200 where a request has one)."""
+        rows = min(self.rows, 200 * size)
+        return np.concatenate([self.one(at, min(at + size, rows)) for at in range(0, rows, size)])
+
+    def timed(self, size: int, seconds: float) -> Found:
+        """Milliseconds that the client waits; the first five requests are left out."""
+        stop = min(size, self.rows)
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(times) < 25 or time.perf_counter() < end:
+            started = time.perf_counter()
+            self.one(0, stop)
+            times.append(time.perf_counter() - started)
+        p50, p99 = np.percentile(times[5:], (50, 99)) * 1000
+        return {"p50_ms": round(float(p50), 3), "p99_ms": round(float(p99), 3), "requests": len(times) - 5}
+
+
+def joined(module: Any, port: int, model: str, inputs: Arrays, clients: int = 8, each: int = 50) -> Found:
+    """Rows a request and rows a computation when several clients ask for one row at a time."""
+
+    def counts(client: Any) -> tuple[int, int]:
+        answer = client.get_inference_statistics(model.removesuffix("_raw"), as_json=True)
+        stats = answer["model_stats"][0]
+        return int(stats["inference_count"]), int(stats["execution_count"])
+
+    def work() -> None:
+        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            asking = Asking(module, client, model, inputs)
+            for row in range(each):
+                asking.one(row % asking.rows, row % asking.rows + 1)
+
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        before = counts(client)
+        threads = [threading.Thread(target=work) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = counts(client)
+    rows, computations = (late - early for early, late in zip(before, after, strict=True))
+    return {"clients": clients, "rows": rows, "computations": computations}
+
+
+# --- both sides ------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    asked: Sequence[Question], python: Path, ports: Mapping[str, int], folder: Path, seconds: float
+) -> list[Found]:
+    """What the server answered beside what the bundle does."""
+    results = []
+    for question in asked:
+        file = folder / f"{question.model}.npz"
+        np.savez(file, **question.inputs)  # type: ignore[arg-type]
+        command = [str(python), __file__, "--ask", question.model, str(file), str(ports["http"]), str(ports["grpc"])]
+        done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{question.model}: {done.stderr[-2000:]}\n{(folder / 'server.log').read_text()[-2000:]}")
+        found = json.loads(done.stdout)
+        differences = {
+            key: float(np.abs(np.array(answer) - question.expected[: len(answer)]).max())
+            for key, answer in found.pop("answers").items()
+        }
+        worst = {
+            protocol: max(value for key, value in differences.items() if key.startswith(protocol))
+            for protocol in ("http", "grpc")
+        }
+        rows = len(question.expected)
+        results.append({**found, "rows": rows, "largest_difference": worst, "allowed": question.allowed})
+    return results
+
+
+def print_table(results: Sequence[Found]) -> None:
+    """One line a model."""
+    print(f"{'model':<14}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
+    print(
+        "".join(f"{f'http {size}':>10}" for size in SIZES),
+        "".join(f"{f'grpc {size}':>10}" for size in SIZES),
+        " joined",
+    )
+    for found in results:
+        times = {(each["protocol"], each["rows"]): each["p50_ms"] for each in found["latency"]}
+        worst = found["largest_difference"]
+        print(f"{found['model']:<14}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}", end="")
+        print("".join(f"{times['http', size]:>10.2f}" for size in SIZES), end=" ")
+        print("".join(f"{times['grpc', size]:>10.2f}" for size in SIZES), end="  ")
+        print(f"{found['joined']['rows']} rows in {found['joined']['computations']} computations")
+    print("http N, grpc N: p50 in ms that the client waits for a request of N rows")
+
+
+def main() -> None:
+    """Compare, or in a process of its own, ask."""
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("--models", nargs="*", help=f"of {', '.join(ASKED)}; all that there are by default")
+    given.add_argument("--rows", type=int, default=20_000, help="made-up rows before they are split")
+    given.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16", "int8"))
+    given.add_argument("--seconds", type=float, default=1.0, help="of timing, for each protocol and size")
+    given.add_argument("--environment", type=Path, help="folder of the server's environment")
+    given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "triton_serves.json")
+    given.add_argument("--ask", nargs=4, metavar="X", help=argparse.SUPPRESS)
+    arguments = given.parse_args()
+    if arguments.ask:
+        model, file, http, grpc = arguments.ask
+        print(json.dumps(ask(model, Path(file), int(http), int(grpc), arguments.seconds)))
+        return
+
+    from _side_by_side import circumstances, environments, write
+    from recspec.models import MODELS
+
+    names = arguments.models or [name for name in ASKED if name in MODELS]
+    python = environment(arguments.environment or environments().with_name("triton"))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        asked = questions(names, folder, rows=arguments.rows, precision=arguments.precision)
+        with server(python, folder / "repository", folder) as ports:
+            results = compare(asked, python, ports, folder, arguments.seconds)
+    print_table(results)
+    write(
+        {"precision": arguments.precision, "requirements": REQUIREMENTS, "models": results, **circumstances()},
+        arguments.out,
+    )
+    if any(max(found["largest_difference"].values()) > found["allowed"] for found in results):
+        raise SystemExit("an answer differs by more than is allowed")
+
+
+if __name__ == "__main__":
+    main()

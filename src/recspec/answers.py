@@ -1,0 +1,425 @@
+"""What people ask a trained model in raw values: rank these candidates, recommend to this user, score these rows.
+
+Functions over an open `Predictor`, for JSON: plain values in, plain values out. What is unknown is answered by a rule
+and flagged. An unknown user is recommended the most popular items; in `rank` and `predict` an unknown user, item or
+other value is scored with the id of unknown values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from recspec.batch import Batch
+from recspec.encoding import CrossEncoder, Gap
+from recspec.errors import DataError, RequestError, nearest
+from recspec.evaluate import id_feature
+from recspec.predict import ROLES, Predictions, Predictor, Role
+
+Row = Mapping[str, Any]
+"""Raw column -> a text, number, boolean, null, or a list of these."""
+
+SHOWN = 3
+"""Problems of one kind that a message names."""
+
+
+@dataclass(frozen=True)
+class RankedItem:
+    """A candidate with its place in the answer (from 1) and in the request (from 0)."""
+
+    rank: int
+    index: int
+    item: Any
+    title: str | None
+    score: float
+    """The logit."""
+    probability: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of one request, best first; equal ones in the order of the request."""
+
+    items: tuple[RankedItem, ...]
+    unknown_user: bool = False
+    unknown_items: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """The probability of each row, and how many rows lack a value or hold one that is unknown, by feature."""
+
+    probabilities: tuple[float, ...]
+    gaps: Mapping[str, Gap]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        gaps = {name: {"missing": gap.missing, "unknown": gap.unknown} for name, gap in self.gaps.items()}
+        return {"probabilities": list(self.probabilities), "gaps": gaps, "notes": list(self.notes)}
+
+
+def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
+    """The probability of each raw row.
+
+    Raises:
+        RequestError: naming the rows and columns that can't be read.
+    """
+    if not rows:
+        return RowScores((), {})
+    table = table_of(rows, "rows")
+    with _naming("rows"):
+        probabilities, found = predictor.predict(table)
+    _check_finite(probabilities, "rows")
+    return RowScores(tuple(probabilities.tolist()), found.gaps, (*found.notes(), *_unread(predictor, table)))
+
+
+def rank(
+    predictor: Predictor, request: Row, candidates: Sequence[str | int] | Sequence[Row], *, top_k: int | None = None
+) -> Ranking:
+    """The best candidates (raw item ids, or rows of item columns) for one request, whose part is computed once.
+
+    Raises:
+        RequestError: naming what can't be read; or if the model reads no item feature.
+    """
+    names, of_items = predictor.model.features(), set(predictor.spec.role("item"))
+    theirs = [name for name in names if name in of_items]
+    if not theirs:
+        raise RequestError("this model reads no feature of an item, so candidates can't differ; POST /predict rows")
+    rows = [each if isinstance(each, Mapping) else {_item_id(predictor): each} for each in candidates]
+    ours = [name for name in names if name not in of_items]
+    asked, items = table_of([request], "request"), table_of(rows, "candidates")
+    if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
+        return _ranked(predictor, rows, _joined(predictor, request, rows), top_k)
+    once, gaps = _encoded(predictor, asked, ours, "request") if ours else ({}, {})
+    notes = [*_notes(1, gaps), *_unread(predictor, asked)]
+    if not rows:
+        return Ranking((), _unknown(predictor, once, "user").any().item(), (), tuple(notes))
+    many, gaps = _encoded(predictor, items, theirs, "candidates")
+    notes += [*_notes(len(rows), gaps), *_unread(predictor, items)]
+    with torch.inference_mode():
+        if once:
+            logits = predictor.model.score_items(once, many)[0]
+        else:
+            logits = predictor.model(many)
+    return _ranked(predictor, rows, _Scored(once, many, logits.float(), notes), top_k)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Encoded request and candidates, with their logits (N,)."""
+
+    request: Batch
+    items: Batch
+    logits: torch.Tensor
+    notes: Sequence[str]
+
+
+def _must_join(
+    predictor: Predictor, asked: Sequence[str], ours: Sequence[str], items: Sequence[str], theirs: Sequence[str]
+) -> bool:
+    """Whether a feature is made from columns of both sides, as a cross of a user's column and an item's is."""
+    both, names = [*asked, *items], [*ours, *theirs]
+    apart = all(predictor.can_encode(name, asked, ours) for name in ours) and all(
+        predictor.can_encode(name, items, theirs) for name in theirs
+    )
+    return not apart and all(predictor.can_encode(name, both, names) for name in names)
+
+
+def _joined(predictor: Predictor, request: Row, rows: Sequence[Row]) -> _Scored:
+    """Candidates each with all of the request's columns, where a feature needs both."""
+    table = table_of([{**request, **row} for row in rows], "request and candidates")
+    batch, gaps = _encoded(predictor, table, None, "request and candidates")
+    with torch.inference_mode():
+        logits = predictor.model(batch).float()
+    notes = [*_notes(len(rows), gaps), *_unread(predictor, table)]
+    return _Scored({name: tensor[:1] for name, tensor in batch.items()}, batch, logits, notes)
+
+
+def _ranked(predictor: Predictor, rows: Sequence[Row], scored: _Scored, top_k: int | None) -> Ranking:
+    logits = scored.logits.cpu()
+    _check_finite(logits.numpy(), "candidates")
+    order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
+    given = _given(predictor, rows, "item")
+    ids = scored.items.get(id_name(predictor, "item") or "")
+    titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
+    scores, probabilities = logits.tolist(), torch.sigmoid(logits).tolist()
+    items = tuple(
+        RankedItem(place, index, given[index], title, scores[index], probabilities[index])
+        for place, (index, title) in enumerate(zip(order, titles, strict=True), start=1)
+    )
+    strange = np.flatnonzero(_unknown(predictor, scored.items, "item")).tolist()
+    unknown_items = tuple(dict.fromkeys(given[index] for index in strange))
+    return Ranking(items, bool(_unknown(predictor, scored.request, "user").any()), unknown_items, tuple(scored.notes))
+
+
+def recommend(
+    predictor: Predictor, user: str | int, *, k: int = 10, exclude_seen: bool = True, liked: int = 0
+) -> dict[str, Any]:
+    """The k best items for a raw user id; for an unknown user the most popular ones. With `liked`, some the user took.
+
+    Raises:
+        RequestError: for a model that knows no users and items.
+    """
+    if not can_recommend(predictor):
+        raise RequestError(
+            "this model can't recommend: it knows no users and items, or reads what belongs to neither; "
+            "POST /rank candidates or /predict rows"
+        )
+    found = predictor.recommend([user], k=k, include_seen=not exclude_seen)[0]
+    return {
+        "user": user,
+        "unknown_user": not found.known,
+        "liked": liked_items(predictor, user, liked) if found.known and liked else [],
+        "items": [{"rank": rank, **asdict(item)} for rank, item in enumerate(found.items, start=1)],
+        "notes": list(found.notes),
+    }
+
+
+def liked_items(predictor: Predictor, user: str | int, k: int) -> list[dict[str, Any]]:
+    """Raw id and title of k items that a known user acted on, the most popular first."""
+    number = int(predictor.user_ids([user])[0])
+    items = predictor.seen.of(number).long()
+    popularity = predictor.seen.counts[items]
+    best = items[torch.argsort(popularity, descending=True, stable=True)][:k].numpy()
+    return [
+        {"item": item, "title": title}
+        for item, title in zip(predictor.raw_ids("item", best).to_pylist(), _titles(predictor, best), strict=True)
+    ]
+
+
+def knows_users_and_items(predictor: Predictor) -> bool:
+    """Whether the bundle keeps who acted on what."""
+    return predictor.bundle.seen is not None and all(id_name(predictor, role) is not None for role in ROLES)
+
+
+def can_recommend(predictor: Predictor) -> bool:
+    """Whether `recommend` answers: the model knows users and items, and reads nothing that belongs to neither."""
+    if not knows_users_and_items(predictor):
+        return False
+    owned = {*predictor.users.features, *predictor.spec.role("item")}
+    return all(name in owned for name in predictor.model.features())
+
+
+# --- flags and notes -------------------------------------------------------------------------------------------------
+
+
+def _encoded(
+    predictor: Predictor, table: pa.Table, features: Sequence[str] | None, where: str
+) -> tuple[Batch, dict[str, Gap]]:
+    if predictor.encoders is not None:
+        table = table.rename_columns(predictor.encoders.named(table.column_names))
+    with _naming(where):
+        return predictor.encode(table, features)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Refuses rows that can't be encoded, saying which part of the request they are."""
+    try:
+        yield
+    except DataError as error:
+        problems = [problem.removeprefix("raw rows: ") for problem in error.problems]
+        raise RequestError.of(f"{where} (counted from 1)", problems) from None
+    except (pa.ArrowException, OverflowError) as error:
+        raise RequestError(f"{where}: a value can't be read: {str(error)[:200]}") from None
+
+
+def _check_finite(values: NDArray[np.float32], where: str) -> None:
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise RequestError(f"{where}[{wrong[0]}]: the model gives no finite number for it; a value is too large")
+
+
+def _notes(rows: int, gaps: dict[str, Gap]) -> list[str]:
+    return Predictions(rows, gaps).notes()
+
+
+def _unread(predictor: Predictor, table: pa.Table) -> list[str]:
+    """A note for each column that nothing is made from; the label may be there."""
+    read = {*predictor.model.features(), predictor.spec.label}
+    for name, encoder in predictor.encoders.encoders.items() if predictor.encoders is not None else ():
+        read |= {name, *(encoder.columns if isinstance(encoder, CrossEncoder) else (encoder.column or name,))}
+    strange = [name for name in table.column_names if name.strip() not in read]
+    return [f"column '{name[:80]}' is not read{nearest(name[:80], read)}" for name in strange[:SHOWN]]
+
+
+def _unknown(predictor: Predictor, batch: Batch, role: Role) -> NDArray[np.bool_]:
+    """Which rows have a user or item without an id of its own (B,); none where the model does not read it."""
+    name = id_name(predictor, role)
+    if name is None or name not in batch or not predictor.spec.reserves_unknown(name):
+        return np.zeros(0, bool)
+    return np.asarray((batch[name] == 0).cpu().numpy())
+
+
+def id_name(predictor: Predictor, role: Role) -> str | None:
+    """The feature that tells users or items apart; None where the model's data has none."""
+    return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
+
+
+def _item_id(predictor: Predictor) -> str:
+    name = id_name(predictor, "item")
+    if name is None:
+        raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
+    return name
+
+
+def _given(predictor: Predictor, rows: Sequence[Row], role: Role) -> list[Any]:
+    """The raw id of each row as it was sent; None where a row has none."""
+    name = id_name(predictor, role)
+    encoder = predictor.encoders.encoders.get(name or "") if predictor.encoders is not None else None
+    column = None if encoder is None or isinstance(encoder, CrossEncoder) else encoder.column
+    return [row.get(name or "", row.get(column or "")) for row in rows]
+
+
+def _titles(predictor: Predictor, ids: NDArray[np.int64]) -> list[str | None]:
+    """Titles (N,) of items; None for unknown ones and those without."""
+    known = ids >= predictor.items.first_id
+    found = iter(predictor.items.titles_of(ids[known]).to_pylist())
+    return [next(found) if is_known else None for is_known in known.tolist()]
+
+
+# --- rows of JSON as a table -----------------------------------------------------------------------------------------
+
+
+def table_of(rows: Sequence[Row], where: str) -> pa.Table:
+    """Raw rows as columns; a row that lacks a column has null there. Numbers and texts together become texts.
+
+    Raises:
+        RequestError: naming the values that are no text, number, boolean, null or list of these.
+    """
+    columns, problems = {}, list[str]()
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        wrong = _wrong_values(values)
+        if wrong:
+            problems += [f"{where}[{row}].{name[:80]} {what}" for row, what in wrong]
+        else:
+            columns[name] = _column(values)
+    if problems:
+        raise RequestError.of("request", problems)
+    return pa.table(columns)
+
+
+def _wrong_values(values: Sequence[Any]) -> list[tuple[int, str]]:
+    """Rows, and what is wrong with their values."""
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds <= {str, float, bool}:
+        return []
+    if list in kinds and len(kinds) > 1:
+        row = next(row for row, value in enumerate(values) if value is not None and not isinstance(value, list))
+        return [(row, "is a single value, where another row has a list; expected one or the other")]
+    wrong = [(row, what) for row, value in enumerate(values) if (what := _wrong(value, may_be_list=True))]
+    return wrong[:SHOWN]
+
+
+def _wrong(value: Any, *, may_be_list: bool) -> str | None:
+    if isinstance(value, list) and may_be_list:
+        return next((f"holds what {what}" for each in value if (what := _wrong(each, may_be_list=False))), None)
+    if isinstance(value, (dict, list)):
+        return f"is {'an object' if isinstance(value, dict) else 'a list'}; expected a text, number, boolean or null"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return f"is {value}; expected a whole number of 64 bits"
+    return None
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    if any(isinstance(value, list) for value in values):
+        lists = [value for value in values if value is not None]
+        flat = _scalars([each for value in lists for each in value])
+        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
+        return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), flat)
+    return _scalars(values)
+
+
+def _scalars(values: Sequence[Any]) -> pa.Array:
+    kinds = {type(value) for value in values} - {type(None)}
+    if str in kinds and kinds != {str}:
+        return pa.array([_text(value) for value in values], pa.string())
+    if bool in kinds:
+        values = [int(value) if isinstance(value, bool) else value for value in values]
+    if float in kinds:
+        values = [None if value is None else float(value) for value in values]
+    return pa.array(values)
+
+
+def _text(value: Any) -> str | None:
+    """A number's text is that of the whole number where it is one, as files spell ids."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float) and not value.is_integer():
+        return repr(value)
+    return str(int(value))
+
+
+# --- finding users and items -----------------------------------------------------------------------------------------
+
+
+class Directory:
+    """The users or items that a model knows, by raw id and title, for a field that completes what is typed."""
+
+    def __init__(self, predictor: Predictor, role: Role) -> None:
+        catalogue = predictor.users if role == "user" else predictor.items
+        self.role = role
+        self._predictor = predictor
+        self._numbers = np.arange(catalogue.first_id, catalogue.first_id + len(catalogue))
+        self._titles = catalogue.titles_of(self._numbers)
+
+    def find(self, query: str, limit: int) -> list[dict[str, Any]]:
+        """Ids and titles that hold the text, whatever its case: the id itself, then beginnings, then the busiest."""
+        text = query.strip()
+        places = np.arange(len(self._numbers)) if not text else np.flatnonzero(self._closeness(text))
+        closeness = self._closeness(text)[places] if text else np.zeros(len(places))
+        order = np.lexsort((places, -self._activity[places], -closeness))[:limit]
+        chosen = places[order]
+        raw = self._raw.take(pa.array(chosen)).to_pylist()
+        titles = self._titles.take(pa.array(chosen)).to_pylist()
+        counts = self._activity[chosen].tolist()
+        return [
+            {self.role: one, "title": title, "count": count}
+            for one, title, count in zip(raw, titles, counts, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def _closeness(self, text: str) -> NDArray[np.int64]:
+        """3 for the id itself, 2 for the beginning of an id or title, 1 for a part of one, 0 for nothing."""
+        found = np.zeros(len(self._numbers), np.int64)
+        for texts in (self._texts, self._titles):
+            for value, matches in (
+                (1, pc.match_substring(texts, text, ignore_case=True)),
+                (2, pc.starts_with(texts, text, ignore_case=True)),
+            ):
+                found[pc.fill_null(matches, False).to_numpy(zero_copy_only=False)] = value
+        found[pc.fill_null(pc.equal(self._texts, text), False).to_numpy(zero_copy_only=False)] = 3
+        return found
+
+    @cached_property
+    def _raw(self) -> pa.Array:
+        return self._predictor.raw_ids(self.role, self._numbers)
+
+    @cached_property
+    def _texts(self) -> pa.Array:
+        return self._raw.cast(pa.string())
+
+    @cached_property
+    def _activity(self) -> NDArray[np.int64]:
+        """How many items each user acted on, or how many users acted on each item."""
+        seen = self._predictor.seen
+        counts = seen.offsets.diff() if self.role == "user" else seen.counts
+        return np.asarray(counts.numpy()[self._numbers], np.int64)

@@ -1,0 +1,147 @@
+"""Bodies of HTTP requests and answers: read within limits, unpacked, parsed; JSON out.
+
+A body is never larger in memory than the limit, whatever its headers say, packed or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from recspec.batching import Limits
+from recspec.errors import RecspecError, RequestError, listed
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+TAKEN = (JSON, BINARY)
+PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Content encodings that are unpacked -> zlib's name for them."""
+
+
+class Intake:
+    """Reads the bodies of requests; `held` is how many bytes of them are in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.held = limits, 0
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count bytes that came another way as held.
+
+        Raises:
+            RequestError: 503 where there is no room for them.
+        """
+        try:
+            self._hold(size, 0)
+            yield
+        finally:
+            self.held -= size
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """The unpacked body, which counts as held until the request is answered.
+
+        Raises:
+            RequestError: 413 (too large), 415 (a content type or encoding that is not taken), 408 (too slow), 503.
+        """
+        _check_type(request.headers.get("content-type", ""))
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in (*PACKED, "identity"):
+            raise RequestError(
+                f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none", status=415
+            )
+        told = request.headers.get("content-length", "")
+        if told.isascii() and told.isdigit() and (len(told) > 18 or int(told) > self.limits.max_body_bytes):
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.limits.timeout_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    self._hold(len(part), size)
+                    parts.append(part)
+            body = b"".join(parts)
+            if coding in PACKED:
+                body = self._unpacked(body, coding)
+                self._hold(len(body), len(body))
+                size += len(body)
+            yield body
+        except TimeoutError:
+            raise RequestError(f"the body did not come within {self.limits.timeout_seconds:g} s", status=408) from None
+        except ClientDisconnect:
+            raise RequestError("the client went away before the body was whole") from None
+        finally:
+            self.held -= size
+
+    def _hold(self, more: int, size: int) -> None:
+        self.held += more
+        if size > self.limits.max_body_bytes:
+            raise self._too_large()
+        if self.held > self.limits.max_held_bytes:
+            raise RequestError(
+                "the bodies of other requests fill the memory set aside for them; try again",
+                status=503,
+                retry_after=self.limits.retry_seconds,
+            )
+
+    def _unpacked(self, body: bytes, coding: str) -> bytes:
+        unpacker = zlib.decompressobj(PACKED[coding])
+        try:
+            plain = unpacker.decompress(body, self.limits.max_body_bytes + 1)
+        except zlib.error as error:
+            raise RequestError(f"the body is not {coding}: {error}") from None
+        if len(plain) > self.limits.max_body_bytes:
+            raise self._too_large()
+        if not unpacker.eof or unpacker.unused_data:
+            raise RequestError(f"the body is not one whole {coding} stream")
+        return plain
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"the body is larger than the {self.limits.max_body_bytes} bytes taken", status=413)
+
+
+def _check_type(given: str) -> None:
+    kind = given.partition(";")[0].strip().lower()
+    if kind and kind not in TAKEN and not kind.endswith("+json"):
+        raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
+
+
+def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        RequestError: if it is something else, or no JSON.
+    """
+    try:
+        data = orjson.loads(text)
+    except (orjson.JSONDecodeError, RecursionError) as error:
+        raise RequestError(f"{what} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise RequestError(f"{what} is {str(data)[:40]!r}; expected a JSON object")
+    return data
+
+
+def answer(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON; numpy arrays are lists in it."""
+    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(text, status, dict(headers or {}), media_type=JSON)
+
+
+def refusal(error: RecspecError) -> Response:
+    """The answer `{"error": message}` to a request that could not be answered, with its status."""
+    status, headers = 400, {}
+    if isinstance(error, RequestError):
+        status = error.status
+        if error.retry_after is not None:
+            headers["retry-after"] = str(error.retry_after)
+        if status == 401:
+            headers["www-authenticate"] = "Bearer"
+    return answer({"error": str(error).encode("utf-8", "replace").decode()}, status, headers)

@@ -1,0 +1,183 @@
+"""Exported programs: a model in the form it is exported in, and what runs an export.
+
+Shapes: B rows of a program's input; L a list's length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recspec.batch import Batch
+from recspec.errors import BundleError, nearest, require_extra
+from recspec.models.base import Model
+from recspec.signature import LOGIT, PROBABILITY, Port, Signature
+
+SHEET = "sheet.json"
+ONNX_FILE, PT2_FILE = "model.onnx", "model.pt2"
+
+Arrays = dict[str, NDArray[Any]]
+"""Input name -> (B, 1) or (B, L)."""
+
+TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+
+
+class Exportable(nn.Module):
+    """A model as a function of its inputs in the order of the signature: probability (B, 1) and logit (B, 1).
+
+    With `autocast`, products are made in that type.
+    """
+
+    def __init__(self, model: Model, signature: Signature, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model, self.signature, self.autocast = model, signature, autocast
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The two outputs."""
+        with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            logit = self._logits(inputs).float().unsqueeze(1)
+        return torch.sigmoid(logit), logit
+
+    def _logits(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        batch = as_model_batch(dict(zip(self.signature.inputs, inputs, strict=True)))
+        if self.signature.form == "rows":
+            return self.model(batch)  # type: ignore[no-any-return]
+        item_names = {port.name for port in self.signature.of_level("item")}
+        request = {name: tensor for name, tensor in batch.items() if name not in item_names}
+        items = {name: tensor for name, tensor in batch.items() if name in item_names}
+        return self.model.score_items(request, items)[0]
+
+
+def as_model_batch(inputs: Mapping[Port, Tensor]) -> Batch:
+    """Inputs (B, 1) and (B, L) as the batch a model reads: ids int64, scalars (B,)."""
+    batch: Batch = {}
+    for port, tensor in inputs.items():
+        ids = tensor.long() if port.num_ids is not None else tensor
+        batch[port.name] = ids if port.is_list else ids.squeeze(1)
+    return batch
+
+
+def as_inputs(batch: Mapping[str, Tensor], signature: Signature) -> Arrays:
+    """A model's batch as the inputs of a program."""
+    return {
+        port.name: batch[port.name].reshape(len(batch[port.name]), -1).to(TYPES[port.dtype]).contiguous().numpy()
+        for port in signature.inputs
+    }
+
+
+# --- running an export -----------------------------------------------------------------------------------------------
+
+
+class Program(Protocol):
+    """An export that has been loaded."""
+
+    signature: Signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        ...
+
+
+def open_program(folder: Path, *, threads: int | None = None) -> Program:
+    """Load the export in a folder: what `recspec export` wrote, or a version of a model in a Triton repository.
+
+    Args:
+        threads: That compute one call; all cores' by default. A program made of torch takes torch's number.
+
+    Raises:
+        BundleError: if the folder holds no export.
+    """
+    sheet = read_sheet(folder)
+    signature = Signature.from_dict(sheet["signature"])
+    if (folder / ONNX_FILE).is_file():
+        return OnnxProgram(folder / ONNX_FILE, signature, threads=threads)
+    if (folder / PT2_FILE).is_file():
+        return Pt2Program(folder / PT2_FILE, signature)
+    raise BundleError(f"{folder}: {SHEET} is there, but neither {ONNX_FILE} nor {PT2_FILE}; export it again")
+
+
+def find_export(path: Path) -> Path | None:
+    """The folder of the export that the user named, or of the newest version of a repository's model; None without."""
+    versions = sorted((int(each.name), each) for each in path.glob("[0-9]*") if each.name.isdigit())
+    for folder in (path, *(each for _, each in reversed(versions))):
+        if (folder / SHEET).is_file():
+            return folder
+    return None
+
+
+def read_sheet(folder: Path) -> dict[str, Any]:
+    """What `sheet.json` says.
+
+    Raises:
+        BundleError: if it is missing or damaged.
+    """
+    file = folder / SHEET
+    try:
+        sheet = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = [found.name for found in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise BundleError(f"{file}: no such file; not an export{nearest(folder.name, known)}") from None
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{file}: damaged: {error}") from None
+    if not isinstance(sheet, dict) or "signature" not in sheet:
+        raise BundleError(f"{file}: damaged: it has no signature")
+    return sheet
+
+
+class OnnxProgram:
+    """An ONNX program under ONNX Runtime, on the CPU."""
+
+    def __init__(self, source: Path | bytes, signature: Signature, *, threads: int | None = None) -> None:
+        runtime = require_extra("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors; a warning a constant-folded node would fill the terminal
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        given = str(source) if isinstance(source, Path) else source
+        try:
+            self._session = runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no common base but this
+            raise BundleError(f"{source if isinstance(source, Path) else 'ONNX program'}: {error}") from None
+        self.signature = signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        return dict(zip((PROBABILITY, LOGIT), self._session.run([PROBABILITY, LOGIT], inputs), strict=True))
+
+
+class Pt2Program:
+    """A torch.export program that AOTInductor compiled, on the CPU it was compiled for."""
+
+    def __init__(self, file: Path, signature: Signature) -> None:
+        from torch._inductor import aoti_load_package
+
+        try:
+            self._run = aoti_load_package(str(file))
+        except (RuntimeError, OSError) as error:
+            raise BundleError(f"{file}: {error}") from None
+        self.signature = signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        outputs = self._run(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
+        return {name: tensor.numpy() for name, tensor in zip((PROBABILITY, LOGIT), outputs, strict=True)}
+
+
+class EagerProgram:
+    """A model as torch runs it, with the inputs and outputs of an export."""
+
+    def __init__(self, model: Model, signature: Signature) -> None:
+        self._module = Exportable(model, signature).eval()
+        self.signature = signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        with torch.inference_mode():
+            outputs = self._module(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
+        return {name: tensor.numpy() for name, tensor in zip((PROBABILITY, LOGIT), outputs, strict=True)}

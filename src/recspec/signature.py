@@ -1,0 +1,91 @@
+"""What goes into an exported program and what comes out: one named tensor a feature, and the probabilities.
+
+Every tensor has two dimensions: (B, 1) for a scalar feature, (B, length) for a list, (B, 1) for an answer. In the form
+`ranker` B is 1 for what belongs to the request, and the number of candidates for what belongs to the item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
+
+from recspec.errors import BundleError, SettingsError
+from recspec.feature_spec import FeatureSpec
+
+Form = Literal["rows", "ranker"]
+FORMS: tuple[Form, ...] = get_args(Form)
+Level = Literal["row", "request", "item"]
+PortType = Literal["int32", "int64", "float32", "float64", "string"]
+
+PROBABILITY, LOGIT = "probability", "logit"
+OUTPUTS = (PROBABILITY, LOGIT)
+
+_NARROW = {"bool", "int8", "int16", "int32", "uint8", "uint16"}
+"""Stored types whose ids fit int32."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input: its feature (or raw column), type and width, and what a row of it belongs to."""
+
+    name: str
+    dtype: PortType
+    width: int
+    level: Level
+    num_ids: int | None = None
+    """Ids lie in [0, num_ids); None for numbers and raw values."""
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs of a program, in order, and its form; its outputs are `probability` and `logit`."""
+
+    form: Form
+    inputs: tuple[Port, ...]
+
+    def of_level(self, *levels: Level) -> tuple[Port, ...]:
+        """The inputs that belong to some levels."""
+        return tuple(port for port in self.inputs if port.level in levels)
+
+    def to_dict(self) -> dict[str, object]:
+        """As `sheet.json` keeps it."""
+        return {"form": self.form, "inputs": [asdict(port) for port in self.inputs], "outputs": list(OUTPUTS)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave.
+
+        Raises:
+            BundleError: if it is something else.
+        """
+        try:
+            return cls(data["form"], tuple(Port(**port) for port in data["inputs"]))
+        except (KeyError, TypeError) as error:
+            raise BundleError(f"sheet.json: damaged: its signature lacks {error}") from None
+
+
+def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Signature:
+    """The inputs of a model's program: ids of int32 where they are stored as such or narrower, else int64.
+
+    Raises:
+        SettingsError: for a ranker without item features.
+    """
+    items = set(spec.role("item"))
+    if form == "ranker" and not items & set(features):
+        raise SettingsError(
+            "form ranker: the model reads no feature of the role 'item', so candidates can't differ; "
+            "name item features in channel_spec, or take --form rows"
+        )
+
+    def port(name: str) -> Port:
+        feature = spec.features[name]
+        level: Level = "row" if form == "rows" else "item" if name in items else "request"
+        width = feature.length or 1
+        if not feature.is_categorical:
+            return Port(name, "float32", width, level, None, feature.is_list)
+        dtype: PortType = "int32" if feature.dtype in _NARROW else "int64"
+        return Port(name, dtype, width, level, spec.num_ids(name), feature.is_list)
+
+    return Signature(form, tuple(map(port, features)))
