@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from recspec.evaluate import Report
     from recspec.predict import Recommendation
     from recspec.train import Result, TrainSettings
+    from recspec.tune import Found
 
 app = typer.Typer(
     help="Raw interaction and click logs to trained, measured and served recommenders.",
@@ -216,6 +217,58 @@ def train(
             )
         if ranks.is_first:
             _print_result(result)
+
+
+@app.command()
+def tune(
+    model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
+    data: Data,
+    out_folder: Out,
+    trials: Annotated[int, typer.Option(min=1, help="trials in all, those of earlier calls counted")] = 20,
+    budget: Annotated[
+        float | None, typer.Option(min=0, metavar="MINUTES", help="stop after so long; the same command goes on")
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="what to search: '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'; the usual settings by default",
+        ),
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="a YAML recipe that every trial starts from")] = None,
+    settings: Set = None,
+    seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 0,
+    json_output: Json = False,
+    device: Device = "auto",
+    allow_outside: Outside = False,
+) -> None:
+    """Search for settings on valid: poor trials are stopped early, the best one's recipe is written."""
+    from recspec.distributed import join
+    from recspec.machine import keep_freed_memory
+    from recspec.models import MODELS
+    from recspec.train import TrainSettings
+    from recspec.tune import Tuning, default_search, describe, parse_search
+
+    keep_freed_memory()
+    spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=False)
+    values = {
+        "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
+        "train": {"tensorboard": False, **train_settings.model_dump(mode="json", exclude_defaults=True)},
+    }
+    sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
+    asked = parse_search(config.parse_assignments(search or []), sections) or default_search(model, values)
+    _step(f"searching {describe(asked)}")
+    with join(device) as ranks, _stop_on_signal() as stop_requested:
+        if ranks.world_size > 1:
+            raise SettingsError("tune: one process a search; start it without torchrun")
+        found = Tuning(
+            model, spec, out_folder, values, asked, trials, budget, seed, ranks, _show_trial, stop_requested
+        ).run()
+    if json_output:
+        _print_json(found.to_dict())
+    else:
+        _print_found(found)
 
 
 @app.command()
@@ -816,6 +869,34 @@ def _epoch_line(event: Mapping[str, object]) -> str:
         best = " (best)" if event.get("best_epoch") == event.get("epoch") else ""
         line += f"  valid {metric} {values[name]:.4f}{best}"
     return line
+
+
+def _show_trial(trial: int, event: Mapping[str, object]) -> None:
+    """One line an epoch of each trial, while it goes."""
+    if event["event"] == "epoch":
+        err.print(f"trial {trial}  {_epoch_line(event)}", highlight=False, markup=False)
+
+
+def _print_found(found: Found) -> None:
+    """The trials, best first, and where the best recipe is."""
+    order = sorted(found.trials, key=lambda trial: (trial is not found.best, trial.state != "complete", trial.number))
+    table = _titled_table(f"{len(order)} trials, {found.metric} on valid")
+    for name in ("trial", "value", "", "seconds", "settings"):
+        table.add_column(name, justify="right" if name in ("trial", "value", "seconds") else "left")
+    for trial in order:
+        told = "best" if trial is found.best else trial.state
+        table.add_row(
+            f"{trial.number}",
+            "" if trial.value is None else f"{trial.value:.5f}",
+            f"{told}: {_first_line(trial.reason)}" if trial.reason else told,
+            "" if trial.seconds is None else f"{trial.seconds:.1f}",
+            ", ".join(f"{name.partition('.')[2]} {_cell(value)}" for name, value in trial.settings.items()),
+        )
+    out.print(table)
+    if found.best is not None:
+        out.print(f"{found.recipe}: the best recipe; its bundle lies beside", highlight=False)
+    if found.left:
+        out.print(f"{found.left} trials are left; the same command goes on", highlight=False)
 
 
 def _print_result(result: Result) -> None:

@@ -1,0 +1,170 @@
+"""The search for settings: what is asked for is understood, trials are judged on valid, and a killed search goes on."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+
+from recspec import bundle
+from recspec.errors import Interrupted, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.runlog import Event
+from recspec.train import TrainSettings
+from recspec.tune import Choice, Range, Tuning, default_search, parse_search
+from tests import made_up
+
+SECTIONS: dict[str, type[BaseModel]] = {"settings": MODELS["neumf"].Settings, "train": TrainSettings}
+VALUES = MappingProxyType(
+    {
+        "settings": {"factors": 4, "layers": [8, 4], "dropout": 0.0},
+        "train": {"epochs": 3, "batch_size": 2000, "tensorboard": False, "checkpoint_minutes": 0},
+    }
+)
+RATES = MappingProxyType({"train.learning_rate": Range(1e-4, 3e-2, log=True)})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("tune") / "data", num_rows=1200)
+
+
+def a_search(data: FeatureSpec, out: Path, **changed: object) -> Tuning:
+    values: dict[str, object] = {
+        "model": "neumf", "spec": data, "out": out, "values": VALUES, "search": RATES, "trials": 3, **changed
+    }  # fmt: skip
+    return Tuning(**values)  # type: ignore[arg-type]
+
+
+def test_ranges_and_lists_are_read() -> None:
+    entries = {
+        "learning_rate": "1e-4..1e-2 log",
+        "dropout": "0.0..0.5",
+        "settings.factors": "4..16",
+        "batch_size": [1, 2],
+    }
+    assert parse_search(entries, SECTIONS) == {
+        "train.learning_rate": Range(1e-4, 1e-2, log=True),
+        "settings.dropout": Range(0.0, 0.5),
+        "settings.factors": Range(4, 16),
+        "train.batch_size": Choice((1, 2)),
+    }
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    entries = {
+        "learning_rat": "1..2",
+        "dropout": 0.5,
+        "factors": "16..4",
+        "epochs": "0..4 log",
+        "seed": [1],
+        "momentum": "a..b",
+        "average": "0.1..0.9 linear",
+    }
+    with pytest.raises(SettingsError) as caught:
+        parse_search(entries, SECTIONS)
+    told = str(caught.value)
+    assert "unknown setting 'learning_rat' (did you mean 'train.learning_rate'?)" in told
+    assert "'dropout' is 0.5: expected a list of values or a range; write '[16, 32, 64]'" in told
+    assert "'factors' is '16..4': the first number is not below the second" in told
+    assert "'epochs' is '0..4 log': magnitudes need a lowest number above 0" in told
+    assert "'seed' is [1]: expected at least two values" in told
+    assert "'momentum' is 'a..b': the ends of the range are no numbers" in told
+    assert "'linear' behind the range; expected 'log' or nothing" in told
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_has_something_to_search(name: str) -> None:
+    search = default_search(name, {"settings": {}, "train": {"learning_rate": 0.02}})
+    assert search["train.learning_rate"] == Range(0.002, 0.2, log=True)
+    sections: dict[str, type[BaseModel]] = {"settings": MODELS[name].Settings, "train": TrainSettings}
+    assert parse_search({each: drawn.told() for each, drawn in search.items()}, sections) == search
+
+
+def test_the_best_trial_leaves_its_recipe_and_its_bundle(data: FeatureSpec, tmp_path: Path) -> None:
+    seen: list[tuple[int, Event]] = []
+    found = a_search(data, tmp_path, on_event=lambda trial, event: seen.append((trial, event))).run()
+    assert [trial.state for trial in found.trials] == ["complete"] * 3
+    assert found.left == 0
+    assert found.best is not None
+    assert found.best.value == max(trial.value for trial in found.trials if trial.value is not None)
+    recipe = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    assert recipe["model"] == "neumf"
+    assert recipe["train"]["learning_rate"] == found.best.settings["train.learning_rate"]
+    assert recipe["settings"]["factors"] == 4
+    card = bundle.load(tmp_path / "best").card
+    assert card.train["learning_rate"] == recipe["train"]["learning_rate"]
+    protocol, _, metric = found.metric.partition("/")
+    assert card.metrics[protocol][metric] == found.best.value
+    assert {trial for trial, event in seen if event["event"] == "epoch"} == {0, 1, 2}
+    assert not list((tmp_path / "trials").glob("*/checkpoints"))
+    assert not list((tmp_path / "trials").glob("*/bundle"))
+
+
+def test_more_trials_go_on_from_those_there_are(data: FeatureSpec, tmp_path: Path) -> None:
+    first = a_search(data, tmp_path, trials=1).run()
+    assert a_search(data, tmp_path, trials=1).run() == first
+    more = a_search(data, tmp_path, trials=2).run()
+    assert more.trials[0] == first.trials[0]
+    assert len(more.trials) == 2
+
+
+def test_a_trial_that_was_cut_off_goes_on_where_it_stopped(data: FeatureSpec, tmp_path: Path) -> None:
+    whole = a_search(data, tmp_path / "whole", trials=1).run()
+    steps: list[Event] = []
+
+    def note(_: int, event: Event) -> None:
+        if event["event"] == "epoch":
+            steps.append(event)
+
+    with pytest.raises(Interrupted, match="stopped after 0 of 1 trials; the same command goes on"):
+        a_search(data, tmp_path / "cut", trials=1, on_event=note, stop_requested=lambda: len(steps) == 1).run()
+    resumed: list[Event] = []
+    found = a_search(data, tmp_path / "cut", trials=1, on_event=lambda _, event: resumed.append(event)).run()
+    assert resumed[0]["resumed_at_step"] > 0  # type: ignore[operator]
+    assert whole.best is not None
+    assert found.best is not None
+    assert found.best.settings == whole.best.settings
+    assert found.best.value == whole.best.value
+    assert len(found.trials) == 1
+
+
+def test_the_time_ends_the_call_and_not_the_search(data: FeatureSpec, tmp_path: Path) -> None:
+    found = a_search(data, tmp_path, trials=2, minutes=0.0).run()
+    assert found.left == 2
+    assert found.best is None
+    assert a_search(data, tmp_path, trials=2).run().left == 0
+
+
+def test_another_search_in_the_same_folder_is_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    a_search(data, tmp_path, trials=1).run()
+    with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
+        a_search(data, tmp_path, search={"train.learning_rate": Range(1e-3, 1e-2)}).run()
+    assert json.dumps({"train.learning_rate": "0.001..0.01"}) in str(caught.value)
+
+
+def test_settings_that_fit_no_trial_end_the_search(data: FeatureSpec, tmp_path: Path) -> None:
+    search = {"settings.factors": Choice((-1, -2, -3))}
+    with pytest.raises(SettingsError, match=r"[2-5] trials failed and none went well; the last one: .*'factors' is -"):
+        a_search(data, tmp_path, search=search, trials=9).run()
+
+
+def test_poor_trials_are_stopped_early(data: FeatureSpec, tmp_path: Path) -> None:
+    values = {**VALUES, "train": {**VALUES["train"], "epochs": 6}}
+    rates = {"train.learning_rate": Choice((0.01, 1e-7))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = a_search(data, tmp_path, values=values, search=rates, trials=12).run()
+    pruned = [trial for trial in found.trials if trial.state == "pruned"]
+    assert pruned
+    assert {trial.settings["train.learning_rate"] for trial in pruned} == {1e-7}
+    assert found.best is not None
+    assert found.best.settings["train.learning_rate"] == 0.01
