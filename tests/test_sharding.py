@@ -427,7 +427,7 @@ def test_tables_that_stay_on_the_host_train_as_tables_on_the_device(clicks: Feat
 def test_a_loss_scaler_and_tables_elsewhere_do_not_go_together(
     clicks: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recspec.train.pick_precision", lambda *_: ("fp16", "as on a GPU without bf16"))
+    monkeypatch.setattr("recspec.train.pick_precision", lambda *_, **__: ("fp16", "as on a GPU without bf16"))
     with pytest.raises(SettingsError, match=r"train.precision is fp16, whose .* take bf16 or tf32"):
         train_alone(clicks, tmp_path / "run", RESUMED, offload_embeddings="always")
 

@@ -289,7 +289,7 @@ class TrainingRun:
             raise SettingsError(unknown("model", model_name, MODELS))
         self.model_name, self.spec, self.folder, self.settings = model_name, spec, run, settings
         self.ranks, self.stop_requested = ranks, stop_requested
-        self.precision, why = pick_precision(settings.precision, ranks.device)
+        self.precision, why = pick_precision(settings.precision, ranks.device, steady=MODELS[model_name].steady_shapes)
         self.train_splits = _check_splits(spec, settings)
         self.valid = _valid_of(spec, settings)
         self.model, self.shards = self._make_model(model_settings)
@@ -926,8 +926,8 @@ BEST = "best.safetensors"
 HELD_OUT = "held out"
 
 
-def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
-    """The arithmetic of a step, and why.
+def pick_precision(asked: Precision, device: torch.device, *, steady: bool = True) -> tuple[str, str]:
+    """The arithmetic of a step, and why; `steady` where all products have the same shapes at every step.
 
     Raises:
         SettingsError: if the device can't do what was asked at a usable speed.
@@ -940,6 +940,11 @@ def pick_precision(asked: Precision, device: torch.device) -> tuple[str, str]:
         if torch.cuda.is_bf16_supported():
             return "bf16", "this GPU multiplies bf16 at full speed"
         return "fp16", "this GPU has fp16 units and no bf16 units"
+    if not steady:
+        return (
+            "fp32",
+            "products of ever new shapes are slower in bf16 and through oneDNN, which prepares for each shape",
+        )
     if cpu_multiplies_bf16():
         return "bf16", "this CPU has bf16 instructions"
     return "tf32", "this CPU has no bf16 instructions; products go through oneDNN, in fp32 arithmetic here"

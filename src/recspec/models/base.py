@@ -33,6 +33,9 @@ class Model(nn.Module, ABC):
     Settings: ClassVar[type[config.Settings]]
     """The model's own settings."""
 
+    steady_shapes: ClassVar[bool] = True
+    """Whether products have the same shapes at every step; those of a batch's events have new ones each time."""
+
     def __init__(self, spec: FeatureSpec, settings: config.Settings) -> None:
         super().__init__()
         spec.require(self.needs, type(self).__name__)

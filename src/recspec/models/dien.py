@@ -60,6 +60,7 @@ class Dien(Model):
     """
 
     name: ClassVar[str] = "dien"
+    steady_shapes: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ("item", "history", "label")
     Settings: ClassVar[type[config.Settings]] = DienSettings
     settings: DienSettings

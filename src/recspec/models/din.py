@@ -70,6 +70,7 @@ class Din(Model):
     """
 
     name: ClassVar[str] = "din"
+    steady_shapes: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ("item", "history", "label")
     Settings: ClassVar[type[config.Settings]] = DinSettings
     settings: DinSettings

@@ -111,6 +111,7 @@ class Sim(Model):
     """
 
     name: ClassVar[str] = "sim"
+    steady_shapes: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ("item", "history", "label")
     Settings: ClassVar[type[config.Settings]] = SimSettings
     settings: SimSettings
