@@ -6,11 +6,12 @@ import gzip
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -18,13 +19,14 @@ from pydantic import ValidationError
 
 from recspec import tfrecord
 from recspec.card import check
-from recspec.datasets import amazon, reviews, sim_records
+from recspec.datasets import amazon, histories, interactions, reviews, sim_records
 from recspec.datasets.amazon import Settings
 from recspec.datasets.prepared import Prepared
 from recspec.encoding import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError, SpecError
 from recspec.feature_spec import FeatureSpec
 from recspec.storage import Ragged, open_split, transcode
+from recspec.tables import fetch
 from tests import made_up_amazon
 from tests.made_up_amazon import DAY, START, days, write_meta, write_reviews
 
@@ -544,6 +546,20 @@ def test_rows_in_flight_are_taken_off_the_engines_memory(given: str | None, left
     assert amazon._limit_of_engine(given) == left
 
 
+def test_blocks_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interactions, "USERS_PER_GROUP", 2)
+    by_hand(tmp_path, name="whole", train_negatives=2)
+    monkeypatch.setattr(histories, "VALUES", 300)
+    monkeypatch.setattr(interactions, "blocks", lambda backend, rows, _: _in_pairs(fetch(backend, rows)))
+    by_hand(tmp_path, name="parts", train_negatives=2)
+    assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "parts")
+
+
+def _in_pairs(table: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, 2):
+        yield table.slice(start, 2)
+
+
 # --- the published records -------------------------------------------------------------------------------------------
 
 
@@ -646,6 +662,20 @@ def test_records_whose_channels_do_not_fit_together_are_refused(tmp_path: Path) 
     assert "channel 'user_features' is missing or empty" in problem(user_features=[])
     with pytest.raises(SpecError, match="recspec wrote it; use `recspec transcode`"):
         prepare(tmp_path / "records", tmp_path / "read")
+
+
+def test_records_read_as_they_stand_say_what_to_do(tmp_path: Path) -> None:
+    spec = FeatureSpec.load(published(tmp_path))
+    told = (
+        r"'item_feat_0_pos', 'item_feat_1_pos', 'item_feat_0_neg', 'item_feat_1_neg' are histories without `padding`, "
+        r"and ids are too large; if these are SIM's published records, .* `recspec prepare amazon FOLDER OUT` reads "
+        r"them; else give the largest id plus one as cardinality\n.*6 is too large for an id: the cardinality is 6"
+    )
+    for reading in (lambda: check(spec), lambda: transcode(spec, tmp_path / "other"), lambda: rows_of(spec, "train")):
+        with pytest.raises(DataError, match=f"(?s){told}"):
+            reading()
+    prepared = prepare(tmp_path / "published", tmp_path / "read").spec
+    assert (spec.leaves_padding_unsaid, prepared.leaves_padding_unsaid) == (spec.columns("train")[4:], ())
 
 
 def test_records_are_taken_as_they_are(tmp_path: Path) -> None:

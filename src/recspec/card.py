@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recspec.errors import DataError
 from recspec.feature_spec import NO_FILES, Feature, FeatureSpec
-from recspec.storage import Array, Columns, Ragged, check_split, companions, open_split
+from recspec.storage import Array, Columns, Ragged, check_split, companions, open_split, published_records
 
 COUNTED_IDS = 1 << 28
 """Largest id whose distinct values are counted: a byte for each id up to it."""
@@ -41,7 +41,7 @@ def check(spec: FeatureSpec) -> None:
         problems += error.problems
     problems += [*_catalogue_problems(spec), *_vocabulary_problems(spec)]
     if problems:
-        raise DataError.of(str(spec.folder), problems)
+        raise DataError.of(str(spec.folder), [*published_records(spec, problems), *problems])
 
 
 def count_rows(spec: FeatureSpec) -> dict[str, int]:

@@ -453,6 +453,13 @@ class FeatureSpec:
         return self.folder / file
 
     @property
+    def leaves_padding_unsaid(self) -> tuple[str, ...]:
+        """Histories of the published channel names that declare no padding, as SIM's own specification has them."""
+        published = (*self.channels.get("positive_history", ()), *self.channels.get("negative_history", ()))
+        unsaid = [name for name in dict.fromkeys(published) if self.features[name].padding is None]
+        return tuple(unsaid) if "positive_history" in self.channels else ()
+
+    @property
     def has_series(self) -> bool:
         """Whether valid and test hold ranking candidates: one series of rows a group, made for evaluation."""
         return "test_samples_per_series" in self.metadata

@@ -13,7 +13,8 @@ Shapes: B rows; L the history's length in this batch; T events; D width of an ev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol, cast
@@ -506,7 +507,7 @@ class ActivatedMlp(nn.Module):
     def can_go_by_blocks(self, x: Tensor) -> bool:
         """Whether what stands on this MLP may compute some rows at a time by hand, with input as `x`."""
         plain = self.kind in ("sigmoid", "relu") and (self.dropout.p == 0 or not self.training)
-        return plain and x.dtype == self.first.weight.dtype and not torch.is_autocast_enabled(x.device.type)
+        return plain and (x.dtype == self.first.weight.dtype or torch.is_autocast_enabled(x.device.type))
 
     def forward(self, x: Tensor) -> Tensor:
         """All layers."""
@@ -548,12 +549,17 @@ class AttentionUnit(nn.Module):
         """Weights of the events (T,)."""
         target = self.brought(target)
         if events.step_by_step and self.mlp.can_go_by_blocks(happened):
-            event, _, difference, product = self._parts
-            parts = (happened, target, self.of_targets(target), event + difference, product)
-            return cast(Tensor, _Weights.apply(events, self.mlp.kind, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
+            return self._by_blocks(happened, target, events)
         joined = happened * events.spread(target)
         first = self.of_events(happened) + events.spread(self.of_targets(target)) + self.of_products(joined)
         return self.after_first(first, events.present)
+
+    def _by_blocks(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
+        event, _, difference, product = self._parts
+        with _small_products(happened):
+            happened, target = happened.to(product.dtype), target.to(product.dtype)
+            parts = (happened, target, self.of_targets(target), event + difference, product)
+            return cast(Tensor, _Weights.apply(events, self.mlp.kind, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
 
     def brought(self, target: Tensor) -> Tensor:
         """Targets (B, target_dim) at the events' width."""
@@ -603,9 +609,11 @@ class NextEvent(nn.Module):
     def forward(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
         """The loss: (T, H), (T, D), (T, D) -> ()."""
         of_state, of_event = torch.split(self.mlp.first.weight, list(self.widths), dim=1)
-        if events.step_by_step and states.dtype == happened.dtype and self.mlp.can_go_by_blocks(happened):
-            parts = (states, happened, sampled, of_state, of_event, self.mlp.first.bias)
-            return cast(Tensor, _Contrast.apply(events, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
+        if events.step_by_step and all(self.mlp.can_go_by_blocks(each) for each in (states, happened, sampled)):
+            with _small_products(happened):
+                given = (each.to(of_event.dtype) for each in (states, happened, sampled))
+                parts = (*given, of_state, of_event, self.mlp.first.bias)
+                return cast(Tensor, _Contrast.apply(events, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
         earlier, later = events.successors()
         known = F.linear(states[earlier], of_state, self.mlp.first.bias)
         right, wrong = (self._logits(known + F.linear(each[later], of_event)) for each in (happened, sampled))
@@ -622,6 +630,26 @@ class NextEvent(nn.Module):
 
 BLOCK = 1024
 """Rows of a step that are computed together: their layers of some hundred units stay in a core's cache."""
+
+
+@contextmanager
+def _small_products(x: Tensor) -> Iterator[None]:
+    """Products of the parameters' own type, on a CPU by its BLAS, until the end of the block.
+
+    torch sends narrow products, and those of a precision of tf32 or bf16, through oneDNN, which compiles a kernel for
+    every number of rows it has not seen: 1.0 to 1.5 ms, where the product of 1024 rows takes 0.06. How many rows a step
+    has is another number in every batch.
+    """
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(x.device.type, enabled=False):
+        if x.device.type != "cpu" or before == "highest":
+            yield
+            return
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 class _Weights(torch.autograd.Function):
@@ -666,15 +694,16 @@ class _Weights(torch.autograd.Function):
         of_first = target.new_zeros(len(target), len(by_event))
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
         of_tail = [torch.zeros_like(each) for each in tail]
-        for rows, part, _ in _blocks(events):
-            x, own = happened[part], target[rows]
-            slope = _backward(ctx.kind, gradient[part], [each[part] for each in kept], tail, of_tail)
-            of_first[rows] += slope
-            of_by_event.addmm_(slope.t(), x)
-            of_by_product.addmm_(slope.t(), x * own)
-            of_joined = slope @ by_product
-            of_target[rows].addcmul_(of_joined, x)
-            torch.addcmul(torch.mm(slope, by_event), of_joined, own, out=of_happened[part])
+        with _small_products(happened):
+            for rows, part, _ in _blocks(events):
+                x, own = happened[part], target[rows]
+                slope = _backward(ctx.kind, gradient[part], [each[part] for each in kept], tail, of_tail)
+                of_first[rows] += slope
+                of_by_event.addmm_(slope.t(), x)
+                of_by_product.addmm_(slope.t(), x * own)
+                of_joined = slope @ by_product
+                of_target[rows].addcmul_(of_joined, x)
+                torch.addcmul(torch.mm(slope, by_event), of_joined, own, out=of_happened[part])
         rank = cast(Tensor, events.rank)
         to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
         return None, None, of_happened, *to_rows, of_by_event, of_by_product, *of_tail
@@ -811,7 +840,7 @@ class Gru(nn.Module):
 
     def forward(self, x: Tensor, events: Events, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """States (T, H) after each event, and last states (B, H)."""
-        with torch.autocast(x.device.type, enabled=False):  # errors of a narrow type would add up over the steps
+        with _small_products(x):  # and errors of a narrow type would add up over the steps
             dtype = self.weight_h.dtype
             x, attention = x.to(dtype), None if attention is None else attention.to(dtype)
             parameters = self.weight_x, self.weight_h, self.bias
@@ -849,8 +878,9 @@ def _padded_recurrence(
 class _Recurrence(torch.autograd.Function):
     """`Gru` of events in the jagged form, by hand.
 
-    What the inputs bring to the gates is one product for all steps, and so is every gradient of a weight. A step is
-    left with the products with the state, of those rows alone that have it.
+    A block of rows goes through all its steps before the next one does, and all is done to it while it is in the cache:
+    what inputs bring to the gates, and every gradient of a weight, which one product for all steps would read again
+    from memory, at half the speed.
     """
 
     @staticmethod
@@ -865,22 +895,26 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         hidden = weight_h.shape[1]
         both = 2 * hidden
-        gates = torch.addmm(bias[:both], x, weight_x[:both].t())  # u and r
-        candidates = torch.addmm(bias[both:], x, weight_x[both:].t())
-        recalled = torch.zeros_like(candidates)  # U_c h
-        states = torch.empty_like(candidates)
+        gates = x.new_empty(len(x), both)  # u and r
+        candidates, recalled, states = (x.new_empty(len(x), hidden) for _ in range(3))  # recalled: U_c h
         last = x.new_zeros(events.num_rows, hidden)
-        to_gates, to_candidate = weight_h[:both].t(), weight_h[both:].t()
+        x_gates, x_candidate, h_gates, h_candidate = (
+            each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
+        )
         for rows, part, before in _blocks(events):
-            gate, candidate, state, old = gates[part], candidates[part], states[part], last[rows]
+            own, old = x[part], last[rows]
+            gate = torch.addmm(bias[:both], own, x_gates, out=gates[part])
+            candidate = torch.addmm(bias[both:], own, x_candidate, out=candidates[part])
             if before is not None:
-                gate.addmm_(old, to_gates)
-                torch.mm(old, to_candidate, out=recalled[part])
+                gate.addmm_(old, h_gates)
+                torch.mm(old, h_candidate, out=recalled[part])
             gate.sigmoid_()
-            candidate.addcmul_(gate[:, hidden:], recalled[part]).tanh_()
+            if before is not None:
+                candidate.addcmul_(gate[:, hidden:], recalled[part])
+            candidate.tanh_()
             update = gate[:, :hidden] if attention is None else gate[:, :hidden] * attention[part].unsqueeze(1)
-            torch.lerp(old, candidate, update, out=state)
-            old.copy_(state)
+            torch.lerp(old, candidate, update, out=states[part])
+            old.copy_(states[part])
         ctx.save_for_backward(x, attention, weight_x, weight_h, gates, candidates, recalled, states)
         ctx.events = events
         ctx.set_materialize_grads(False)
@@ -899,36 +933,41 @@ class _Recurrence(torch.autograd.Function):
             if of_last is None
             else of_last.index_select(0, cast(Tensor, events.order))
         )
-        of_gates, of_candidates, of_recalled = (torch.empty_like(each) for each in (gates, candidates, recalled))
-        of_attention = None if attention is None else torch.empty_like(attention)
-        earlier = torch.zeros_like(states)
-        for rows, part, before in reversed(_blocks(events)):
-            gate, candidate, here, old = gates[part], candidates[part], carried[rows], earlier[part]
-            if of_states is not None:
-                here += of_states[part]
-            if before is not None:
-                old.copy_(states[before])
-            update, reset = gate[:, :hidden], gate[:, hidden:]
-            of_update = here * (candidate - old)
-            weighted = update
-            if attention is not None and of_attention is not None:
-                own = attention[part].unsqueeze(1)
-                torch.sum(of_update * update, 1, out=of_attention[part])
-                of_update *= own
-                weighted = update * own
-            of_candidate = here * weighted
-            here -= of_candidate
-            sigmoid_backward(of_update, update, grad_input=of_gates[part, :hidden])
-            own_candidate = of_candidates[part]
-            tanh_backward(of_candidate, candidate, grad_input=own_candidate)
-            sigmoid_backward(own_candidate * recalled[part], reset, grad_input=of_gates[part, hidden:])
-            torch.mul(own_candidate, reset, out=of_recalled[part])
-            if before is not None:
-                here.addmm_(of_gates[part], weight_h[:both]).addmm_(of_recalled[part], weight_h[both:])
-        of_x = torch.mm(of_gates, weight_x[:both]).addmm_(of_candidates, weight_x[both:])
-        of_weight_x = torch.cat([of_gates.t() @ x, of_candidates.t() @ x])
-        of_weight_h = torch.cat([of_gates.t() @ earlier, of_recalled.t() @ earlier])
-        of_bias = torch.cat([of_gates.sum(0), of_candidates.sum(0)])
+        of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
+        # A block's gradients of c, u, r and U_c h side by side: the first three go to x, the last three to the state.
+        slopes = x.new_empty(min(BLOCK, events.num_rows), 4 * hidden)
+        by_x = torch.cat([weight_x[both:], weight_x[:both]])
+        of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
+        with _small_products(x):
+            for rows, part, before in reversed(_blocks(events)):
+                here, gate, candidate = carried[rows], gates[part], candidates[part]
+                if of_states is not None:
+                    here += of_states[part]
+                slope = slopes[: len(here)]
+                of_c, of_u, of_r, of_recalled = slope.split(hidden, 1)
+                weighted = update = gate[:, :hidden]
+                of_update = here * (candidate if before is None else candidate - states[before])
+                if attention is not None and of_attention is not None:
+                    own = attention[part].unsqueeze(1)
+                    torch.sum(of_update * update, 1, out=of_attention[part])
+                    of_update *= own
+                    weighted = update * own
+                of_candidate = here * weighted
+                here -= of_candidate
+                sigmoid_backward(of_update, update, grad_input=of_u)
+                tanh_backward(of_candidate, candidate, grad_input=of_c)
+                if before is None:
+                    of_r.zero_()
+                else:
+                    reset = gate[:, hidden:]
+                    sigmoid_backward(of_c * recalled[part], reset, grad_input=of_r)
+                    torch.mul(of_c, reset, out=of_recalled)
+                    here.addmm_(slope[:, hidden:], weight_h)
+                    of_weight_h.addmm_(slope[:, hidden:].t(), states[before])
+                torch.mm(slope[:, : 3 * hidden], by_x, out=of_x[part])
+                of_by_x.addmm_(slope[:, : 3 * hidden].t(), x[part])
+                of_bias += slope[:, : 3 * hidden].sum(0)
+        of_weight_x, of_bias = (torch.cat([each[hidden:], each[:hidden]]) for each in (of_by_x, of_bias))
         return of_x, of_attention, of_weight_x, of_weight_h, of_bias, None
 
 

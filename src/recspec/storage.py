@@ -189,7 +189,8 @@ class SplitReader:
         for chunk, plans in self._chunks:
             columns |= chunk.read(start, max(start, stop), plans, findings)
         if findings:
-            raise DataError.of(str(self.spec.folder), findings.problems())
+            problems = findings.problems()
+            raise DataError.of(str(self.spec.folder), [*published_records(self.spec, problems), *problems])
         return {name: columns[name] for name in self.features}
 
     def batches(self, rows: int = BLOCK_ROWS) -> Iterator[Columns]:
@@ -241,6 +242,21 @@ class SplitFindings:
 
     problems: tuple[str, ...]
     num_rows: int | None
+
+
+TOO_LARGE = "too large for an id"
+
+
+def published_records(spec: FeatureSpec, problems: Sequence[str]) -> list[str]:
+    """What ids that are too large come from in SIM's published records, whose specification leaves it unsaid."""
+    if not spec.leaves_padding_unsaid or not any(TOO_LARGE in problem for problem in problems):
+        return []
+    told = (
+        f"{listed(spec.leaves_padding_unsaid)} are histories without `padding`, and ids are too large; if these are "
+        "SIM's published records, in which ids count from 1, 0 is padding and a cardinality is the largest id, "
+        "`recspec prepare amazon FOLDER OUT` reads them; else give the largest id plus one as cardinality"
+    )
+    return [told]
 
 
 def check_split(spec: FeatureSpec, split: str) -> SplitFindings:
@@ -403,7 +419,7 @@ def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> _Limits:
     if not isinstance(feature.cardinality, int):
         return _Limits(0, last, negative, f"{fits} {last}")
     last = feature.cardinality - 1
-    too_high = f"is too large for an id: the cardinality is {last + 1}, so ids are 0 to {last}"
+    too_high = f"is {TOO_LARGE}: the cardinality is {last + 1}, so ids are 0 to {last}"
     return _Limits(0, last, f"{negative}: 0 to {last}", too_high)
 
 
@@ -1138,6 +1154,7 @@ class SplitWriter:
         """Write blocks of `BLOCK_ROWS` rows while at least `least` rows wait."""
         while self._num_waiting >= least:
             waiting = concatenate(self._waiting)
+            self._waiting = []  # what waited is held once while it is written
             rows = min(BLOCK_ROWS, self._num_waiting)
             if self._rows_per_file is not None:
                 written = self.num_rows - self._num_waiting
@@ -1147,7 +1164,8 @@ class SplitWriter:
                     self._open(group)
                 group.outputs[-1].write(rows_of({name: waiting[name] for name in group.features}, 0, rows))
             self._num_waiting -= rows
-            self._waiting = [rows_of(waiting, rows, rows + self._num_waiting)] if self._num_waiting else []
+            if self._num_waiting:
+                self._waiting = [_copied(rows_of(waiting, rows, rows + self._num_waiting))]
 
     def _file_is_full(self, group: _Group) -> bool:
         return self._rows_per_file is not None and group.outputs[-1].num_rows >= self._rows_per_file
@@ -1165,6 +1183,14 @@ class SplitWriter:
         for group in self._groups:
             for output in group.outputs:
                 output.discard()
+
+
+def _copied(columns: Columns) -> Columns:
+    """Columns of their own: views would keep all rows of which they show some."""
+    return {
+        name: Ragged(column.values.copy(), column.offsets.copy()) if isinstance(column, Ragged) else column.copy()
+        for name, column in columns.items()
+    }
 
 
 @dataclass

@@ -311,7 +311,7 @@ class TrainingRun:
         self.saved_at = 0.0
         self.log = RunLog(run, on_event, is_first=ranks.is_first, tensorboard=settings.tensorboard)
         self.why_precision = why
-        for note in (*_capped(self.model), *_not_divided(settings, ranks)):
+        for note in (*_capped(self.model), *_not_divided(settings, ranks), *_padding_unsaid(spec)):
             self.log.note(note)
 
     def train(self, resume: bool) -> Result:
@@ -1002,6 +1002,17 @@ def _not_divided(settings: PlacementSettings, ranks: Ranks) -> list[str]:
     if settings.shard_embeddings != "always" or ranks.world_size > 1:
         return []
     return ["train.shard_embeddings is always, and there is one process: nothing to divide; torchrun starts several"]
+
+
+def _padding_unsaid(spec: FeatureSpec) -> list[str]:
+    names = spec.leaves_padding_unsaid
+    if not names:
+        return []
+    told = (
+        f"{listed(names)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's published "
+        "records, train on what `recspec prepare amazon FOLDER OUT` makes of them"
+    )
+    return [told]
 
 
 def _check_splits(spec: FeatureSpec, settings: TrainSettings) -> tuple[str, ...]:

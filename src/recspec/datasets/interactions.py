@@ -54,6 +54,10 @@ SECONDS = (1e8, 1e10)
 
 BLOCK_ROWS = 1_000_000
 """Interactions of whole users handled at once: about 100 MB with their candidates."""
+BLOCK_ROWS_WITH_HISTORIES = 250_000
+"""Likewise where lists are made of them, whose memory comes on top."""
+USERS_PER_GROUP = 16_384
+"""Users in a row group of their catalogue, where it holds histories."""
 
 
 def _nothing(kept: int) -> Mapping[str, object]:  # noqa: ARG001
@@ -409,7 +413,7 @@ def _listed(candidates: pa.Table | None, prepared: _Prepared) -> NDArray[np.int6
 def _blocks(backend: Backend, rows: Table, prepared: _Prepared) -> Iterator[_Block]:
     """All interactions, whole users at a time."""
     waiting: list[_Block] = []
-    for table in blocks(backend, rows, BLOCK_ROWS):
+    for table in blocks(backend, rows, BLOCK_ROWS if prepared.history is None else BLOCK_ROWS_WITH_HISTORIES):
         whole = _join([*waiting, _block_of(table, prepared)])
         cut = int(np.searchsorted(whole.users, whole.users[-1]))  # the last user may go on in the next block
         if cut:
@@ -609,11 +613,14 @@ class _Users:
     def __init__(self, path: Path, prepared: _Prepared) -> None:
         self._path, self._prepared = path, prepared
         self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
 
     def __enter__(self) -> _Users:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._waiting:
+            self._flush(1)
         if self._writer is not None:
             self._writer.close()
 
@@ -632,9 +639,18 @@ class _Users:
         table = self._prepared.users.table(int(ids[0]) - 1, len(ids))
         for name, column in lists.items():
             table = table.append_column(name, to_arrow(column))
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
+        self._waiting.append(table)
+        self._flush(USERS_PER_GROUP)
+
+    def _flush(self, least: int) -> None:
+        """Write row groups of equally many users while at least `least` wait: the blocks decide nothing."""
+        while sum(table.num_rows for table in self._waiting) >= least:
+            waiting = pa.concat_tables(self._waiting)
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._path, waiting.schema)
+            self._writer.write_table(waiting.slice(0, USERS_PER_GROUP).combine_chunks())
+            rest = waiting.slice(USERS_PER_GROUP)
+            self._waiting = [rest] if rest.num_rows else []
 
 
 # --- the specification -----------------------------------------------------------------------------------------------
