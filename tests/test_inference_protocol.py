@@ -234,7 +234,10 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(refused.value.problems) == 3
 
 
-def test_too_many_rows_are_refused_with_413() -> None:
+def test_too_many_rows_are_refused_with_413_before_they_are_read() -> None:
+    with pytest.raises(RequestError, match="the request has 1000000000 rows; at most 100 are taken") as refused:
+        parse_infer(body(tensor(shape=[10**9, 1])), None, 100)
+    assert refused.value.status == 413
     with pytest.raises(RequestError, match="the request has 2 rows; at most 1 are taken") as refused:
         checked(given_tensors(), PORTS, 1)
     assert refused.value.status == 413

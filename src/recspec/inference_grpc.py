@@ -197,7 +197,7 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def _ModelInfer(self, request: Message, context: aio.ServicerContext) -> Message:
         self._repository.form(request.model_name, request.model_version)
-        inputs, wanted = _inputs(request), _outputs(request)
+        inputs, wanted = _inputs(request, self._repository.limits.max_rows), _outputs(request)
         asked = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
         times = [each for each in (timeout_of(asked), context.time_remaining()) if each is not None]
         with self._repository.intake.holding(request.ByteSize()):
@@ -212,7 +212,7 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
 
-def _inputs(request: Message) -> dict[str, Tensor]:
+def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
     """The tensors of a request: their bytes beside them, or their values inside.
 
     Raises:
@@ -228,7 +228,7 @@ def _inputs(request: Message) -> dict[str, Tensor]:
             raise RequestError(f"input '{name}' is there twice")
         if "shared_memory_region" in each.parameters:
             raise RequestError(f"input '{name}': shared memory is not supported; send the tensor")
-        shape = shape_of(list(each.shape), name)
+        shape = shape_of(list(each.shape), name, max_rows)
         if not raw:
             inputs[name] = _typed(name, each, shape)
         elif each.HasField("contents"):

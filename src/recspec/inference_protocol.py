@@ -64,7 +64,7 @@ def routes(repository: Repository) -> list[Route]:
         began = time.monotonic()
         form(request)  # an unknown model is told before its tensors are read
         async with repository.intake.body(request) as body:
-            asked = parse_infer(body, request.headers.get(HEADER_LENGTH))
+            asked = parse_infer(body, request.headers.get(HEADER_LENGTH), repository.limits.max_rows)
             seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
             timeout = max(0.0, seconds if asked.timeout is None else min(asked.timeout, seconds))
             name, version = request.path_params["model"], request.path_params.get("version", "")
@@ -123,7 +123,7 @@ class Asked:
     """Seconds."""
 
 
-def parse_infer(body: bytes, header_length: str | None = None) -> Asked:
+def parse_infer(body: bytes, header_length: str | None = None, max_rows: int | None = None) -> Asked:
     """Read a request: JSON of `header_length` bytes (all by default), then the bytes of its binary tensors in order.
 
     Raises:
@@ -137,7 +137,7 @@ def parse_infer(body: bytes, header_length: str | None = None) -> Asked:
         raise RequestError("'inputs' is no list of objects; expected a tensor each")
     rest, inputs = memoryview(body)[length:], dict[str, Tensor]()
     for each in given:
-        tensor, rest = _input(each, rest)
+        tensor, rest = _input(each, rest, max_rows)
         if tensor.name in inputs:
             raise RequestError(f"input '{tensor.name}' is there twice")
         inputs[tensor.name] = tensor
@@ -167,12 +167,12 @@ def _mapping(given: object, what: str) -> Mapping[str, Any]:
     return given
 
 
-def _input(given: Mapping[str, Any], rest: memoryview) -> tuple[Tensor, memoryview]:
+def _input(given: Mapping[str, Any], rest: memoryview, max_rows: int | None) -> tuple[Tensor, memoryview]:
     """A tensor, and the binary part after it."""
     name, datatype = given.get("name"), given.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise RequestError("an input lacks its 'name' or its 'datatype'; expected texts")
-    shape = shape_of(given.get("shape"), name)
+    shape = shape_of(given.get("shape"), name, max_rows)
     parameters = _mapping(given.get("parameters"), f"input '{name}': parameters")
     if "shared_memory_region" in parameters:
         raise RequestError(f"input '{name}': shared memory is not supported; send the tensor")

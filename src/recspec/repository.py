@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from recspec import __version__, bundle, config
-from recspec.batching import Batcher, Limits, Statistics
+from recspec.batching import Batcher, Compute, Duration, Limits, Statistics
 from recspec.bodies import Intake
 from recspec.bundle import Seen
 from recspec.encoding import Encoders
@@ -695,8 +695,12 @@ class Repository:
 def _statistics(form: Form) -> dict[str, Any]:
     found = form.model.statistics
 
-    def told(duration: Any) -> dict[str, int]:
+    def told(duration: Duration) -> dict[str, int]:
         return {"count": duration.count, "ns": duration.ns}
+
+    def compute(spent: Compute) -> dict[str, dict[str, int]]:
+        parts = {"compute_input": spent.join, "compute_infer": spent.infer, "compute_output": spent.split}
+        return {name: told(part) for name, part in parts.items()}
 
     none = {"count": 0, "ns": 0}
     return {
@@ -709,15 +713,10 @@ def _statistics(form: Form) -> dict[str, Any]:
             "success": told(found.success),
             "fail": told(found.fail),
             "queue": told(found.queue),
-            "compute_input": none,
-            "compute_infer": told(found.compute),
-            "compute_output": none,
+            **compute(found.compute),
             "cache_hit": none,
             "cache_miss": none,
         },
-        "batch_stats": [
-            {"batch_size": rows, "compute_input": none, "compute_infer": told(each), "compute_output": none}
-            for rows, each in sorted(found.by_rows.items())
-        ],
+        "batch_stats": [{"batch_size": rows, **compute(each)} for rows, each in sorted(found.by_rows.items())],
         "memory_usage": [],
     }

@@ -48,15 +48,17 @@ class Tensor:
     values: Values
 
 
-def shape_of(given: object, name: str) -> tuple[int, ...]:
+def shape_of(given: object, name: str, max_rows: int | None = None) -> tuple[int, ...]:
     """A shape, from what stands in a request.
 
     Raises:
-        RequestError: if it is no list of a few whole numbers from 0.
+        RequestError: if it is no list of a few whole numbers from 0; 413 for too many rows, before they are read.
     """
     if isinstance(given, list) and len(given) <= MAX_DIMS:
         shape = tuple(each for each in given if type(each) is int and 0 <= each < 2**63)
         if len(shape) == len(given):
+            if shape and max_rows is not None:
+                _refuse_rows(shape[0], max_rows)
             return shape
     raise RequestError(
         f"input '{name}': shape is {str(given)[:80]}; expected a list of at most {MAX_DIMS} whole numbers from 0"
@@ -234,13 +236,18 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
     if len(sizes) > 1:
         told = ", ".join(f"'{name}' {len(array)}" for name, array in arrays.items())
         problems.append(f"inputs have different numbers of rows: {told}")
-    if sizes and max(sizes) > max_rows:
-        raise RequestError(f"the request has {max(sizes)} rows; at most {max_rows} are taken", status=413)
+    if sizes:
+        _refuse_rows(max(sizes), max_rows)
     if not problems:
         problems = [found for port in ports if (found := _wrong_value(port, arrays[port.name]))]
     if problems:
         raise RequestError.of("request", problems)
     return arrays, sizes.pop()
+
+
+def _refuse_rows(rows: int, max_rows: int) -> None:
+    if rows > max_rows:
+        raise RequestError(f"the request has {rows} rows; at most {max_rows} are taken", status=413)
 
 
 def _of_port(port: Port, tensor: Tensor, arrays: dict[str, Values]) -> str | None:
