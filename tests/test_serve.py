@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -32,7 +30,7 @@ from recspec.batching import Limits  # noqa: E402
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.predict import Predictor  # noqa: E402
 from recspec.repository import Repository, RepositorySettings, Source  # noqa: E402
-from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, read_token  # noqa: E402
+from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, read_token, serve  # noqa: E402
 from recspec.tensors import DATATYPES  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle, made_up_rows  # noqa: E402
@@ -585,45 +583,45 @@ def test_an_address_that_is_taken_is_told(running: Running, bundles: dict[str, P
         asyncio.run(start(ServeSettings(http_port=0, grpc_port=0), Source("m", bundles["neumf"] / "none")))
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from recspec.repository import sources_of
-from recspec.serve import ServeSettings, serve
-def ready(where):
-    print(where.http, where.grpc, flush=True)
-serve(sources_of(sys.argv[1:]), ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=10), ready=ready)
-print("ended", flush=True)
-"""
+def takes_connections(address: str) -> bool:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=30).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_asked_to_end_the_server_answers_what_is_under_way_and_ends_well(bundles: dict[str, Path]) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [sys.executable, "-c", PROGRAM, f"m={bundles['dlrm']}"]
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as made:
-        assert made.stdout is not None
-        assert made.stderr is not None
-        address = made.stdout.readline().split()
+    answered: list[tuple[int, bytes]] = []
+    clients: list[threading.Thread] = []
+
+    def client(addresses: Addresses) -> None:
         try:
-            host = address[0].removeprefix("http://")
-            connection = http.client.HTTPConnection(host, timeout=30)
+            connection = http.client.HTTPConnection(addresses.http.removeprefix("http://"), timeout=30)
             connection.request("GET", "/v2/health/ready")
             assert connection.getresponse().read() == b""
             body = json.dumps({"inputs": []}).encode()
             connection.putrequest("POST", "/v2/models/m/infer")
             connection.putheader("content-length", str(len(body)))
             connection.endheaders(body[:5])  # under way, but not whole
-            with triton_grpc.InferenceServerClient(address[1]) as client:
-                assert client.is_server_ready()
-            made.send_signal(signal.SIGTERM)
+            with triton_grpc.InferenceServerClient(str(addresses.grpc)) as over_grpc:
+                assert over_grpc.is_server_ready()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while takes_connections(addresses.http.removeprefix("http://")):
+                threading.Event().wait(0.01)
             connection.send(body[5:])
             told = connection.getresponse()
-            assert (told.status, b"is missing" in told.read()) == (400, True)
+            answered.append((told.status, told.read()))
             connection.close()
-            assert made.wait(30) == 0
-            assert made.stdout.read() == "ended\n"
-            assert "Traceback" not in made.stderr.read()
         finally:
-            made.kill()
+            os.kill(os.getpid(), signal.SIGTERM) if not answered else None
+
+    def ready(addresses: Addresses) -> None:
+        clients.append(threading.Thread(target=client, args=(addresses,)))
+        clients[0].start()
+
+    serve([Source("m", bundles["dlrm"])], ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=10), ready=ready)
+    clients[0].join()
+    assert [(status, b"is missing" in told) for status, told in answered] == [(400, True)]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
