@@ -234,6 +234,13 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(refused.value.problems) == 3
 
 
+def test_of_very_many_unknown_inputs_some_are_named() -> None:
+    wrong = {f"x{number}": from_values(f"x{number}", "INT32", [1], [1]) for number in range(30)}
+    with pytest.raises(RequestError, match="unknown inputs: 20 more") as refused:
+        checked(wrong, PORTS, 10)
+    assert len(refused.value.problems) == 14  # ten, the others, and three that are missing
+
+
 def test_too_many_rows_are_refused_with_413_before_they_are_read() -> None:
     with pytest.raises(RequestError, match="the request has 1000000000 rows; at most 100 are taken") as refused:
         parse_infer(body(tensor(shape=[10**9, 1])), None, 100)

@@ -31,7 +31,7 @@ from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.predict import Predictor  # noqa: E402
 from recspec.repository import Repository, RepositorySettings, Source  # noqa: E402
 from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, read_token, serve  # noqa: E402
-from recspec.tensors import DATATYPES  # noqa: E402
+from recspec.tensors import DATATYPES, LARGE  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle, made_up_rows  # noqa: E402
 from tests.test_repository import expected  # noqa: E402
@@ -310,6 +310,23 @@ def test_wrong_requests_have_their_status_and_a_message(running: Running) -> Non
         assert (found, message in told["error"]) == (status, True), (path, found, told)
     assert running.send("GET", "/v2", origin=f"http://{running.host}")[0] == 200
     assert running.send("POST", "/v2/models/neumf/infer", good)[0] == 200
+
+
+def test_a_large_request_is_answered_too(bundles: dict[str, Path]) -> None:
+    running = Running([Source("neumf", bundles["neumf"])], Limits())
+    try:
+        arrays, types = rows_of(running, "neumf", 65_536)
+        assert arrays["user_id"].nbytes * 2 < LARGE < len(infer_body(running, "neumf", 65_536, pad=" " * LARGE))
+        wanted = expected(bundles["neumf"], arrays)
+        status, _, told = running.send(
+            "POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 65_536, pad=" " * LARGE)
+        )
+        assert status == 200
+        assert np.array_equal(np.float32(told["outputs"][0]["data"]), wanted[:, 0])
+        assert np.array_equal(over_grpc(running)("neumf", arrays, types).as_numpy("probability"), wanted)
+        assert running.send("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 65_537))[0] == 413
+    finally:
+        running.stop()
 
 
 def test_a_body_that_unpacks_to_more_than_the_limit_is_refused(running: Running) -> None:

@@ -5,9 +5,11 @@ With the extensions for configuration, statistics and the model repository.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -20,7 +22,7 @@ from recspec.errors import RequestError
 from recspec.programs import Arrays
 from recspec.repository import SERVER, Form, Model, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
-from recspec.tensors import Tensor, check_output, from_bytes, from_values, shape_of, timeout_of, to_bytes
+from recspec.tensors import LARGE, Tensor, check_output, from_bytes, from_values, shape_of, timeout_of, to_bytes
 
 HEADER_LENGTH = "inference-header-content-length"
 
@@ -64,7 +66,8 @@ def routes(repository: Repository) -> list[Route]:
         began = time.monotonic()
         form(request)  # an unknown model is told before its tensors are read
         async with repository.intake.body(request) as body:
-            asked = parse_infer(body, request.headers.get(HEADER_LENGTH), repository.limits.max_rows)
+            read = partial(parse_infer, body, request.headers.get(HEADER_LENGTH), repository.limits.max_rows)
+            asked = read() if len(body) < LARGE else await asyncio.to_thread(read)
             seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
             timeout = max(0.0, seconds if asked.timeout is None else min(asked.timeout, seconds))
             name, version = request.path_params["model"], request.path_params.get("version", "")
