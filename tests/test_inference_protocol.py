@@ -115,6 +115,7 @@ def test_a_scalar_s_rows_may_come_without_their_second_dimension() -> None:
         (b'{"inputs": ' + b"[" * 5000 + b"]" * 5000 + b"}", "not JSON|no list of objects"),
         (b'{"inputs": [{"name": "item", "datatype": "FP32", "shape": [1], "data": [NaN]}]}', "not JSON"),
         (b"{}", "'inputs' is no list of objects"),
+        (body(*[{}] * 4097), "the request has 4097 inputs; at most 4096 are read"),
         (body(3), "'inputs' is no list of objects"),
         (body(tensor(name=4)), "an input lacks its 'name' or its 'datatype'"),
         (body(tensor(datatype=None)), "an input lacks its 'name' or its 'datatype'"),

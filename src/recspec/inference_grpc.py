@@ -19,7 +19,18 @@ from tritonclient.grpc import service_pb2_grpc
 from recspec.errors import RecspecError, RequestError
 from recspec.repository import SERVER, Form, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
-from recspec.tensors import LARGE, STORED, Tensor, check_output, from_bytes, from_values, shape_of, timeout_of, to_bytes
+from recspec.tensors import (
+    LARGE,
+    STORED,
+    Tensor,
+    check_number,
+    check_output,
+    from_bytes,
+    from_values,
+    shape_of,
+    timeout_of,
+    to_bytes,
+)
 
 CODES: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -222,6 +233,7 @@ def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
         RequestError: saying what is wrong with one.
     """
     raw, given = request.raw_input_contents, request.inputs
+    check_number(len(given))
     if raw and len(raw) != len(given):
         raise RequestError(f"raw_input_contents has {len(raw)} entries; expected one for each of {len(given)} inputs")
     inputs: dict[str, Tensor] = {}

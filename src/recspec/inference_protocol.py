@@ -22,7 +22,17 @@ from recspec.errors import RequestError
 from recspec.programs import Arrays
 from recspec.repository import SERVER, Form, Model, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
-from recspec.tensors import LARGE, Tensor, check_output, from_bytes, from_values, shape_of, timeout_of, to_bytes
+from recspec.tensors import (
+    LARGE,
+    Tensor,
+    check_number,
+    check_output,
+    from_bytes,
+    from_values,
+    shape_of,
+    timeout_of,
+    to_bytes,
+)
 
 HEADER_LENGTH = "inference-header-content-length"
 
@@ -138,6 +148,7 @@ def parse_infer(body: bytes, header_length: str | None = None, max_rows: int | N
     given = head.get("inputs")
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise RequestError("'inputs' is no list of objects; expected a tensor each")
+    check_number(len(given))
     rest, inputs = memoryview(body)[length:], dict[str, Tensor]()
     for each in given:
         tensor, rest = _input(each, rest, max_rows)

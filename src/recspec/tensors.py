@@ -37,6 +37,8 @@ STORED: Mapping[str, np.dtype[Any]] = {
 """The protocol's names -> bytes of a value; BYTES has none."""
 
 MAX_DIMS = 8
+MAX_INPUTS = 4096
+"""Tensors of a request; reading one takes 50 µs, whatever it holds."""
 NAMED = 10
 """Unknown inputs that a message names: finding the nearest name takes 0.1 ms, and a client may send 100,000."""
 LARGE = 1 << 20
@@ -50,6 +52,16 @@ class Tensor:
     name: str
     datatype: str
     values: Values
+
+
+def check_number(inputs: int) -> None:
+    """Refuse more tensors than any model takes before they are read.
+
+    Raises:
+        RequestError: if there are.
+    """
+    if inputs > MAX_INPUTS:
+        raise RequestError(f"the request has {inputs} inputs; at most {MAX_INPUTS} are read")
 
 
 def shape_of(given: object, name: str, max_rows: int | None = None) -> tuple[int, ...]:
