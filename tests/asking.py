@@ -93,8 +93,11 @@ def serving(sources: Sequence[Source], *, token: str | None = None, grpc: bool =
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        yield asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
+        addresses = asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
+        try:
+            yield addresses
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -266,8 +266,8 @@ def test_what_was_done_is_counted() -> None:
         await batcher.infer(rows(1), 1)
         kept = batcher.statistics
         assert (kept.rows, kept.batches, kept.success.count, kept.queue.count) == (4, 2, 2, 2)
-        assert {rows: each.count for rows, each in kept.by_rows.items()} == {3: 1, 1: 1}
-        assert kept.success.ns >= kept.compute.ns > 0
+        assert {rows: each.infer.count for rows, each in kept.by_rows.items()} == {3: 1, 1: 1}
+        assert kept.success.ns >= kept.compute.infer.ns > 0
         assert kept.last_ms > 1_700_000_000_000
 
     with_batcher(run, body, telemetry)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recspec import cli
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
+from tests.asking import serving, sources
+from tests.made_up_models import made_up_bundle
 from tests.test_feature_spec import EXAMPLE
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -405,3 +412,81 @@ def test_help_and_data_commands_do_not_load_torch() -> None:
         "assert 'torch' not in sys.modules, 'torch was loaded'\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+# --- serve -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundle_folder(tmp_path_factory: pytest.TempPathFactory, data: FeatureSpec) -> Path:
+    return made_up_bundle(tmp_path_factory.mktemp("serve") / "neumf", data, "neumf")
+
+
+def test_serve_tells_where_and_ends_when_it_is_asked_to(bundle_folder: Path) -> None:
+    command = [sys.executable, "-m", "recspec", "serve", str(bundle_folder), f"second={bundle_folder}", "--json",
+               "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as served:
+        assert served.stdout is not None
+        assert served.stderr is not None
+        try:
+            told = json.loads("".join(iter(served.stdout.readline, "}\n")) + "}")
+            assert told["models"] == ["neumf", "second"]
+            assert told["grpc"].startswith("127.0.0.1:")
+            with urllib.request.urlopen(f"{told['http']}/models") as answer:
+                assert [each["name"] for each in json.load(answer)["models"]] == ["neumf", "second"]
+        finally:
+            served.send_signal(signal.SIGTERM)
+        assert f"neumf, second at {told['http']} (a page to try it" in served.stderr.read()
+        assert served.wait(30) == 0
+
+
+def test_serve_says_what_is_in_the_way(run: Cli, tmp_path: Path, bundle_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, said = run("serve", bundle_folder, "--http-port", str(port), "--no-grpc")
+    assert (status, f"HTTP: can't listen at 127.0.0.1:{port}: " in said) == (2, True), said
+    status, _, said = run("serve", tmp_path / "nothing", "--http-port", "0")
+    assert (status, "no such folder" in said) == (2, True), said
+    status, _, said = run("serve", bundle_folder, bundle_folder)
+    assert (status, "two models are called 'neumf'; write NAME=" in said) == (2, True), said
+    status, _, said = run("serve", bundle_folder, "--timeout", "0")
+    assert (status, "timeout_seconds" in said) == (2, True), said
+
+
+def test_serve_without_its_libraries_says_how_to_get_them(
+    run: Cli, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    status, _, said = run("serve", bundle_folder)
+    assert (status, "pip install 'recspec[serve]'" in said) == (2, True), said
+
+
+def test_serves_defaults_are_those_of_its_settings() -> None:
+    from recspec.batching import Limits
+    from recspec.repository import RepositorySettings
+    from recspec.serve import ServeSettings
+
+    options = {name: parameter.default for name, parameter in inspect.signature(cli.serve).parameters.items()}
+    limits, settings, kept = Limits(), ServeSettings(), RepositorySettings()
+    assert (options["host"], options["http_port"], options["grpc_port"]) == (
+        settings.host, settings.http_port, settings.grpc_port)  # fmt: skip
+    assert options["max_batch"] == limits.max_batch_rows
+    assert options["max_delay_ms"] == limits.max_delay_ms
+    assert options["queue"] == limits.max_queue
+    assert options["max_rows"] == limits.max_rows
+    assert options["max_body_mb"] * 2**20 == limits.max_body_bytes
+    assert options["timeout"] == limits.timeout_seconds
+    assert (options["threads"], options["watch"], options["device"]) == (kept.threads, kept.watch_seconds, kept.device)
+
+
+def test_bench_serve_measures_a_running_server(run: Cli, bundle_folder: Path) -> None:
+    with serving(sources(neumf=bundle_folder)) as addresses:
+        arguments = ("bench", "serve", addresses.http, "--concurrency", "1,2", "--seconds", "0.2", "--warmup", "0")
+        status, printed, _ = run(*arguments, "--json")
+        assert status == 0
+        assert [line["concurrency"] for line in json.loads(printed)["measured"]] == [1, 2]
+        status, printed, _ = run(*arguments)
+        assert (status, "requests_per_second" in printed, f"neumf at {addresses.http}" in printed) == (0, True, True)
+    status, _, said = run("bench", "serve", addresses.http)
+    assert (status, "no server answers" in said) == (2, True), said

@@ -115,6 +115,7 @@ def test_a_scalar_s_rows_may_come_without_their_second_dimension() -> None:
         (b'{"inputs": ' + b"[" * 5000 + b"]" * 5000 + b"}", "not JSON|no list of objects"),
         (b'{"inputs": [{"name": "item", "datatype": "FP32", "shape": [1], "data": [NaN]}]}', "not JSON"),
         (b"{}", "'inputs' is no list of objects"),
+        (body(*[{}] * 4097), "the request has 4097 inputs; at most 4096 are read"),
         (body(3), "'inputs' is no list of objects"),
         (body(tensor(name=4)), "an input lacks its 'name' or its 'datatype'"),
         (body(tensor(datatype=None)), "an input lacks its 'name' or its 'datatype'"),
@@ -234,7 +235,17 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(refused.value.problems) == 3
 
 
-def test_too_many_rows_are_refused_with_413() -> None:
+def test_of_very_many_unknown_inputs_some_are_named() -> None:
+    wrong = {f"x{number}": from_values(f"x{number}", "INT32", [1], [1]) for number in range(30)}
+    with pytest.raises(RequestError, match="unknown inputs: 20 more") as refused:
+        checked(wrong, PORTS, 10)
+    assert len(refused.value.problems) == 14  # ten, the others, and three that are missing
+
+
+def test_too_many_rows_are_refused_with_413_before_they_are_read() -> None:
+    with pytest.raises(RequestError, match="the request has 1000000000 rows; at most 100 are taken") as refused:
+        parse_infer(body(tensor(shape=[10**9, 1])), None, 100)
+    assert refused.value.status == 413
     with pytest.raises(RequestError, match="the request has 2 rows; at most 1 are taken") as refused:
         checked(given_tensors(), PORTS, 1)
     assert refused.value.status == 413

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from recspec.openapi import PredictRequest, RankRequest, docs_page, document
 from recspec.predict import Predictor
 from recspec.train import TrainSettings, train
 from tests import made_up
-from tests.asking import Asked, asking, sources
+from tests.asking import Answer, Asked, ask, asking, sources
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -236,6 +238,31 @@ def test_a_token_is_asked_of_everything_but_the_pages(runs: dict[str, Path]) -> 
         assert asked("POST", "/recommend", {"user": 1}, authorization="Bearer wrong").status == 401
         for path in ("/", "/docs", "/openapi.json"):
             assert asked("GET", path).status == 200
+
+
+def test_a_full_queue_and_a_late_answer_are_told_apart(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request is being computed, one waits, and one finds no room; the first two get no answer in time."""
+    limits = Limits(max_queue=1, timeout_seconds=1.0, retry_seconds=7)
+    released = threading.Event()
+    with asking(sources(films=runs["films"]), limits=limits) as asked:
+        recommend = answers.recommend
+
+        def slow(*given: Any, **named: Any) -> dict[str, Any]:
+            released.wait(60)
+            return recommend(*given, **named)
+
+        monkeypatch.setattr(answers, "recommend", slow)
+
+        async def three() -> list[Answer]:
+            body = {"user": "u1"}
+            return list(await asyncio.gather(*(ask(asked.app, "POST", "/recommend", body) for _ in range(3))))
+
+        found = asked.runner.run(three())
+        released.set()
+        assert [answer.status for answer in found] == [504, 504, 503]
+        assert found[2].headers["retry-after"] == "7"
+        assert "no answer within" in found[0].data["error"]
+        assert asked("POST", "/recommend", {"user": "u1"}).status == 200
 
 
 def test_an_export_knows_no_raw_values(runs: dict[str, Path], tmp_path: Path) -> None:

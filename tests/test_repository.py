@@ -16,8 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from recspec import bundle
 from recspec.batching import Limits
 from recspec.errors import BundleError, RequestError, SettingsError
+from recspec.export import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.predict import Predictor
 from recspec.repository import Repository, RepositorySettings, Source, find_versions, sources_of
@@ -57,9 +59,9 @@ def tensors_of(kept: Repository, name: str, arrays: Mapping[str, NDArray[Any]]) 
     return {key: Tensor(key, DATATYPES[ports[key].dtype], values) for key, values in arrays.items()}
 
 
-def expected(bundle: Path, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+def expected(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """The bundle's own probabilities (B, 1)."""
-    predictor = Predictor.open(bundle, device="cpu")
+    predictor = Predictor.open(folder, device="cpu")
     features = predictor.spec.features
     batch = {
         name: torch.from_numpy(values if features[name].is_list else values[:, 0]) for name, values in arrays.items()
@@ -331,6 +333,47 @@ def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpe
         await kept.close()
 
     asyncio.run(go())
+
+
+# --- exports ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_computes_where_it_agrees_with_its_bundle(
+    tmp_path: Path, specs: dict[str, FeatureSpec], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = made_up_bundle(tmp_path / "run" / "bundle", specs["neumf"], "neumf").parent
+    quickly = ExportSettings(batch_sizes=(1,), seconds=0.01, threads=1)
+    export(bundle.load(folder), folder / "export", quickly)
+    shutil.copytree(folder / "export", tmp_path / "ranker")
+    sheet = tmp_path / "ranker" / "sheet.json"
+    sheet.write_text(sheet.read_text().replace('"form": "rows"', '"form": "ranker"'))
+
+    async def body(kept: Repository) -> None:
+        rows = made_up_rows(kept.form("both").inputs, 6)
+        wanted = expected(folder, rows)
+        for name in ("both", "alone"):
+            assert kept.metadata(kept.form(name))["platform"] == "recspec_onnx"
+            _, outputs = await kept.infer(name, "", tensors_of(kept, name, rows))
+            assert np.allclose(outputs["probability"], wanted, rtol=0, atol=1e-6)
+        assert kept.names == ("both", "alone", "both_raw")
+        made_up_bundle(folder / "bundle", specs["neumf"], "neumf", 1)  # another model: the export is of the old one
+        with caplog.at_level(logging.WARNING, "recspec.serve"):
+            await kept.look()
+        reason = next(each["reason"] for each in kept.index() if each["name"] == "both")
+        assert "torch computes, not the export" in reason
+        assert "off the bundle's; export it again" in caplog.text
+        assert kept.metadata(kept.form("both"))["platform"] == "recspec_torch"
+        _, outputs = await kept.infer("both", "", tensors_of(kept, "both", rows))
+        assert np.array_equal(outputs["probability"], expected(folder, rows))
+
+    with_repository(body, Source("both", folder), Source("alone", folder / "export"))
+
+    async def refused(kept: Repository) -> None:
+        with pytest.raises(BundleError, match="exported with --form ranker, which takes one request a call"):
+            await kept.start()
+
+    with_repository(refused, Source("ranker", tmp_path / "ranker"), start=False)
 
 
 # --- what is told ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Limits(config.Settings):
     )
     max_queue: int = Field(512, ge=1, description="requests of a model that wait; more are refused with 503")
     max_rows: int = Field(65_536, ge=1, description="rows of a request; more are refused with 413")
-    max_body_bytes: int = Field(64 << 20, ge=1024, description="of a request; a larger one is refused with 413")
+    max_body_bytes: int = Field(32 << 20, ge=1024, description="of a request; a larger one is refused with 413")
     max_held_bytes: int = Field(1 << 30, ge=1024, description="of all requests being answered; more wait outside: 503")
     timeout_seconds: float = Field(30.0, gt=0, le=3600, description="from a request's head to its answer, else 504")
     retry_seconds: int = Field(1, ge=0, description="what Retry-After says where a queue is full")
@@ -57,6 +57,30 @@ class Duration:
         self.ns += int(seconds * 1e9)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of joining the inputs of a batch, computing it, and dividing its outputs."""
+
+    join: float
+    infer: float
+    split: float
+
+
+@dataclass
+class Compute:
+    """The three parts of a computation; perf_analyzer ends where their counts differ."""
+
+    join: Duration = field(default_factory=Duration)
+    infer: Duration = field(default_factory=Duration)
+    split: Duration = field(default_factory=Duration)
+
+    def add(self, spent: Spent, count: int = 1) -> None:
+        """One more batch; or as many requests, that shared one."""
+        self.join.add(spent.join, count)
+        self.infer.add(spent.infer, count)
+        self.split.add(spent.split, count)
+
+
 @dataclass
 class Statistics:
     """What a model has done since it was loaded; the fields of the protocol's statistics extension."""
@@ -68,8 +92,8 @@ class Statistics:
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
-    compute: Duration = field(default_factory=Duration)
-    by_rows: dict[int, Duration] = field(default_factory=dict)
+    compute: Compute = field(default_factory=Compute)
+    by_rows: dict[int, Compute] = field(default_factory=dict)
     """Rows of a batch -> how often, how long."""
 
 
@@ -213,14 +237,14 @@ class Batcher:
         self._busy = True
         started = time.perf_counter()
 
-        def tell(done: Future[tuple[list[object], float]]) -> None:
+        def tell(done: Future[tuple[list[object], Spent]]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: the time for a graceful end was over
                 loop.call_soon_threadsafe(self._finish, batch, started, done)
 
         self._pool.submit(self._compute, batch).add_done_callback(tell)
 
-    def _finish(self, batch: list[_Waiting], started: float, done: Future[tuple[list[object], float]]) -> None:
-        answers, seconds = done.result()
+    def _finish(self, batch: list[_Waiting], started: float, done: Future[tuple[list[object], Spent]]) -> None:
+        answers, spent = done.result()
         self._busy = False
         for waiting, answer in zip(batch, answers, strict=True):
             if waiting.answer.done():  # its client went away, or its time is over
@@ -229,43 +253,45 @@ class Batcher:
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
-        self._count(batch, answers, started, seconds)
+        self._count(batch, answers, started, spent)
         self._dispatch()
         self._note_idle()
 
-    def _count(self, batch: Sequence[_Waiting], answers: Sequence[object], started: float, seconds: float) -> None:
+    def _count(self, batch: Sequence[_Waiting], answers: Sequence[object], started: float, spent: Spent) -> None:
         now, kept, rows = time.perf_counter(), self.statistics, sum(each.rows for each in batch)
         for waiting, answer in zip(batch, answers, strict=True):
             outcome = kept.fail if isinstance(answer, BaseException) else kept.success
             outcome.add(now - waiting.since)
             kept.queue.add(started - waiting.since)
             self._telemetry.observe("recspec_queue_seconds", started - waiting.since, model=self.name)
-        kept.compute.add(seconds, len(batch))
-        self._telemetry.observe("recspec_compute_seconds", seconds, model=self.name)
+        kept.compute.add(spent, len(batch))
+        self._telemetry.observe("recspec_compute_seconds", spent.infer, model=self.name)
         kept.last_ms = int(time.time() * 1000)
         if callable(batch[0].work):
             return
         kept.rows, kept.batches = kept.rows + rows, kept.batches + 1
-        kept.by_rows.setdefault(rows, Duration()).add(seconds)
+        kept.by_rows.setdefault(rows, Compute()).add(spent)
         self._telemetry.count("recspec_rows_total", rows, model=self.name)
         self._telemetry.count("recspec_batches_total", model=self.name)
         self._telemetry.observe("recspec_batch_rows", rows, model=self.name)
 
     # --- the computation, on the model's thread -----------------------------------------------------------------
 
-    def _compute(self, batch: Sequence[_Waiting]) -> tuple[list[object], float]:
-        """An answer, or what was raised, for each request; and seconds."""
-        started = time.perf_counter()
-        answers = self._joined(batch) if len(batch) > 1 else [self._alone(batch[0])]
-        return answers, time.perf_counter() - started
-
-    def _joined(self, batch: Sequence[_Waiting]) -> list[object]:
+    def _compute(self, batch: Sequence[_Waiting]) -> tuple[list[object], Spent]:
+        """An answer, or what was raised, for each request; and where the time went."""
+        began = time.perf_counter()
+        if len(batch) == 1:
+            return [self._alone(batch[0])], Spent(0.0, time.perf_counter() - began, 0.0)
         parts = [each.work for each in batch if not callable(each.work)]
         try:
-            outputs = self._run({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-            return list(_split(outputs, [each.rows for each in batch]))
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            ready = time.perf_counter()
+            outputs = self._run(joined)
+            done = time.perf_counter()
+            answers: list[object] = list(_split(outputs, [each.rows for each in batch]))
+            return answers, Spent(ready - began, done - ready, time.perf_counter() - done)
         except Exception:  # of one of them, maybe: the others are answered
-            return [self._alone(each) for each in batch]
+            return [self._alone(each) for each in batch], Spent(0.0, time.perf_counter() - began, 0.0)
 
     def _alone(self, waiting: _Waiting) -> object:
         try:

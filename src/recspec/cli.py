@@ -7,6 +7,7 @@ torch is loaded inside the commands that need it, so that the rest answers at on
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from recspec import __version__, config
-from recspec.errors import Interrupted, RecspecError, SettingsError, unknown
+from recspec.errors import Interrupted, RecspecError, SettingsError, require_extra, unknown
 from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
 from recspec.machine import pin, wait_politely
 
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Throughput and latency of a model on this machine.", no_args_is_help=True)
+bench_app = typer.Typer(help="Throughput and latency of models, exports and servers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 FEW_STEPS = 5
@@ -473,6 +474,68 @@ def export(
         _print_sheet(made.folder, made.sheet)
 
 
+@app.command()
+def serve(
+    models: Annotated[
+        list[str], typer.Argument(metavar="[NAME=]RUN...", help="runs, bundles, exports; or folders 1, 2, ... of them")
+    ],
+    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 lets other machines in")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=0, max=65_535, help="of HTTP; 0: any that is free")] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65_535, help="of gRPC; 0: any that is free")] = 8001,
+    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="answer over gRPC too")] = True,
+    token_file: Annotated[
+        Path | None, typer.Option(help="holds the bearer token to ask for; else the variable RECSPEC_TOKEN, if set")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="rows that are computed together")] = 4096,
+    max_delay_ms: Annotated[float, typer.Option(min=0, help="that an idle model waits for others to join")] = 0.0,
+    queue: Annotated[int, typer.Option(min=1, help="requests of a model that may wait; more get 503")] = 512,
+    max_rows: Annotated[int, typer.Option(min=1, help="of a request; more get 413")] = 65_536,
+    max_body_mb: Annotated[float, typer.Option(help="MiB of a request; a larger one gets 413")] = 64,
+    timeout: Annotated[float, typer.Option(help="seconds from a request to its answer, else 504")] = 30.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="that compute a batch; torch's own number without")] = None,
+    watch: Annotated[float, typer.Option(min=0, help="seconds between looks for new models; 0: never")] = 5.0,
+    json_output: Json = False,
+    device: Device = "cpu",
+) -> None:
+    """Answer over HTTP and gRPC: the Open Inference Protocol, JSON for people, and a page to try it."""
+    for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
+        require_extra(library, "serve")
+    from recspec.batching import Limits
+    from recspec.machine import keep_freed_memory
+    from recspec.repository import RepositorySettings, sources_of
+    from recspec.serve import Addresses, ServeSettings, read_token
+    from recspec.serve import serve as run_server
+
+    keep_freed_memory()
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    sources = sources_of(models)
+    limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
+              "max_body_bytes": int(max_body_mb * 2**20), "timeout_seconds": timeout}  # fmt: skip
+
+    def ready(addresses: Addresses) -> None:
+        if json_output:
+            _print_json({"http": addresses.http, "grpc": addresses.grpc, "models": [each.name for each in sources]})
+            sys.stdout.flush()
+        names, grpc_told = ", ".join(each.name for each in sources), f", gRPC at {addresses.grpc}"
+        told = f"{names} at {addresses.http} (a page to try it; /docs: routes){grpc_told if addresses.grpc else ''}"
+        err.print(told, highlight=False, markup=False)
+
+    run_server(
+        sources,
+        config.build(
+            ServeSettings, "serve", {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None}
+        ),
+        repository=config.build(
+            RepositorySettings, "serve", {"device": device, "threads": threads, "watch_seconds": watch}
+        ),
+        limits=config.build(Limits, "serve", limits),
+        token=read_token(os.environ, token_file),
+        ready=ready,
+    )
+
+
 # --- what there is ---------------------------------------------------------------------------------------------------
 
 
@@ -645,6 +708,37 @@ def bench_infer(
         _print_json(figures)
     else:
         _print_lines("answering", cast(Sequence[Mapping[str, object]], figures["measured"]))
+
+
+@bench_app.command("serve")
+def bench_serve(
+    url: Annotated[str, typer.Argument(help="of a running server, such as http://127.0.0.1:8000")],
+    model: Annotated[str | None, typer.Option(help="its name; may be left out where there is one")] = None,
+    concurrency: Annotated[str, typer.Option(metavar="A,B", help="clients that ask at once")] = "1,2,4,8",
+    rows: Annotated[int, typer.Option(min=1, help="of a request")] = 1,
+    seconds: Annotated[float, typer.Option(help="of measuring, for each line of the table")] = 5.0,
+    warmup: Annotated[float, typer.Option(min=0, help="seconds of asking before the clock starts")] = 1.0,
+    token_file: Annotated[
+        Path | None, typer.Option(help="holds the bearer token; else the variable RECSPEC_TOKEN, if set")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Latency (p50 to p99) and requests/s of a running server, by number of clients."""
+    from recspec.sweep import Server, sweep
+
+    token = token_file.read_text(encoding="utf-8") if token_file is not None else os.environ.get("RECSPEC_TOKEN", "")
+    figures = sweep(
+        Server(url, token.strip() or None),
+        model=model,
+        concurrency=_sizes("--concurrency", concurrency),
+        rows=rows,
+        seconds=seconds,
+        warmup=warmup,
+    )
+    if json_output:
+        _print_json(figures)
+    else:
+        _print_lines(f"{figures['model']} at {url}", cast(Sequence[Mapping[str, object]], figures["measured"]))
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

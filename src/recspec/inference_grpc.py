@@ -7,6 +7,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -18,7 +19,18 @@ from tritonclient.grpc import service_pb2_grpc
 from recspec.errors import RecspecError, RequestError
 from recspec.repository import SERVER, Form, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
-from recspec.tensors import STORED, Tensor, check_output, from_bytes, from_values, shape_of, timeout_of, to_bytes
+from recspec.tensors import (
+    LARGE,
+    STORED,
+    Tensor,
+    check_number,
+    check_output,
+    from_bytes,
+    from_values,
+    shape_of,
+    timeout_of,
+    to_bytes,
+)
 
 CODES: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -197,7 +209,9 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def _ModelInfer(self, request: Message, context: aio.ServicerContext) -> Message:
         self._repository.form(request.model_name, request.model_version)
-        inputs, wanted = _inputs(request), _outputs(request)
+        read = partial(_inputs, request, self._repository.limits.max_rows)
+        inputs = read() if request.ByteSize() < LARGE else await asyncio.to_thread(read)
+        wanted = _outputs(request)
         asked = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
         times = [each for each in (timeout_of(asked), context.time_remaining()) if each is not None]
         with self._repository.intake.holding(request.ByteSize()):
@@ -212,13 +226,14 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
 
-def _inputs(request: Message) -> dict[str, Tensor]:
+def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
     """The tensors of a request: their bytes beside them, or their values inside.
 
     Raises:
         RequestError: saying what is wrong with one.
     """
     raw, given = request.raw_input_contents, request.inputs
+    check_number(len(given))
     if raw and len(raw) != len(given):
         raise RequestError(f"raw_input_contents has {len(raw)} entries; expected one for each of {len(given)} inputs")
     inputs: dict[str, Tensor] = {}
@@ -228,7 +243,7 @@ def _inputs(request: Message) -> dict[str, Tensor]:
             raise RequestError(f"input '{name}' is there twice")
         if "shared_memory_region" in each.parameters:
             raise RequestError(f"input '{name}': shared memory is not supported; send the tensor")
-        shape = shape_of(list(each.shape), name)
+        shape = shape_of(list(each.shape), name, max_rows)
         if not raw:
             inputs[name] = _typed(name, each, shape)
         elif each.HasField("contents"):

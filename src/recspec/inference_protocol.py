@@ -5,9 +5,11 @@ With the extensions for configuration, statistics and the model repository.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -20,7 +22,17 @@ from recspec.errors import RequestError
 from recspec.programs import Arrays
 from recspec.repository import SERVER, Form, Model, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
-from recspec.tensors import Tensor, check_output, from_bytes, from_values, shape_of, timeout_of, to_bytes
+from recspec.tensors import (
+    LARGE,
+    Tensor,
+    check_number,
+    check_output,
+    from_bytes,
+    from_values,
+    shape_of,
+    timeout_of,
+    to_bytes,
+)
 
 HEADER_LENGTH = "inference-header-content-length"
 
@@ -64,7 +76,8 @@ def routes(repository: Repository) -> list[Route]:
         began = time.monotonic()
         form(request)  # an unknown model is told before its tensors are read
         async with repository.intake.body(request) as body:
-            asked = parse_infer(body, request.headers.get(HEADER_LENGTH))
+            read = partial(parse_infer, body, request.headers.get(HEADER_LENGTH), repository.limits.max_rows)
+            asked = read() if len(body) < LARGE else await asyncio.to_thread(read)
             seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
             timeout = max(0.0, seconds if asked.timeout is None else min(asked.timeout, seconds))
             name, version = request.path_params["model"], request.path_params.get("version", "")
@@ -123,7 +136,7 @@ class Asked:
     """Seconds."""
 
 
-def parse_infer(body: bytes, header_length: str | None = None) -> Asked:
+def parse_infer(body: bytes, header_length: str | None = None, max_rows: int | None = None) -> Asked:
     """Read a request: JSON of `header_length` bytes (all by default), then the bytes of its binary tensors in order.
 
     Raises:
@@ -135,9 +148,10 @@ def parse_infer(body: bytes, header_length: str | None = None) -> Asked:
     given = head.get("inputs")
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise RequestError("'inputs' is no list of objects; expected a tensor each")
+    check_number(len(given))
     rest, inputs = memoryview(body)[length:], dict[str, Tensor]()
     for each in given:
-        tensor, rest = _input(each, rest)
+        tensor, rest = _input(each, rest, max_rows)
         if tensor.name in inputs:
             raise RequestError(f"input '{tensor.name}' is there twice")
         inputs[tensor.name] = tensor
@@ -167,12 +181,12 @@ def _mapping(given: object, what: str) -> Mapping[str, Any]:
     return given
 
 
-def _input(given: Mapping[str, Any], rest: memoryview) -> tuple[Tensor, memoryview]:
+def _input(given: Mapping[str, Any], rest: memoryview, max_rows: int | None) -> tuple[Tensor, memoryview]:
     """A tensor, and the binary part after it."""
     name, datatype = given.get("name"), given.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise RequestError("an input lacks its 'name' or its 'datatype'; expected texts")
-    shape = shape_of(given.get("shape"), name)
+    shape = shape_of(given.get("shape"), name, max_rows)
     parameters = _mapping(given.get("parameters"), f"input '{name}': parameters")
     if "shared_memory_region" in parameters:
         raise RequestError(f"input '{name}': shared memory is not supported; send the tensor")

@@ -305,6 +305,7 @@ _PATHS: dict[str, Any] = {
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
 code,pre{font:14px/1.45 ui-monospace,monospace}pre{background:#f3f3f3;padding:.8rem;overflow:auto;border-radius:4px}
+h2 code{font-size:1.1rem}
 h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid #ddd}
 @media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}pre{background:#242424}a{color:#8ab4f8}

@@ -1,6 +1,7 @@
 """The models that a server holds: several, in versions, opened and replaced while others are answered.
 
-A model comes from a run, a bundle, an export, or a folder of these named 1, 2, ... A request that has begun is answered
+A model comes from a run, a bundle, an export, or a folder of these named 1, 2, ... A bundle with an export in its
+folder `export` is computed by that, if it gives the bundle's probabilities. A request that has begun is answered
 by the model it began with; one that is replaced is closed when its last request is. What can't be opened leaves what
 was there, and `index` tells why. Models whose raw columns are known are there twice: `NAME` takes features as the
 model reads them, `NAME_raw` takes raw values and encodes them as `prepare` fitted.
@@ -27,14 +28,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from recspec import __version__, bundle, config
-from recspec.batching import Batcher, Limits, Statistics
+from recspec.batching import Batcher, Compute, Duration, Limits, Statistics
 from recspec.bodies import Intake
 from recspec.bundle import Seen
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, ExportError, RecspecError, RequestError, SettingsError, nearest
 from recspec.evaluate import id_feature
 from recspec.predict import ROLES, Predictor
-from recspec.programs import SHEET, Arrays, Program, as_model_batch, open_program
+from recspec.programs import SHEET, Arrays, Program, as_model_batch, open_program, read_sheet
 from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature, signature_of
 from recspec.storage import Ragged
 from recspec.telemetry import Labels, Telemetry
@@ -42,6 +43,11 @@ from recspec.tensors import DATATYPES, Tensor, checked
 from recspec.triton_repository import TYPES, raw_columns
 
 RAW = "_raw"
+EXPORT = "export"
+CHECKED_ROWS = 64
+"""Rows on which an export is compared with its bundle."""
+SAME = 1e-3
+"""Largest difference of probabilities where an export's sheet names none."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 NUMPY: Mapping[str, type[np.generic]] = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 
@@ -122,11 +128,18 @@ def _holds_model(folder: Path) -> bool:
 def fingerprint(folder: Path) -> Fingerprint:
     """What tells one content of a folder from another without reading it: names, times, sizes, places on disk."""
     folder = folder / "bundle" if (folder / "bundle" / "bundle.json").is_file() else folder
+    export = export_beside(folder)
     found = []
-    for file in sorted(folder.iterdir()):
+    for file in [*sorted(folder.iterdir()), *(sorted(export.iterdir()) if export is not None else ())]:
         stat = file.stat()
         found.append((file.name, stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(found)
+
+
+def export_beside(folder: Path) -> Path | None:
+    """The export of a bundle, in `export` beside or inside its folder, as `recspec export RUN RUN/export` writes it."""
+    places = [folder / EXPORT, folder.parent / EXPORT] if folder.name == "bundle" else [folder / EXPORT]
+    return next((place for place in places if (place / SHEET).is_file()), None)
 
 
 def refuse_load_parameters(parameters: object) -> None:
@@ -168,6 +181,8 @@ class Opened:
     raw: tuple[Port, ...]
     """The raw columns; empty where they are not known."""
     content: Fingerprint
+    note: str = ""
+    """Why an export that is there does not compute."""
 
     @property
     def signature(self) -> Signature:
@@ -221,16 +236,52 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
             raise BundleError(
                 f"{folder}: exported with --form ranker, which takes one request a call; take --form rows"
             )
-        opened = Opened(folder, program, f"recspec_{type(program).__name__[:-7].lower()}", None, (), content)
+        opened = Opened(folder, program, _platform(program), None, (), content)
     else:
         predictor = _detached(Predictor.open(folder, device=settings.device))
         signature = signature_of(predictor.spec, predictor.model.features(), "rows")
         raw = _raw_ports(predictor.encoders, signature)
-        opened = Opened(folder, TorchProgram(predictor, signature), "recspec_torch", predictor, raw, content)
+        program, note = _fastest(folder, TorchProgram(predictor, signature), settings)
+        opened = Opened(folder, program, _platform(program), predictor, raw, content, note)
     zeros = {port.name: np.zeros((1, port.width), NUMPY[port.dtype]) for port in opened.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
     return opened
+
+
+def _platform(program: Program) -> str:
+    return f"recspec_{type(program).__name__.removesuffix('Program').lower()}"
+
+
+def _fastest(folder: Path, torch_program: TorchProgram, settings: RepositorySettings) -> tuple[Program, str]:
+    """The export beside a bundle if it gives the bundle's probabilities, else torch, and why."""
+    found = export_beside(folder)
+    if found is None:
+        return torch_program, ""
+    try:
+        program = open_program(found, threads=settings.threads)
+        if program.signature != torch_program.signature:
+            raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
+        allowed = float(read_sheet(found).get("difference", {}).get("allowed_largest", SAME))
+        rows = _any_rows(torch_program.signature)
+        answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (program, torch_program))
+        drift = float(np.abs(np.subtract(*answers)).max())
+        if not drift <= allowed:
+            raise BundleError(f"{found}: gives probabilities {drift:.2g} off the bundle's; export it again")
+    except (RecspecError, OSError, ValueError, TypeError, RuntimeError) as error:
+        return torch_program, f"torch computes, not the export: {error}"
+    return program, ""
+
+
+def _any_rows(signature: Signature) -> Arrays:
+    """Rows that tell programs of two models from each other: any ids, numbers of a normal distribution."""
+    numbers = np.random.default_rng(0)
+    return {
+        port.name: numbers.integers(0, port.num_ids, (CHECKED_ROWS, port.width)).astype(NUMPY[port.dtype])
+        if port.num_ids is not None
+        else numbers.standard_normal((CHECKED_ROWS, port.width), np.float32)
+        for port in signature.inputs
+    }
 
 
 def _detached(predictor: Predictor) -> Predictor:
@@ -546,6 +597,9 @@ class Repository:
             )
         shelf.refused.pop(number, None)
         shelf.reasons.pop(number, None)
+        if opened.note:
+            shelf.reasons[number] = opened.note
+            log.warning("model '%s': %s", shelf.source.name, opened.note)
         shelf.versions[number] = self._model(shelf.source.name, number, opened)
         if old is not None:
             self._retire(old)
@@ -641,8 +695,12 @@ class Repository:
 def _statistics(form: Form) -> dict[str, Any]:
     found = form.model.statistics
 
-    def told(duration: Any) -> dict[str, int]:
+    def told(duration: Duration) -> dict[str, int]:
         return {"count": duration.count, "ns": duration.ns}
+
+    def compute(spent: Compute) -> dict[str, dict[str, int]]:
+        parts = {"compute_input": spent.join, "compute_infer": spent.infer, "compute_output": spent.split}
+        return {name: told(part) for name, part in parts.items()}
 
     none = {"count": 0, "ns": 0}
     return {
@@ -655,15 +713,10 @@ def _statistics(form: Form) -> dict[str, Any]:
             "success": told(found.success),
             "fail": told(found.fail),
             "queue": told(found.queue),
-            "compute_input": none,
-            "compute_infer": told(found.compute),
-            "compute_output": none,
+            **compute(found.compute),
             "cache_hit": none,
             "cache_miss": none,
         },
-        "batch_stats": [
-            {"batch_size": rows, "compute_input": none, "compute_infer": told(each), "compute_output": none}
-            for rows, each in sorted(found.by_rows.items())
-        ],
+        "batch_stats": [{"batch_size": rows, **compute(each)} for rows, each in sorted(found.by_rows.items())],
         "memory_usage": [],
     }

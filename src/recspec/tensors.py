@@ -37,6 +37,12 @@ STORED: Mapping[str, np.dtype[Any]] = {
 """The protocol's names -> bytes of a value; BYTES has none."""
 
 MAX_DIMS = 8
+MAX_INPUTS = 4096
+"""Tensors of a request; reading one takes 50 µs, whatever it holds."""
+NAMED = 10
+"""Unknown inputs that a message names: finding the nearest name takes 0.1 ms, and a client may send 100,000."""
+LARGE = 1 << 20
+"""Bytes of a request from which it is read in a thread of its own, so that others are answered meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +54,27 @@ class Tensor:
     values: Values
 
 
-def shape_of(given: object, name: str) -> tuple[int, ...]:
+def check_number(inputs: int) -> None:
+    """Refuse more tensors than any model takes before they are read.
+
+    Raises:
+        RequestError: if there are.
+    """
+    if inputs > MAX_INPUTS:
+        raise RequestError(f"the request has {inputs} inputs; at most {MAX_INPUTS} are read")
+
+
+def shape_of(given: object, name: str, max_rows: int | None = None) -> tuple[int, ...]:
     """A shape, from what stands in a request.
 
     Raises:
-        RequestError: if it is no list of a few whole numbers from 0.
+        RequestError: if it is no list of a few whole numbers from 0; 413 for too many rows, before they are read.
     """
     if isinstance(given, list) and len(given) <= MAX_DIMS:
         shape = tuple(each for each in given if type(each) is int and 0 <= each < 2**63)
         if len(shape) == len(given):
+            if shape and max_rows is not None:
+                _refuse_rows(shape[0], max_rows)
             return shape
     raise RequestError(
         f"input '{name}': shape is {str(given)[:80]}; expected a list of at most {MAX_DIMS} whole numbers from 0"
@@ -223,7 +241,9 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
         RequestError: 400 with every problem found; 413 for too many rows.
     """
     names = [port.name for port in ports]
-    problems = [f"unknown input '{name[:80]}'{nearest(name[:80], names)}" for name in tensors if name not in names]
+    strange = [name for name in tensors if name not in names]
+    problems = [f"unknown input '{name[:80]}'{nearest(name[:80], names)}" for name in strange[:NAMED]]
+    problems += [f"unknown inputs: {len(strange) - NAMED} more"] if len(strange) > NAMED else []
     problems += [f"input '{name}' is missing" for name in names if name not in tensors]
     arrays: dict[str, Values] = {}
     for port in ports:
@@ -234,13 +254,18 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
     if len(sizes) > 1:
         told = ", ".join(f"'{name}' {len(array)}" for name, array in arrays.items())
         problems.append(f"inputs have different numbers of rows: {told}")
-    if sizes and max(sizes) > max_rows:
-        raise RequestError(f"the request has {max(sizes)} rows; at most {max_rows} are taken", status=413)
+    if sizes:
+        _refuse_rows(max(sizes), max_rows)
     if not problems:
         problems = [found for port in ports if (found := _wrong_value(port, arrays[port.name]))]
     if problems:
         raise RequestError.of("request", problems)
     return arrays, sizes.pop()
+
+
+def _refuse_rows(rows: int, max_rows: int) -> None:
+    if rows > max_rows:
+        raise RequestError(f"the request has {rows} rows; at most {max_rows} are taken", status=413)
 
 
 def _of_port(port: Port, tensor: Tensor, arrays: dict[str, Values]) -> str | None:
