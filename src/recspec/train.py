@@ -761,6 +761,7 @@ class TrainingRun:
             world_size=self.ranks.world_size,
             memory_budget=parse_bytes(self.settings.memory_budget),
             device=self.ranks.device,
+            fixed_length=self.settings.compile,
             positives_only=self.num_negatives > 0
             and self.spec.has_series
             and ("valid" in self.train_splits or holds_negatives(self.spec)),
