@@ -72,7 +72,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         parse_search(entries, SECTIONS)
     told = str(caught.value)
-    assert "unknown setting 'learning_rat' (did you mean 'train.learning_rate'?)" in told
+    assert "unknown setting 'learning_rat' (did you mean 'learning_rate'?)" in told
     assert "'dropout' is 0.5: expected a list of values or a range; write '[16, 32, 64]'" in told
     assert "'factors' is '16..4': the first number is not below the second" in told
     assert "'epochs' is '0..4 log': magnitudes need a lowest number above 0" in told
