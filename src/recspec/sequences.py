@@ -661,8 +661,8 @@ class _Scratch:
 
     def __call__(self, name: str, rows: int, width: int) -> Tensor:
         """(rows, width), whatever it holds; the same memory for the same name."""
-        if name not in self._held:
-            self._held[name] = self._like.new_empty(BLOCK, width)
+        if name not in self._held or len(self._held[name]) < rows:
+            self._held[name] = self._like.new_empty(max(BLOCK, rows), width)
         return self._held[name][:rows]
 
 
@@ -755,17 +755,24 @@ class _Contrast(torch.autograd.Function):
             own, state = share[rows], states[earlier]
             size = len(own)
             known = torch.addmm(bias, state, by_state.t(), out=scratch("known", size, len(bias)))
-            of_known = scratch("of_known", size, len(bias)).zero_()
-            for right, each, of_each in ((1.0, happened, of_happened), (0.0, sampled, of_sampled)):
-                layers = [torch.addmm(known, each[part], by_event.t(), out=scratch("0", size, len(bias)))]
-                layers += [scratch(f"{place}", size, width) for place, width in enumerate(widths, start=1)]
-                logits = scratch("logits", size, 1).squeeze(1)
-                _forward("sigmoid", layers, tail, logits)
-                total += torch.dot(F.softplus(-logits if right else logits), own)
-                slope = _backward("sigmoid", (logits.sigmoid() - right) * own, layers, tail, of_tail, scratch)
-                of_by_event.addmm_(slope.t(), each[part])
-                torch.mm(slope, by_event, out=of_each[part])
-                of_known += slope
+            # Both answers go through the network one after the other in the same tensors.
+            first = scratch("0", 2 * size, len(bias))
+            right, wrong = slice(0, size), slice(size, 2 * size)
+            for half, each in ((right, happened), (wrong, sampled)):
+                torch.addmm(known, each[part], by_event.t(), out=first[half])
+            layers = [first]
+            layers += [scratch(f"{place}", 2 * size, width) for place, width in enumerate(widths, start=1)]
+            logits = scratch("logits", 2 * size, 1).squeeze(1)
+            _forward("sigmoid", layers, tail, logits)
+            total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
+            gradient = logits.sigmoid_()
+            gradient[right] -= 1
+            gradient.view(2, size).mul_(own)
+            slope = _backward("sigmoid", gradient, layers, tail, of_tail, scratch)
+            for half, each, of_each in ((right, happened, of_happened), (wrong, sampled, of_sampled)):
+                of_by_event.addmm_(slope[half].t(), each[part])
+                torch.mm(slope[half], by_event, out=of_each[part])
+            of_known = torch.add(slope[right], slope[wrong], out=known)
             of_by_state.addmm_(of_known.t(), state)
             of_bias += of_known.sum(0)
             torch.mm(of_known, by_state, out=of_states[earlier])
@@ -970,7 +977,7 @@ class _Recurrence(torch.autograd.Function):
                 if of_states is not None:
                     here += of_states[part]
                 slope = scratch("slope", len(here), 4 * hidden)
-                of_c, of_u, of_r, of_recalled = slope.split(hidden, 1)
+                of_c, of_u, of_r, of_recalled = torch.split(slope, hidden, dim=1)
                 weighted = update = gate[:, :hidden]
                 old = scratch("old", *here.shape).zero_() if before is None else states[before]
                 of_update = torch.sub(candidate, old, out=scratch("of_update", *here.shape)).mul_(here)
