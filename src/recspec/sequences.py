@@ -652,6 +652,20 @@ def _small_products(x: Tensor) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
+class _Scratch:
+    """Tensors that one block after the other writes over: fresh ones cost page faults, and room in the cache."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, width: int) -> Tensor:
+        """(rows, width), whatever it holds; the same memory for the same name."""
+        if name not in self._held or len(self._held[name]) < rows:
+            self._held[name] = self._like.new_empty(max(BLOCK, rows), width)
+        return self._held[name][:rows]
+
+
 class _Weights(torch.autograd.Function):
     """`AttentionUnit` a block of rows of a step at a time.
 
@@ -674,11 +688,11 @@ class _Weights(torch.autograd.Function):
         order = cast(Tensor, events.order)
         target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
         kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
-        weights = happened.new_empty(len(happened))
+        weights, scratch = happened.new_empty(len(happened)), _Scratch(happened)
         for rows, part, _ in _blocks(events):
             x = happened[part]
             first = torch.addmm(of_targets[rows], x, by_event.t(), out=kept[0][part])
-            first.addmm_(x * target[rows], by_product.t())
+            first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), by_product.t())
             _forward(kind, [each[part] for each in kept], tail, weights[part])
         ctx.save_for_backward(happened, target, by_event, by_product, *tail, *kept)
         ctx.events, ctx.kind, ctx.num_tail = events, kind, len(tail)
@@ -693,17 +707,18 @@ class _Weights(torch.autograd.Function):
         of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
         of_first = target.new_zeros(len(target), len(by_event))
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
-        of_tail = [torch.zeros_like(each) for each in tail]
+        of_tail, scratch = [torch.zeros_like(each) for each in tail], _Scratch(happened)
         with _small_products(happened):
             for rows, part, _ in _blocks(events):
                 x, own = happened[part], target[rows]
-                slope = _backward(ctx.kind, gradient[part], [each[part] for each in kept], tail, of_tail)
+                slope = _backward(ctx.kind, gradient[part], [each[part] for each in kept], tail, of_tail, scratch)
                 of_first[rows] += slope
                 of_by_event.addmm_(slope.t(), x)
-                of_by_product.addmm_(slope.t(), x * own)
-                of_joined = slope @ by_product
+                joined = torch.mul(x, own, out=scratch("joined", *x.shape))
+                of_by_product.addmm_(slope.t(), joined)
+                of_joined = torch.mm(slope, by_product, out=joined)
                 of_target[rows].addcmul_(of_joined, x)
-                torch.addcmul(torch.mm(slope, by_event), of_joined, own, out=of_happened[part])
+                torch.mm(slope, by_event, out=of_happened[part]).addcmul_(of_joined, own)
         rank = cast(Tensor, events.rank)
         to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
         return None, None, of_happened, *to_rows, of_by_event, of_by_product, *of_tail
@@ -733,23 +748,31 @@ class _Contrast(torch.autograd.Function):
         of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias, *of_tail = slopes
         share = 1 / ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows))
         share = share.to(states.dtype).index_select(0, cast(Tensor, events.order))
-        total = states.new_zeros(())
+        total, scratch, widths = states.new_zeros(()), _Scratch(states), [len(weight) for weight in tail[:-2:2]]
         for rows, part, earlier in _blocks(events):
             if earlier is None:
                 continue
             own, state = share[rows], states[earlier]
-            known = torch.addmm(bias, state, by_state.t())
-            of_known = torch.zeros_like(known)
-            for right, each, of_each in ((1.0, happened, of_happened), (0.0, sampled, of_sampled)):
-                layers = [torch.addmm(known, each[part], by_event.t())]
-                layers += [known.new_empty(len(known), len(weight)) for weight in tail[:-2:2]]
-                logits = known.new_empty(len(known))
-                _forward("sigmoid", layers, tail, logits)
-                total += torch.dot(F.softplus(-logits if right else logits), own)
-                slope = _backward("sigmoid", (logits.sigmoid() - right) * own, layers, tail, of_tail)
-                of_by_event.addmm_(slope.t(), each[part])
-                torch.mm(slope, by_event, out=of_each[part])
-                of_known += slope
+            size = len(own)
+            known = torch.addmm(bias, state, by_state.t(), out=scratch("known", size, len(bias)))
+            # Both answers go through the network one after the other in the same tensors.
+            first = scratch("0", 2 * size, len(bias))
+            right, wrong = slice(0, size), slice(size, 2 * size)
+            for half, each in ((right, happened), (wrong, sampled)):
+                torch.addmm(known, each[part], by_event.t(), out=first[half])
+            layers = [first]
+            layers += [scratch(f"{place}", 2 * size, width) for place, width in enumerate(widths, start=1)]
+            logits = scratch("logits", 2 * size, 1).squeeze(1)
+            _forward("sigmoid", layers, tail, logits)
+            total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
+            gradient = logits.sigmoid_()
+            gradient[right] -= 1
+            gradient.view(2, size).mul_(own)
+            slope = _backward("sigmoid", gradient, layers, tail, of_tail, scratch)
+            for half, each, of_each in ((right, happened, of_happened), (wrong, sampled, of_sampled)):
+                of_by_event.addmm_(slope[half].t(), each[part])
+                torch.mm(slope[half], by_event, out=of_each[part])
+            of_known = torch.add(slope[right], slope[wrong], out=known)
             of_by_state.addmm_(of_known.t(), state)
             of_bias += of_known.sum(0)
             torch.mm(of_known, by_state, out=of_states[earlier])
@@ -792,17 +815,25 @@ def _forward(kind: Activation, layers: Sequence[Tensor], tail: Sequence[Tensor],
 
 
 def _backward(
-    kind: Activation, gradient: Tensor, layers: Sequence[Tensor], tail: Sequence[Tensor], of_tail: Sequence[Tensor]
+    kind: Activation,
+    gradient: Tensor,
+    layers: Sequence[Tensor],
+    tail: Sequence[Tensor],
+    of_tail: Sequence[Tensor],
+    scratch: _Scratch,
 ) -> Tensor:
-    """The gradient of what the first layer gives, from that of `_forward`'s numbers; adds to those of `tail`."""
+    """The gradient of what the first layer gives, from that of `_forward`'s numbers; adds to those of `tail`.
+
+    It stands in `scratch`, until the next call.
+    """
     of_tail[-1].add_(gradient.sum())
     of_tail[-2][0].addmv_(layers[-1].t(), gradient)
-    slope = torch.outer(gradient, tail[-2][0])
+    slope = torch.outer(gradient, tail[-2][0], out=scratch(f"of {len(layers) - 1}", *layers[-1].shape))
     _through(kind, slope, layers[-1])
     for place in range(len(layers) - 1, 0, -1):
         of_tail[2 * place - 2].addmm_(slope.t(), layers[place - 1])
         of_tail[2 * place - 1].add_(slope.sum(0))
-        slope = slope @ tail[2 * place - 2]
+        slope = torch.mm(slope, tail[2 * place - 2], out=scratch(f"of {place - 1}", *layers[place - 1].shape))
         _through(kind, slope, layers[place - 1])
     return slope
 
@@ -897,7 +928,7 @@ class _Recurrence(torch.autograd.Function):
         both = 2 * hidden
         gates = x.new_empty(len(x), both)  # u and r
         candidates, recalled, states = (x.new_empty(len(x), hidden) for _ in range(3))  # recalled: U_c h
-        last = x.new_zeros(events.num_rows, hidden)
+        last, scratch = x.new_zeros(events.num_rows, hidden), _Scratch(x)
         x_gates, x_candidate, h_gates, h_candidate = (
             each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
         )
@@ -912,7 +943,9 @@ class _Recurrence(torch.autograd.Function):
             if before is not None:
                 candidate.addcmul_(gate[:, hidden:], recalled[part])
             candidate.tanh_()
-            update = gate[:, :hidden] if attention is None else gate[:, :hidden] * attention[part].unsqueeze(1)
+            update = gate[:, :hidden]
+            if attention is not None:
+                update = torch.mul(update, attention[part].unsqueeze(1), out=scratch("update", *old.shape))
             torch.lerp(old, candidate, update, out=states[part])
             old.copy_(states[part])
         ctx.save_for_backward(x, attention, weight_x, weight_h, gates, candidates, recalled, states)
@@ -935,7 +968,7 @@ class _Recurrence(torch.autograd.Function):
         )
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
         # A block's gradients of c, u, r and U_c h side by side: the first three go to x, the last three to the state.
-        slopes = x.new_empty(min(BLOCK, events.num_rows), 4 * hidden)
+        scratch = _Scratch(x)
         by_x = torch.cat([weight_x[both:], weight_x[:both]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
         with _small_products(x):
@@ -943,16 +976,18 @@ class _Recurrence(torch.autograd.Function):
                 here, gate, candidate = carried[rows], gates[part], candidates[part]
                 if of_states is not None:
                     here += of_states[part]
-                slope = slopes[: len(here)]
-                of_c, of_u, of_r, of_recalled = slope.split(hidden, 1)
+                slope = scratch("slope", len(here), 4 * hidden)
+                of_c, of_u, of_r, of_recalled = torch.split(slope, hidden, dim=1)
                 weighted = update = gate[:, :hidden]
-                of_update = here * (candidate if before is None else candidate - states[before])
+                old = scratch("old", *here.shape).zero_() if before is None else states[before]
+                of_update = torch.sub(candidate, old, out=scratch("of_update", *here.shape)).mul_(here)
                 if attention is not None and of_attention is not None:
                     own = attention[part].unsqueeze(1)
-                    torch.sum(of_update * update, 1, out=of_attention[part])
+                    weighted = torch.mul(of_update, update, out=scratch("weighted", *here.shape))
+                    torch.sum(weighted, 1, out=of_attention[part])
                     of_update *= own
-                    weighted = update * own
-                of_candidate = here * weighted
+                    torch.mul(update, own, out=weighted)
+                of_candidate = torch.mul(here, weighted, out=scratch("of_candidate", *here.shape))
                 here -= of_candidate
                 sigmoid_backward(of_update, update, grad_input=of_u)
                 tanh_backward(of_candidate, candidate, grad_input=of_c)
@@ -960,10 +995,11 @@ class _Recurrence(torch.autograd.Function):
                     of_r.zero_()
                 else:
                     reset = gate[:, hidden:]
-                    sigmoid_backward(of_c * recalled[part], reset, grad_input=of_r)
+                    of_reset = torch.mul(of_c, recalled[part], out=of_candidate)
+                    sigmoid_backward(of_reset, reset, grad_input=of_r)
                     torch.mul(of_c, reset, out=of_recalled)
                     here.addmm_(slope[:, hidden:], weight_h)
-                    of_weight_h.addmm_(slope[:, hidden:].t(), states[before])
+                    of_weight_h.addmm_(slope[:, hidden:].t(), old)
                 torch.mm(slope[:, : 3 * hidden], by_x, out=of_x[part])
                 of_by_x.addmm_(slope[:, : 3 * hidden].t(), x[part])
                 of_bias += slope[:, : 3 * hidden].sum(0)
