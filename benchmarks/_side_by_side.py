@@ -338,13 +338,20 @@ def print_differences(differences: Sequence[str]) -> None:
 
 def circumstances(arguments: argparse.Namespace, differences: Sequence[str]) -> Found:
     """Sizes, what differs, machine, load, date and commit: what a report of measurements ends with."""
-    from recspec import machine
-
     print_differences(differences)
     return {
         "batch_size": arguments.batch_size,
         "threads": arguments.threads,
         "differences": differences,
+        **where_and_when(),
+    }
+
+
+def where_and_when() -> Found:
+    """Machine, load, date and commit."""
+    from recspec import machine
+
+    return {
         "machine": machine.describe(),
         "load_average": os.getloadavg()[0],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -368,7 +368,7 @@ def main() -> None:
         print(json.dumps(ask(model, Path(file), int(http), int(grpc), arguments.seconds)))
         return
 
-    from _side_by_side import circumstances, environments, write
+    from _side_by_side import environments, where_and_when, write
     from recspec.models import MODELS
 
     names = arguments.models or [name for name in ASKED if name in MODELS]
@@ -380,7 +380,7 @@ def main() -> None:
             results = compare(asked, python, ports, folder, arguments.seconds)
     print_table(results)
     write(
-        {"precision": arguments.precision, "requirements": REQUIREMENTS, "models": results, **circumstances()},
+        {"precision": arguments.precision, "requirements": REQUIREMENTS, "models": results, **where_and_when()},
         arguments.out,
     )
     if any(max(found["largest_difference"].values()) > found["allowed"] for found in results):

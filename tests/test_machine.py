@@ -140,3 +140,17 @@ def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.pin("disabled") is None
     with pytest.raises(SettingsError, match=r"affinity 'all': .* can't keep a process on cores; take disabled"):
         machine.pin("all")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "fast"),
+    [
+        ("vendor_id : GenuineIntel\nflags : avx2 avx512f avx512_bf16", False),
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16 amx_tile", True),
+        ("vendor_id : AuthenticAMD\nflags : avx2 avx512f avx512_bf16", True),
+        ("vendor_id : AuthenticAMD\nflags : avx2", False),
+        ("", False),
+    ],
+)
+def test_bf16_is_taken_where_it_is_faster(cpuinfo: str, fast: bool) -> None:
+    assert machine.fast_bf16(cpuinfo) is fast

@@ -211,7 +211,7 @@ def can_recommend(predictor: Predictor) -> bool:
     """Whether `recommend` answers: the model knows users and items, and reads nothing that belongs to neither."""
     if not knows_users_and_items(predictor):
         return False
-    owned = {*predictor.users.features, *predictor.spec.role("item")}
+    owned = {*predictor.users.features, *predictor.users.lists, *predictor.spec.role("item")}
     return all(name in owned for name in predictor.model.features())
 
 

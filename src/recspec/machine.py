@@ -28,9 +28,22 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 @cache
 def cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has instructions that multiply bf16 (AVX-512 BF16 or AMX); without them bf16 is the slower."""
-    flags = _read("/proc/cpuinfo")
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    """Whether the CPU multiplies bf16 faster than fp32: AMX does, and AMD's AVX-512 BF16.
+
+    Intel's AVX-512 BF16 without AMX does not (docs/decisions.md: half as fast); without either it is emulated.
+    """
+    return fast_bf16(_read("/proc/cpuinfo"))
+
+
+def fast_bf16(cpuinfo: str) -> bool:
+    """Likewise, of what Linux says of a CPU."""
+    return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
+
+
+@cache
+def cpu_is_intels() -> bool:
+    """Whether the CPU is Intel's, whose own library multiplies fp32 as fast there as oneDNN does."""
+    return "GenuineIntel" in _read("/proc/cpuinfo")
 
 
 def keep_freed_memory() -> bool:

@@ -31,7 +31,7 @@ from recspec.evaluate import LOWER_IS_BETTER, PROTOCOLS, evaluate_model, id_feat
 from recspec.feature_spec import NO_FILES, FeatureSpec, Role
 from recspec.layers import Embeddings
 from recspec.loader import Loader, Part, Share
-from recspec.machine import Affinity, cpu_multiplies_bf16, parse_bytes
+from recspec.machine import Affinity, cpu_is_intels, cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.optim import (
@@ -947,8 +947,10 @@ def pick_precision(asked: Precision, device: torch.device, *, steady: bool = Tru
             "products of ever new shapes are slower in bf16 and through oneDNN, which prepares for each shape",
         )
     if cpu_multiplies_bf16():
-        return "bf16", "this CPU has bf16 instructions"
-    return "tf32", "this CPU has no bf16 instructions; products go through oneDNN, in fp32 arithmetic here"
+        return "bf16", "this CPU multiplies bf16 faster than fp32"
+    if cpu_is_intels():
+        return "fp32", "this CPU multiplies nothing faster"
+    return "tf32", "this CPU is not faster in bf16; products go through oneDNN, in fp32 arithmetic here"
 
 
 def unread(model: Model, spec: FeatureSpec) -> dict[str, tuple[str, ...]]:
