@@ -22,6 +22,7 @@ from recspec.encoding import (
     Vocabulary,
     VocabularyEncoder,
 )
+from recspec.errors import ExportError
 from recspec.signature import Port, Signature
 from recspec.triton_encode import Encoding
 from recspec.triton_repository import Batching, raw_columns, write_raw
@@ -38,6 +39,8 @@ ENCODERS: dict[str, Encoder] = {
     "hashed": HashEncoder(cardinality=50, column="colour"),
     "stripped hash": HashEncoder(cardinality=7, column="raw colour", strip=True, missing_values=("?", "none")),
     "tags": VocabularyEncoder(vocabulary="tags", separator="|", length=2),
+    "latest tags": VocabularyEncoder(vocabulary="tags", column="tags", separator="|", length=2, keep="last"),
+    "some colour": VocabularyEncoder(vocabulary="colour", column="colour", missing="red"),
     "hashed tags": HashEncoder(cardinality=20, column="tags", separator="|", length=3),
     "number": NumberEncoder(missing=2.0, log1p=True),
     "scaled": ScaleEncoder(mean=1.0, std=2.0, column="number", low=-1.0, high=50.0, outside=3.0),
@@ -45,7 +48,7 @@ ENCODERS: dict[str, Encoder] = {
     "bucket": BucketEncoder(boundaries=(0.0, 2.0, 10.0), column="number"),
     "cross": CrossEncoder(columns=("colour", "number"), cardinality=100, boundaries={"number": (0.0, 2.0)}),
 }
-LENGTHS = {"tags": 2, "hashed tags": 3}
+LENGTHS = {"tags": 2, "latest tags": 2, "hashed tags": 3}
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +132,20 @@ def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders,
         "tags": "string",
         "number": "float64",
     }
+
+
+def test_encoders_of_imported_models_are_refused_by_name(encoders: Encoders) -> None:
+    others: dict[str, Encoder] = {
+        "hashed": HashEncoder(cardinality=50, whole=True),
+        "spare": VocabularyEncoder(vocabulary="colour", buckets=2),
+        "other": VocabularyEncoder(vocabulary="colour", otherwise=3),
+        "cross": CrossEncoder(columns=("a", "b"), cardinality=100, whole=("b",), needs_all=True),
+    }
+    signature = Signature("rows", tuple(Port(name, "int32", 1, "request") for name in others))
+    with pytest.raises(ExportError) as caught:
+        raw_columns(Encoders(others, encoders.vocabularies), signature)
+    assert len(caught.value.problems) == 5
+    assert (
+        "feature 'spare': the ensemble does not apply 'buckets' of its encoder; `recspec serve` answers raw rows"
+        in caught.value.problems
+    )

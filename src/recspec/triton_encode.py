@@ -58,11 +58,14 @@ class Encoding:
             numbers = _NUMBERS[encoder["kind"]](encoder, _numbers(encoder, values[:, 0]))
             return numbers[:, None].astype(feature["dtype"])
         if not feature["is_list"]:
-            return self._ids(encoder, _texts(encoder, values[:, 0]))[:, None].astype(feature["dtype"])
+            counts_as = encoder.get("missing") or ""
+            texts = [text or counts_as for text in _texts(encoder, values[:, 0])]
+            return self._ids(encoder, texts)[:, None].astype(feature["dtype"])
         made = np.zeros((len(values), width), feature["dtype"])
         for row, texts in enumerate(_lists(encoder, values)):
             ids = self._ids(encoder, texts)
-            ids = ids[ids != 0][:width]
+            ids = ids[ids != 0]
+            ids = ids[-width:] if encoder.get("keep") == "last" else ids[:width]
             made[row, : len(ids)] = ids
         return made
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from recspec import hashing, triton_encode, triton_onnx
-from recspec.encoding import CrossEncoder, Encoder, Encoders, HashEncoder, VocabularyEncoder
+from recspec.encoding import CrossEncoder, Encoder, Encoders, HashEncoder, NumberEncoder, VocabularyEncoder
 from recspec.errors import ExportError
 from recspec.signature import OUTPUTS, Level, Port, PortType, Signature
 
@@ -53,6 +53,10 @@ class RawColumn:
     features: tuple[str, ...]
 
 
+UNKNOWN_KEYS = ("buckets", "otherwise", "whole", "needs_all")
+"""Of encoders of models that TensorFlow trained: `triton_encode` would give other ids than theirs."""
+
+
 def raw_columns(encoders: Encoders, signature: Signature) -> tuple[RawColumn, ...]:
     """The raw columns that a program's features are made from, in order; texts unless read as numbers alone.
 
@@ -61,6 +65,13 @@ def raw_columns(encoders: Encoders, signature: Signature) -> tuple[RawColumn, ..
     """
     problems = [
         f"feature '{port.name}' has no encoder" for port in signature.inputs if port.name not in encoders.encoders
+    ]
+    problems += [
+        f"feature '{port.name}': the ensemble does not apply '{key}' of its encoder; `recspec serve` answers raw rows"
+        for port in signature.inputs
+        for key in UNKNOWN_KEYS
+        if getattr(encoders.encoders.get(port.name), key, None)
+        and not isinstance(encoders.encoders[port.name], NumberEncoder)
     ]
     if problems:
         raise ExportError.of("raw values", problems)
