@@ -490,7 +490,7 @@ def serve(
     max_delay_ms: Annotated[float, typer.Option(min=0, help="that an idle model waits for others to join")] = 0.0,
     queue: Annotated[int, typer.Option(min=1, help="requests of a model that may wait; more get 503")] = 512,
     max_rows: Annotated[int, typer.Option(min=1, help="of a request; more get 413")] = 65_536,
-    max_body_mb: Annotated[float, typer.Option(help="MiB of a request; a larger one gets 413")] = 64,
+    max_body_mb: Annotated[float, typer.Option(help="MiB of a request; a larger one gets 413")] = 32,
     timeout: Annotated[float, typer.Option(help="seconds from a request to its answer, else 504")] = 30.0,
     threads: Annotated[int | None, typer.Option(min=1, help="that compute a batch; torch's own number without")] = None,
     watch: Annotated[float, typer.Option(min=0, help="seconds between looks for new models; 0: never")] = 5.0,
