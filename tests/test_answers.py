@@ -69,6 +69,14 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     return trained("neumf", spec, folder / "run", NEUMF)
 
 
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """DIN, which reads each user's history from the catalogue of users."""
+    folder = tmp_path_factory.mktemp("past")
+    spec = made_up.sequences(folder / "data", num_rows=200)
+    return trained("din", spec, folder / "run", {"embedding_dim": 4, "hidden": (8,)})
+
+
 def refused(message: str, call: Any, *given: Any, **named: Any) -> None:
     with pytest.raises(RequestError) as caught:
         call(*given, **named)
@@ -200,6 +208,26 @@ def test_a_model_that_reads_more_than_users_and_items_can_not_recommend(films: P
     assert can_recommend(films)
     assert not can_recommend(clicks)
     refused("this model can't recommend: ", recommend, clicks, 1)
+
+
+def test_a_model_of_histories_ranks_and_recommends_by_what_it_keeps_of_a_user(past: Predictor) -> None:
+    assert can_recommend(past)
+    best = recommend(past, 3, k=4)
+    assert not best["unknown_user"]
+    items = [each["item"] for each in best["items"]]
+    kept = {
+        name: past.users.lists_of(name, np.array([3])).tolist()[0] for name in ("history_item_id", "history_category")
+    }
+    assert kept["history_item_id"]
+    for request in ({"user_id": 3}, {"user_id": 3, **kept}):
+        found = rank(past, request, items[::-1])
+        assert [each.item for each in found.items] == items
+        assert [each.score for each in found.items] == pytest.approx(
+            [each["score"] for each in best["items"]], abs=1e-5
+        )
+    without = rank(past, {"user_id": 3, "history_item_id": [], "history_category": []}, items)
+    scores = {each.item: each.score for each in without.items}
+    assert all(abs(scores[each["item"]] - each["score"]) > 1e-4 for each in best["items"])
 
 
 # --- predict ---------------------------------------------------------------------------------------------------------

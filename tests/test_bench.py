@@ -29,6 +29,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data in the published shapes, with as many rows as a test needs."""
     monkeypatch.setitem(bench.ML_1M, "rows", FEW_ROWS)
     monkeypatch.setattr(bench, "OUTBRAIN_ROWS", FEW_ROWS)
+    monkeypatch.setattr(bench, "BOOKS_ROWS", FEW_ROWS)
 
 
 @pytest.mark.usefixtures("few_rows")

@@ -36,11 +36,22 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 @pytest.fixture(scope="module")
-def bundled(clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
-    """Saves and opens a bundle of a model on the clicks."""
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.sequences(tmp_path_factory.mktemp("export") / "sequences", num_rows=400)
+
+
+@pytest.fixture(scope="module")
+def read_by(clicks: FeatureSpec, sequences: FeatureSpec) -> Callable[[str], FeatureSpec]:
+    """Data that a model reads."""
+    return lambda name: sequences if "history" in MODELS[name].needs else clicks
+
+
+@pytest.fixture(scope="module")
+def bundled(read_by: Callable[[str], FeatureSpec], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
+    """Saves and opens a bundle of a model."""
 
     def made(name: str, **settings: object) -> Bundle:
-        model = build(name, clicks, **settings)
+        model = build(name, read_by(name), **settings)
         folder = tmp_path_factory.mktemp("bundles") / name
         bundle.save(folder, model, Card(model=name, settings=model.settings.model_dump(mode="json")))
         return bundle.load(folder)
@@ -72,16 +83,27 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 # --- every model -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["rows", "ranker"])
-@pytest.mark.parametrize("name", NAMES)
+READ_HISTORIES = sorted(name for name in NAMES if "history" in MODELS[name].needs)
+
+
+@pytest.mark.parametrize("name", READ_HISTORIES)
+def test_models_of_histories_leave_as_rows_alone(name: str, bundled: Callable[..., Bundle], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="such models leave as rows alone; take --form rows"):
+        export(bundled(name), tmp_path / "out", replace(QUICK, form="ranker"))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, form) for name in NAMES for form in ("rows", "ranker") if form == "rows" or name not in READ_HISTORIES],
+)
 def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
-    name: str, form: str, bundled: Callable[..., Bundle], clicks: FeatureSpec, tmp_path: Path
+    name: str, form: str, bundled: Callable[..., Bundle], read_by: Callable[[str], FeatureSpec], tmp_path: Path
 ) -> None:
-    trained = bundled(name)
-    made = export(trained, tmp_path / "out", replace(QUICK, form=form), clicks)  # type: ignore[arg-type]
+    trained, data = bundled(name), read_by(name)
+    made = export(trained, tmp_path / "out", replace(QUICK, form=form), data)  # type: ignore[arg-type]
     program = open_program(made.folder, threads=1)
     assert [port.name for port in program.signature.inputs] == list(trained.model.features())
-    check = Check(trained.model, program.signature, sample_of(trained, clicks))
+    check = Check(trained.model, program.signature, sample_of(trained, data))
     found = check.of(program)
     assert found.largest < 1e-6  # of sigmoids of some units, in another order of summing
     assert {len(rows) for rows, _ in check.calls} >= {1, 2, 7, 64}

@@ -273,3 +273,12 @@ def test_none_are_drawn_by_default_beside_labelled_ones(metadata: dict[str, obje
     )
     assert negatives_by_default(spec) == count
     assert holds_negatives(spec) == ("train_negatives" in metadata and bool(metadata["train_negatives"]))
+
+
+def test_lists_of_other_widths_are_padded_to_one() -> None:
+    sampler = NegativeSampler(
+        1, 3, user="user", item="item", label="label", first_id=1, item_features={"tags": torch.tensor([[0] * 3] * 3)}
+    )
+    batch = {"user": torch.tensor([1]), "item": torch.tensor([1]), "label": torch.ones(1), "tags": torch.tensor([[5]])}
+    made = sampler(Rows(batch, 1), epoch=0, step=0)
+    assert made["tags"].tolist() == [[5, 0, 0], [0, 0, 0]]

@@ -115,6 +115,7 @@ def test_more_trials_go_on_from_those_there_are(data: FeatureSpec, tmp_path: Pat
     more = a_search(data, tmp_path, trials=2).run()
     assert more.trials[0] == first.trials[0]
     assert len(more.trials) == 2
+    assert more.trials[0].settings != more.trials[1].settings, "a call that goes on draws something else"
 
 
 def test_a_trial_that_was_cut_off_goes_on_where_it_stopped(data: FeatureSpec, tmp_path: Path) -> None:

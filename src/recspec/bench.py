@@ -48,6 +48,12 @@ OUTBRAIN_LISTS = {"topic_id_list": 350, "entity_id_list": 10_000, "category_id_l
 OUTBRAIN_NUMBERS = 13
 """Cardinalities and numbers published for Wide & Deep on Outbrain; a list holds up to three ids."""
 
+BOOKS_USER, BOOKS_ITEM, BOOKS_LENGTH = {"user_id": 105_925}, {"item_id": 1_209_081, "category": 2_330}, 100
+"""Largest ids, and the most events of a history, that SIM was published with on Amazon's books."""
+
+BOOKS_ROWS = 200_000
+"""Made-up rows in their shape: 12 million cost nothing more a step."""
+
 MATRIX_SIZE = 2048
 MATRIX_SECONDS = 1.0
 
@@ -65,13 +71,13 @@ def bench_training(
     """Samples/s of `steps` training steps after `warmup`, everything but evaluation and checkpoints included.
 
     Without a specification the data is made up: in the shape of the NCF paper's ml-1m for a model that needs users and
-    items, of Outbrain's clicks for any other. `share_of_matrix_rate` is the arithmetic of the model's linear layers (6
-    floating-point operations a weight and sample: one product forward, two backward) over what plain matrix products of
-    the same precision reach in the same run.
+    items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` is the
+    arithmetic of the model's linear layers (6 floating-point operations a weight and sample: one product forward, two
+    backward) over what plain matrix products of the same precision reach in the same run.
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else _made_up(model, Path(folder) / "data")
-        if spec is None and settings.negatives is None and data.role("user"):
+        if spec is None and settings.negatives is None and "user" in MODELS[model].needs:
             settings = settings.model_copy(update={"negatives": 4})
         run = TrainingRun(model, data, Path(folder) / "run", settings, model_settings, ranks)
         if not run.loader.num_rows:
@@ -230,12 +236,41 @@ def clicks_like_outbrain(folder: Path) -> FeatureSpec:
     return synthesize(shape, folder, OUTBRAIN_ROWS)
 
 
+def reviews_like_books(folder: Path) -> FeatureSpec:
+    """Made-up rows with the features that SIM was published with on Amazon's books; ids and lengths uniform."""
+
+    def events(channel: str) -> dict[str, dict[str, object]]:
+        shared: dict[str, object] = {"dtype": "int32", "length": BOOKS_LENGTH, "padding": 0}
+        return {
+            f"{channel}_{name}": {**shared, "cardinality": ids + 1, "vocabulary": name}
+            for name, ids in BOOKS_ITEM.items()
+        }
+
+    ids = {name: {"dtype": "int32", "cardinality": count + 1} for name, count in {**BOOKS_USER, **BOOKS_ITEM}.items()}
+    features = {**ids, **events("history"), **events("negative_history"), "label": {"dtype": "int8"}}
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
+            "channel_spec": {
+                "user": [*BOOKS_USER],
+                "item": [*BOOKS_ITEM],
+                **{channel: [*events(channel)] for channel in ("history", "negative_history")},
+                "label": ["label"],
+            },
+        }
+    )
+    return synthesize(shape, folder, BOOKS_ROWS)
+
+
 def _made_up(model: str, folder: Path) -> FeatureSpec:
     """Data of a shape that the model reads."""
     if model not in MODELS:
         raise SettingsError(unknown("model", model, MODELS))
-    pairs = {"user", "item"} <= set(MODELS[model].needs)
-    return interactions_like_ml_1m(folder) if pairs else clicks_like_outbrain(folder)
+    needs = set(MODELS[model].needs)
+    if "history" in needs:
+        return reviews_like_books(folder)
+    return interactions_like_ml_1m(folder) if {"user", "item"} <= needs else clicks_like_outbrain(folder)
 
 
 def _timed_steps(run: TrainingRun, steps: int, warmup: int) -> tuple[float, int]:

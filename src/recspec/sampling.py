@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -122,8 +123,16 @@ class NegativeSampler:
         if name == self.label:
             return torch.cat([tensor, tensor.new_zeros(len(drawn))])
         if name in self.item_features:
-            return torch.cat([tensor, self.item_features[name].index_select(0, drawn).to(tensor.dtype)])
+            return _one_below_the_other(tensor, self.item_features[name].index_select(0, drawn).to(tensor.dtype))
         return tensor.repeat(1 + self.num_negatives, *[1] * (tensor.dim() - 1))
+
+
+def _one_below_the_other(above: Tensor, below: Tensor) -> Tensor:
+    """Rows of both; of lists, which may come in other widths, the narrower ones are padded with 0."""
+    if above.dim() == 2:
+        width = max(above.shape[1], below.shape[1])
+        above, below = (F.pad(each, (0, width - each.shape[1])) for each in (above, below))
+    return torch.cat([above, below])
 
 
 def negatives_by_default(spec: FeatureSpec) -> int:

@@ -285,10 +285,12 @@ class Tuning:
         study = optuna.create_study(
             study_name="recspec",
             storage=f"sqlite:///{(self.out / STUDY).resolve()}",
-            sampler=optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=FIRST_TRIALS),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
             load_if_exists=True,
         )
+        # A call that goes on draws what comes next, not the first trials again.
+        seed = self.seed + len(study.get_trials(deepcopy=False))
+        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
         told = self._told()
         if not study.user_attrs:
             for name, value in told.items():
