@@ -74,6 +74,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """DIN, which reads each user's history from the catalogue of users."""
     folder = tmp_path_factory.mktemp("past")
     spec = made_up.sequences(folder / "data", num_rows=200)
+    spec = spec.replace(channels={**spec.channels, "context": ()})  # the hour is neither the user's nor the item's
     return trained("din", spec, folder / "run", {"embedding_dim": 4, "hidden": (8,)})
 
 
