@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recspec import bundle, cli
+from recspec.encoding import MISSING_ID, UNKNOWN_ID
 from recspec.errors import BundleError, DataError, RecspecError
 from recspec.evaluate import evaluate
 from recspec.feature_spec import Chunk, FeatureSpec
@@ -178,9 +179,8 @@ def test_many_rows_are_as_each_alone(made: Path) -> None:
 def test_missing_values_are_counted(made: Path) -> None:
     _, seen = Predictor.open(made, device="cpu").predict(pa.Table.from_pylist(ROWS))
     assert seen.notes() == [
-        "of 4 rows 2 have no c_id, c_vocab, c_num; 1 has an unknown c_vocab: they are scored with the id of unknown "
-        "values",
-        "of 4 rows 2 have no c_hash, c_ihash: they are scored with the id of missing values",
+        "of 4 rows 2 have no c_id, c_vocab, c_num; 1 has an unknown c_vocab: they are scored with " + UNKNOWN_ID,
+        "of 4 rows 2 have no c_hash, c_ihash: they are scored with " + MISSING_ID,
     ]
 
 
