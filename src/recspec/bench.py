@@ -71,9 +71,9 @@ def bench_training(
     """Samples/s of `steps` training steps after `warmup`, everything but evaluation and checkpoints included.
 
     Without a specification the data is made up: in the shape of the NCF paper's ml-1m for a model that needs users and
-    items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` is the
-    arithmetic of the model's linear layers (6 floating-point operations a weight and sample: one product forward, two
-    backward) over what plain matrix products of the same precision reach in the same run.
+    items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` is
+    the arithmetic of the model's linear layers (6 floating-point operations a weight and sample: one product forward,
+    two backward) over what plain matrix products of the same precision reach in the same run.
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else _made_up(model, Path(folder) / "data")

@@ -48,9 +48,9 @@ def latest_best(scores: Tensor, allowed: Tensor, k: int) -> tuple[Tensor, Tensor
     """
     scores, length = scores.detach(), scores.shape[-1]
     if torch.compiler.is_compiling():
-        # Exporters know no reinterpreted bits; ONNX's TopK takes the first of equals: so the later ones go first.
+        # Exporters know no reinterpreted bits, and sorts keep the order of equals here: so the later ones go first.
         lowest = torch.finfo(scores.dtype).min
-        order = torch.where(allowed, scores, lowest).flip(-1).topk(min(k, length), dim=-1).indices
+        order = torch.where(allowed, scores, lowest).flip(-1).sort(dim=-1, descending=True).indices[..., :k]
         places = length - 1 - order
         return places, allowed.gather(-1, places)
     # One integer a place, no two alike: the score's bits, which order as integers once negative ones are turned
