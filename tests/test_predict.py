@@ -21,7 +21,14 @@ from recspec.errors import BundleError, DataError, SettingsError, SpecError
 from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.predict import Predictor, predict_file, predict_split, read_users, recommend_to_parquet
+from recspec.predict import (
+    Predictor,
+    _row_writer,
+    predict_file,
+    predict_split,
+    read_users,
+    recommend_to_parquet,
+)
 from recspec.storage import open_split
 from recspec.train import TrainSettings, train
 from tests import made_up
@@ -668,3 +675,10 @@ def test_another_dataset_or_split_is_refused(predictor: Predictor, bare: Predict
     with pytest.raises(SettingsError, match=r"--out .*out.txt: expected a name that ends in .csv, .jsonl, .parquet"):
         predict_split(predictor, spec, "test", tmp_path / "out.txt")
     assert not list(tmp_path.iterdir())
+
+
+def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2], "history": [["a", "b"], []], "number": [[1, 2], None]})
+    with _row_writer(tmp_path / "out.csv") as write:
+        write(table)
+    assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,a|b,1|2\n2,,\n'

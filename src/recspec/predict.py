@@ -19,6 +19,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
@@ -885,10 +886,20 @@ def _csv_to(file: BinaryIO) -> Callable[[pa.Table], None]:
     written: list[bool] = []
 
     def write(table: pa.Table) -> None:
+        table = _with_lists_as_texts(table)
         pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=not written, quoting_style="needed"))
         written.append(True)
 
     return write
+
+
+def _with_lists_as_texts(table: pa.Table) -> pa.Table:
+    """The same table, each list one text with its values between `|`: CSV has no lists."""
+    for place, column in enumerate(table.columns):
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            texts = pc.binary_join(column.cast(pa.list_(pa.string())), "|")
+            table = table.set_column(place, table.field(place).name, texts)
+    return table
 
 
 def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
