@@ -681,4 +681,4 @@ def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2], "history": [["a", "b"], []], "number": [[1, 2], None]})
     with _row_writer(tmp_path / "out.csv") as write:
         write(table)
-    assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,a|b,1|2\n2,"",\n'
+    assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'

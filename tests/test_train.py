@@ -572,3 +572,18 @@ def test_prepared_negatives_are_learned_from_and_no_others_unless_asked(tmp_path
     assert (given["negatives"], drawn["negatives"]) == (0, 2)
     assert given["rows"] == 2 * drawn["rows"], "the rows of label 0 give way to drawn ones"
     assert events(tmp_path / "given", "epoch")[0]["metric"] == "rows/auc", "two candidates are too few for ndcg@10"
+
+
+def test_a_valid_split_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> None:
+    for split, labels in (("train", "0\n1\n1\n0\n"), ("valid", "1\n1\n1\n1\n")):
+        (tmp_path / f"{split}.csv").write_text("".join(f"{row},{label}\n" for row, label in enumerate(labels.split())))
+    (tmp_path / "feature_spec.yaml").write_text(
+        "feature_spec: {item: {cardinality: 4, dtype: int32}, label: {}}\n"
+        "source_spec: {train: [{type: csv, features: [item, label], files: [train.csv]}], "
+        "valid: [{type: csv, features: [item, label], files: [valid.csv]}]}\n"
+        "channel_spec: {item: [item], label: [label]}\n"
+    )
+    spec = FeatureSpec.load(tmp_path)
+    model_settings = MODELS["wide_deep"].Settings(hidden=(4,), embedding_dim=2, dropout=0.0)
+    with pytest.raises(SettingsError, match=r"rows of 'valid' are of one class, so AUC has no value there"):
+        train("wide_deep", spec, tmp_path / "run", settings=settings(batch_size=4), model_settings=model_settings)

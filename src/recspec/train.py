@@ -537,6 +537,11 @@ class TrainingRun:
         protocol, _, name = self.metric.partition("/")
         if name not in metrics.get(protocol, {}):
             known = [f"{of}/{metric}" for of, values in metrics.items() for metric in values]
+            if self.metric == "rows/auc" and known:
+                raise SettingsError(
+                    f"{self.spec.folder}: the rows of '{self.valid}' are of one class, so AUC has no value there; "
+                    f"set train.metric to one of {listed(known)}"
+                )
             raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
         value = metrics[protocol][name]
         if state.best is None or (value < state.best if name in LOWER_IS_BETTER else value > state.best):
