@@ -398,7 +398,14 @@ def test_the_command_writes_a_program_and_refuses_one_that_drifts(
 
     data = ("--data", clicks.folder, "--batch-sizes", "1", "--threads", "1")
     assert run(tmp_path / "out", *data, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["precision"] == "fp32"
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["precision"] == "fp32"
+    assert printed.err.splitlines() == [
+        "reading rows to check the program on ...",
+        "tracing the model in fp32 ...",
+        "comparing the program with the model on the first 398 rows of test ...",
+        "measuring latency of calls of 1 rows ...",
+    ]
     assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0") == 2
     assert "error: int8: probabilities drift by" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "drifts").exists()

@@ -467,7 +467,7 @@ def export(
         triton_backend=triton_backend,
     )
     spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
-    made = run_export(bundle.load(run), out_folder, settings, spec)
+    made = run_export(bundle.load(run), out_folder, settings, spec, tell=_tell)
     if json_output:
         _print_json(made.sheet)
     else:
@@ -1116,6 +1116,11 @@ def _cell(value: object) -> str:
 
 def _print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _tell(stage: str) -> None:
+    """A line for each stage of a command that takes its time."""
+    err.print(f"{stage} ...", highlight=False, markup=False)
 
 
 def _step(text: str) -> None:
