@@ -24,6 +24,7 @@ from recspec import answers
 from recspec.answers import Directory
 from recspec.bodies import answer
 from recspec.errors import RequestError, listed
+from recspec.gaps import row_at
 from recspec.openapi import (
     AskedType,
     PredictRequest,
@@ -144,10 +145,12 @@ def _candidates(given: list[Any]) -> list[Any]:
     """
     for index, each in enumerate(given):
         if isinstance(each, bool) or not isinstance(each, (str, int, dict)):
-            raise RequestError(f"candidates[{index}]: expected a raw item id (text or whole number) or an object")
+            raise RequestError(
+                f"{row_at(index, 'candidates')}: expected a raw item id (text or whole number) or an object"
+            )
         if isinstance(each, dict) != isinstance(given[0], dict):
-            raise RequestError(f"candidates[{index}]: expected {'an object' if isinstance(given[0], dict) else 'an id'}"
-                               " as those before it")  # fmt: skip
+            kind = "an object" if isinstance(given[0], dict) else "an id"
+            raise RequestError(f"{row_at(index, 'candidates')}: expected {kind} as those before it")
     return given
 
 
