@@ -182,11 +182,6 @@ def export(
     settings = settings or ExportSettings()
     refuse_to_replace(out, settings)
     model = trained.model.eval()
-    if settings.form == "ranker" and "history" in model.needs:
-        raise ExportError(
-            f"{trained.card.model} reads histories, and such models leave as rows alone; take --form rows, or let "
-            "`recspec serve` rank, which reads a history once a request"
-        )
     signature = signature_of(trained.spec, model.features(), settings.form)
     tell("reading rows to check the program on" if data is not None else "making up rows to check the program on")
     sample = sample_of(trained, data)
