@@ -139,12 +139,23 @@ def test_models_say_what_they_can_be_asked(both: Asked) -> None:
 
 
 def test_metrics_count_what_was_asked(films: Asked) -> None:
-    films("POST", "/recommend", {"user": "u1"})
+    for body in ({"user": "u1", "model": "films"}, {"user": "u1", "model": "x" * 90}, {"user": {}, "model": "films"}):
+        films("POST", "/recommend", body)
+    films("GET", "/users?model=films")
     answer = films("GET", "/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    counted = re.search(r'recspec_requests_total\{.*route="recommend".*status="200"\} (\d+)', answer.body.decode())
-    assert counted is not None
-    assert int(counted[1]) >= 1
+    text = answer.body.decode()
+    for route, model, status in (
+        ("recommend", "films", 200),
+        ("recommend", "-", 400),
+        ("recommend", "-", 404),
+        ("users", "films", 200),
+    ):
+        labels = f'protocol="http",route="{route}",model="{model}",status="{status}"'
+        counted = re.search(rf"recspec_requests_total{{{labels}}} (\d+)", text)
+        assert counted is not None, labels
+        assert int(counted[1]) >= 1
+    assert "xxx" not in text  # what a client makes up is no label
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -500,8 +500,9 @@ class Repository:
             outputs = await form.model.batcher.infer(inputs, rows, timeout=seconds)
             wrong = ~np.isfinite(outputs[LOGIT][:, 0])
             if wrong.any():
-                raise RequestError(f"row {int(wrong.argmax())}: the model's answer is no finite number; its inputs are "
-                                   "too large")  # fmt: skip
+                index = int(wrong.argmax())
+                raise RequestError(f"row {index + 1} (logit[{index}]): the model's answer is no finite number; its "
+                                   "inputs are too large")  # fmt: skip
             return form.model, outputs
 
     async def _encoded(self, model: Model, columns: Arrays, rows: int, seconds: float) -> Arrays:
