@@ -594,10 +594,11 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,
     warmup: Annotated[int, typer.Option(min=0, help="steps before the clock starts")] = 5,
     amp: Annotated[bool, typer.Option(help="mixed precision")] = False,
+    profile: Annotated[bool, typer.Option(help="say where the time of a step goes")] = False,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Training speed in samples/s, and as a share of the machine's measured matrix rate."""
+    """Training speed in samples/s, and as shares of the machine's measured matrix rate and memory bandwidth."""
     from recspec.bench import bench_training
     from recspec.distributed import join
     from recspec.machine import keep_freed_memory
@@ -608,14 +609,28 @@ def bench_train(
     _keep_to_cores(train_settings.affinity)
     with join(device) as ranks:
         figures = bench_training(
-            model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks, steps=steps, warmup=warmup
+            model,
+            spec,
+            settings=train_settings,
+            model_settings=model_settings,
+            ranks=ranks,
+            steps=steps,
+            warmup=warmup,
+            profiled=PROFILED_STEPS if profile else 0,
         )
         if not ranks.is_first:
             return
     if json_output:
         _print_json(figures)
-    else:
-        _print_figures(f"training {model}", figures)
+        return
+    tables = cast(Mapping[str, Any], figures.pop("profile", {}))
+    _print_figures(f"training {model}", figures)
+    for name, title in (("parts", "parts of a step"), ("operations", "operations"), ("largest", "the largest")):
+        if name in tables:
+            _print_lines(title, tables[name])
+
+
+PROFILED_STEPS = 5
 
 
 @app.command()
