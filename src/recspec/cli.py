@@ -68,10 +68,12 @@ def main() -> None:
     try:
         app()
     except Interrupted as stopped:
-        err.print(str(stopped), markup=False, highlight=False)
+        if not stopped.told:
+            err.print(str(stopped), markup=False, highlight=False)
         sys.exit(130)
     except RecspecError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if not error.told:
+            _print_error(error)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
@@ -202,7 +204,7 @@ def train(
                 "train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more"
             )
     _keep_to_cores(train_settings.affinity)
-    with join(device) as ranks, _stop_on_signal() as stop_requested:
+    with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
         with display:
             result = run_training(
@@ -260,7 +262,7 @@ def tune(
     sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
     asked = parse_search(config.parse_assignments(search or []), sections) or default_search(model, values)
     _step(f"searching {describe(asked)}")
-    with join(device) as ranks, _stop_on_signal() as stop_requested:
+    with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
         if ranks.world_size > 1:
             raise SettingsError("tune: one process a search; start it without torchrun")
         found = Tuning(
@@ -303,7 +305,7 @@ def evaluate(
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
-    with join(device) as ranks:
+    with join(device, end=_end) as ranks:
         trained = bundle.load(run, ranks=ranks)
         with _stages(show=ranks.is_first) as progress:
             report = run_evaluation(
@@ -607,7 +609,7 @@ def bench_train(
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
     spec = FeatureSpec.load(data) if data is not None else None
     _keep_to_cores(train_settings.affinity)
-    with join(device) as ranks:
+    with join(device, end=_end) as ranks:
         figures = bench_training(
             model,
             spec,
@@ -842,6 +844,13 @@ def _told_once() -> Iterator[None]:
         raise
 
 
+def _end(error: RecspecError) -> None:
+    """End at once, wherever this process waits."""
+    err.show_cursor()
+    _print_error(error)
+    os._exit(2)
+
+
 @contextmanager
 def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask the run to write a checkpoint and stop; a second Ctrl-C stops at once."""
@@ -858,6 +867,10 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print_error(error: RecspecError) -> None:
+    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 # --- display ---------------------------------------------------------------------------------------------------------
