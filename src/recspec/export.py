@@ -351,7 +351,9 @@ def _write_raw(
         return "none: the dataset was not prepared by recspec, so features are what its files hold"
     try:
         encoders = Encoders.load(trained.folder)
-        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching)
+        names = [port.name for port in signature.inputs]
+        beside = triton_repository.histories_beside(trained.spec, trained.folder, names)
+        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching, beside)
     except ExportError as error:
         return f"none: {error}"
     return f"{name}_raw"
