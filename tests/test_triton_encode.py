@@ -32,6 +32,7 @@ from recspec.triton_encode import Encoding
 from recspec.triton_repository import Batching, Beside, histories_beside, raw_columns, write_raw
 from tests import made_up_amazon
 from tests.made_up_models import made_up_bundle
+from tests.test_import_tf import IDS, ROWS, imported
 
 TEXTS = ["red", "", " red ", "blue", "?", "x" * 70, "Ärger", "1", "none", "green"]
 WHOLE = ["1", "2", " 42 ", "42.0", "4.5", "", "-7", "99999999999999999999", "x", "2"]
@@ -140,21 +141,64 @@ def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders,
     }
 
 
-def test_encoders_of_imported_models_are_refused_by_name(encoders: Encoders) -> None:
-    others: dict[str, Encoder] = {
-        "hashed": HashEncoder(cardinality=50, whole=True),
-        "spare": VocabularyEncoder(vocabulary="colour", buckets=2),
-        "other": VocabularyEncoder(vocabulary="colour", otherwise=3),
-        "cross": CrossEncoder(columns=("a", "b"), cardinality=100, whole=("b",), needs_all=True),
-    }
-    signature = Signature("rows", tuple(Port(name, "int32", 1, "request") for name in others))
-    with pytest.raises(ExportError) as caught:
-        raw_columns(Encoders(others, encoders.vocabularies), signature)
-    assert len(caught.value.problems) == 5
-    assert (
-        "feature 'spare': the ensemble does not apply 'buckets' of its encoder; `recspec serve` answers raw rows"
-        in caught.value.problems
+OF_TENSORFLOW: dict[str, Encoder] = {
+    "whole hash": HashEncoder(cardinality=50, column="whole", whole=True, missing_values=("-7",)),
+    "spare": VocabularyEncoder(vocabulary="colour", column="colour", buckets=3),
+    "other": VocabularyEncoder(vocabulary="colour", column="colour", otherwise=3),
+    "spare numbers": VocabularyEncoder(vocabulary="whole", column="whole", buckets=5),
+    "cross": CrossEncoder(columns=("colour", "whole"), cardinality=100, whole=("whole",), needs_all=True),
+    "buckets crossed": CrossEncoder(
+        columns=("number", "colour"), cardinality=60, boundaries={"number": (0.0, 2.0)}, needs_all=True
+    ),
+    "no minus three": NumberEncoder(column="number", missing_values=("-3",), missing=9.0),
+}
+
+
+def test_ids_of_models_that_tensorflow_trained_are_those_that_the_predictor_gives(
+    encoders: Encoders, tmp_path: Path
+) -> None:
+    theirs = Encoders(OF_TENSORFLOW, encoders.vocabularies)
+    signature = Signature(
+        "rows",
+        tuple(Port(name, "float32" if "minus" in name else "int64", 1, "row") for name in OF_TENSORFLOW),
     )
+    write_raw(tmp_path, "model", 1, signature, theirs, Batching())
+    texts = {"colour": TEXTS, "whole": WHOLE}
+    columns = {name: np.array([[text.encode()] for text in values], object) for name, values in texts.items()}
+    found = Encoding.load(tmp_path / "model_encode" / "1").encode({**columns, "number": np.array(NUMBERS)[:, None]})
+    expected = theirs.encode(pa.table({**texts, "number": pa.array(NUMBERS, from_pandas=True)}))
+    for name, column in expected.items():
+        np.testing.assert_array_equal(found[name][:, 0], column, err_msg=name)
+    assert found["spare"].max() > 4  # beyond the vocabulary
+    assert (found["cross"][[4, 5, 8], 0] == 0).all()  # no whole number
+    assert found["cross"][1, 0] > 0  # but an empty text is a value
+
+
+def test_what_tensorflow_trained_takes_raw_values_on_both_servers(tmp_path: Path) -> None:
+    predictor = Predictor.open(imported(tmp_path).folder, device="cpu")
+    assert predictor.encoders is not None
+    signature = signature_of(predictor.spec, predictor.model.features(), "rows")
+    write_raw(tmp_path / "repository", "model", 1, signature, predictor.encoders, Batching())
+    encoding = Encoding.load(tmp_path / "repository" / "model_encode" / "1")
+    opened = open_version(predictor.bundle.folder, RepositorySettings())
+    assert [{"name": port.name, "dtype": port.dtype} for port in opened.raw] == encoding.columns
+    texts, columns = {}, {}
+    for port in opened.raw:
+        values = [row[port.name] for row in ROWS]
+        if port.dtype == "string":
+            texts[port.name] = ["" if value is None else str(value) for value in values]
+            columns[port.name] = np.array(texts[port.name], object)[:, None]
+        else:
+            columns[port.name] = np.array(values, np.float64)[:, None]
+    numbers = {name: values[:, 0] for name, values in columns.items() if name not in texts}
+    expected, _ = predictor.encode(pa.table({**texts, **numbers}))
+    theirs, ours = encoding.encode(columns), opened.encode(columns, len(ROWS))
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(theirs[name][:, 0], tensor, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(ours[name][:, 0], tensor, rtol=1e-6, err_msg=name)
+    ids = {name: np.array([0 if each is None else each + 1 for each in found]) for name, found in IDS.items()}
+    for name, found in ids.items():  # TensorFlow's, of all rows but the one of nulls
+        np.testing.assert_array_equal(theirs[name][:3, 0], found[:3], err_msg=name)
 
 
 # --- histories -------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from recspec import __version__, bundle, config
 from recspec.batching import Batcher, Compute, Duration, Limits, Statistics
 from recspec.bodies import Intake
 from recspec.bundle import Seen
+from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError, RequestError, SettingsError, nearest
 from recspec.evaluate import id_feature
 from recspec.predict import ROLES, Predictor
@@ -204,6 +205,7 @@ class Opened:
         assert self.predictor is not None
         assert self.predictor.encoders is not None
         table = pa.table({port.name: _raw_column(port, columns[port.name]) for port in self.raw})
+        table = _without_empty_texts(table, self.predictor.encoders)
         past = [port.name for port in self.signature.inputs if port.name in self.predictor.spec.role("history")]
         given = [port.name for port in self.signature.inputs if port.name not in past]
         encoded: dict[str, object] = {**self.predictor.encoders.encode(table, given)}
@@ -226,8 +228,18 @@ def _raw_column(port: Port, values: NDArray[Any]) -> pa.Array:
     if port.width == -1:
         flat = pa.array(values.ravel(), kind, from_pandas=True)
         return pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]), flat)
-    array = pa.array(values[:, 0], kind, from_pandas=True)
-    return pc.if_else(pc.equal(array, ""), None, array) if port.dtype == "string" else array  # empty is missing
+    return pa.array(values[:, 0], kind, from_pandas=True)
+
+
+def _without_empty_texts(table: pa.Table, encoders: Encoders) -> pa.Table:
+    """The raw columns with null for empty texts, but where TensorFlow chains an empty one as a value."""
+    crosses = [each for each in encoders.encoders.values() if isinstance(each, CrossEncoder) and each.needs_all]
+    chained = {column for each in crosses for column in each.columns}
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if pa.types.is_string(column.type) and name not in chained:
+            table = table.set_column(place, name, pc.if_else(pc.equal(column, ""), None, column))
+    return table
 
 
 def _is_empty(column: pa.ChunkedArray) -> bool:

@@ -97,12 +97,19 @@ class Encoding:
 
     def _ids(self, encoder: Mapping[str, Any], texts: Sequence[str]) -> Values:
         if encoder["kind"] == "hash":
-            prints = fingerprint64_of_bytes([text.encode() for text in texts])
+            texts = _digits(texts) if encoder.get("whole") else texts
             present = np.array([bool(text) for text in texts], bool)
-            return np.where(present, _within(prints, encoder["cardinality"]), 0)
-        ids = self.ids[encoder["vocabulary"]]
-        keys: Iterable[str | int | None] = map(_whole, texts) if encoder["vocabulary"] in self.whole else texts
-        return np.fromiter((0 if key is None else ids.get(key, 0) for key in keys), np.int64, len(texts))
+            return np.where(present, _hashed(texts, encoder["cardinality"]), 0)
+        known, whole = self.ids[encoder["vocabulary"]], encoder["vocabulary"] in self.whole
+        keys: Iterable[str | int | None] = map(_whole, texts) if whole else texts
+        ids = np.fromiter((0 if key is None else known.get(key, 0) for key in keys), np.int64, len(texts))
+        if encoder.get("buckets") or encoder.get("otherwise"):
+            texts = _digits(texts) if whole else texts
+            beyond = [row for row, text in enumerate(texts) if text and not ids[row]]
+            ids[beyond] = encoder["otherwise"]
+            if encoder["buckets"]:
+                ids[beyond] = len(known) + _hashed([texts[row] for row in beyond], encoder["buckets"] + 1)
+        return ids
 
 
 def _texts(encoder: Mapping[str, Any], values: Iterable[Any]) -> list[str]:
@@ -149,6 +156,11 @@ def _whole(text: str) -> int | None:
     return int(text.partition(".")[0]) if WHOLE.fullmatch(text) else None
 
 
+def _digits(texts: Sequence[str]) -> list[str]:
+    """Whole numbers as their decimal digits, empty where a text is none."""
+    return ["" if number is None else str(number) for number in map(_whole, texts)]
+
+
 def _numbers(encoder: Mapping[str, Any], values: Values) -> NDArray[np.float64]:
     """Numbers, NaN where one is missing.
 
@@ -156,7 +168,8 @@ def _numbers(encoder: Mapping[str, Any], values: Values) -> NDArray[np.float64]:
         ValueError: for a text that is no number.
     """
     if values.dtype.kind == "f":
-        return values.astype(np.float64)
+        gone = [int(text) for text in encoder.get("missing_values", ()) if re.fullmatch("-?[0-9]{1,18}", text)]
+        return np.where(np.isin(values, gone), np.nan, values.astype(np.float64))
     texts = [text.strip() for text in _texts(encoder, values)]
     return np.array([float(text) if text else np.nan for text in texts], np.float64)
 
@@ -196,19 +209,33 @@ _NUMBERS = {"number": _number, "scale": _scale, "bucket": _bucket}
 
 def _cross(encoder: Mapping[str, Any], parts: Sequence[Values]) -> Values:
     prints: list[Prints] = []
+    lacks = np.zeros(len(parts[0]), bool)
     for name, values in zip(encoder["columns"], parts, strict=True):
         boundaries = encoder.get("boundaries", {}).get(name)
         if boundaries is not None:
-            prints.append(_place(boundaries, _numbers(encoder, values)).astype(np.uint64))
-        else:
-            prints.append(fingerprint64_of_bytes([text.encode() for text in _texts(encoder, values)]))
-    return _within(cross(prints), encoder["cardinality"])
+            numbers = _numbers(encoder, values)
+            prints.append(_place(boundaries, numbers).astype(np.uint64))
+            lacks |= np.isnan(numbers)
+            continue
+        texts = _texts(encoder, values)
+        if name in encoder.get("whole", ()):
+            whole = [_whole(text) for text in texts]
+            prints.append(np.array([-1 if each is None else each for each in whole], np.int64).astype(np.uint64))
+            lacks |= np.array([each is None for each in whole], bool)
+        else:  # an empty text is one, as TensorFlow takes it: a tensor has no other way to lack it
+            prints.append(fingerprint64_of_bytes([text.encode() for text in texts]))
+    ids = _within(cross(prints), encoder["cardinality"])
+    return np.where(lacks, 0, ids) if encoder.get("needs_all") else ids
 
 
 def _place(boundaries: Sequence[float], numbers: NDArray[np.float64]) -> Values:
     """How many boundaries are at most as large as each number; -1 where it is missing."""
     found: Values = np.searchsorted(np.array(boundaries, np.float64), numbers, side="right")
     return np.where(np.isnan(numbers), -1, found)
+
+
+def _hashed(texts: Sequence[str], cardinality: int) -> Values:
+    return _within(fingerprint64_of_bytes([text.encode() for text in texts]), cardinality)
 
 
 def _within(prints: Prints, cardinality: int) -> Values:

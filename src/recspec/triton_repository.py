@@ -68,10 +68,6 @@ class Beside:
     """What it holds of an item, by the item's id; None: numbers, which the rows bring."""
 
 
-UNKNOWN_KEYS = ("buckets", "otherwise", "whole", "needs_all")
-"""Of encoders of models that TensorFlow trained: `triton_encode` would give other ids than theirs."""
-
-
 def histories_beside(spec: FeatureSpec, folder: Path, features: Collection[str]) -> dict[str, Beside]:
     """Which of a model's histories come from the items of another one: by the item catalogue in `folder`, or numbers.
 
@@ -121,13 +117,6 @@ def raw_columns(
         f"feature '{port.name}': numbers of events, but no history of the items' own ids to stand beside"
         for port in signature.inputs
         if port.is_list and isinstance(encoders.encoders.get(port.name), NumberEncoder) and port.name not in beside
-    ]
-    problems += [
-        f"feature '{port.name}': the ensemble does not apply '{key}' of its encoder; `recspec serve` answers raw rows"
-        for port in signature.inputs
-        for key in UNKNOWN_KEYS
-        if getattr(encoders.encoders.get(port.name), key, None)
-        and not isinstance(encoders.encoders[port.name], NumberEncoder)
     ]
     if problems:
         raise ExportError.of("raw values", problems)
