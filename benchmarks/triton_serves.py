@@ -38,6 +38,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from recspec.onnx_graph import Precision
+    from recspec.predict import Predictor
 
 REQUIREMENTS = ("nvidia-pytriton==0.7.0", "tritonclient[http,grpc]==2.73.0", "numpy==1.26.4", "onnxruntime==1.31.1")
 """numpy 1.26: the Python backend of this server corrupts tensors of numpy 2."""
@@ -155,27 +156,42 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
 
 
-def raw_rows(predictor: Any, batch: Mapping[str, Any]) -> Any:
-    """Prepared rows as the raw ones that they may have been made from; the first row is of unknown values."""
+def raw_rows(predictor: Predictor, batch: Mapping[str, Any]) -> Any:
+    """Prepared rows as the raw ones that they may have been made from; the first row is of unknown values.
+
+    Of histories the events alone are raw: the item catalogue knows the rest, but for their numbers.
+    """
     import pyarrow as pa
 
-    from recspec.encoding import ScaleEncoder, VocabularyEncoder
-
+    assert predictor.encoders is not None, "the data was prepared by recspec"
     columns = {}
     for name in predictor.model.features():
-        encoder, values = predictor.encoders.encoders[name], batch[name].numpy()
-        if isinstance(encoder, VocabularyEncoder):
-            vocabulary = predictor.encoders.vocabularies[encoder.vocabulary]
-            if encoder.length is None:
-                columns[name] = pa.array([str(value) for value in vocabulary.decode(values).to_pylist()])
-            else:
-                rows = [[str(value) for value in vocabulary.decode(row[row != 0]).to_pylist()] for row in values]
-                columns[name] = pa.array([(encoder.separator or "|").join(row) for row in rows])
-            columns[name] = pa.array(["nobody knows this", *columns[name].to_pylist()[1:]])
-        else:
-            raw = values.astype(np.float64)
-            columns[name] = pa.array(raw * encoder.std + encoder.mean if isinstance(encoder, ScaleEncoder) else raw)
+        encoder = predictor.encoders.encoders.get(name)
+        if encoder is not None:
+            columns[getattr(encoder, "column", None) or name] = pa.array(raw_values(predictor, name, batch))
     return pa.table(columns)
+
+
+def raw_values(predictor: Predictor, name: str, batch: Mapping[str, Any]) -> list[str] | list[float]:
+    """One raw column: texts, or numbers."""
+    from recspec.encoding import ScaleEncoder, VocabularyEncoder
+
+    assert predictor.encoders is not None
+    encoder, values = predictor.encoders.encoders[name], batch[name].numpy()
+    if isinstance(encoder, VocabularyEncoder):
+        vocabulary = predictor.encoders.vocabularies[encoder.vocabulary]
+        if encoder.length is None:
+            return ["nobody knows this", *map(str, vocabulary.decode(values).to_pylist()[1:])]
+        lists = [map(str, vocabulary.decode(row[row != 0]).to_pylist()) for row in values]
+        texts = [(encoder.separator or "|").join(row) for row in lists]
+        # Numbers stand beside a history's events, as many.
+        return texts if name in predictor.spec.role("history") else ["nobody knows this", *texts[1:]]
+    raw: Any = values.astype(np.float64)
+    if name in predictor.spec.role("history"):  # ln(1 + days) of each event
+        ids = next(each for each in predictor.spec.role("history") if predictor.spec.features[each].is_categorical)
+        counts = (batch[ids].numpy() != 0).sum(axis=1)
+        return ["|".join(map(str, np.expm1(row[:count]))) for row, count in zip(raw, counts, strict=True)]
+    return list(raw * encoder.std + encoder.mean) if isinstance(encoder, ScaleEncoder) else list(raw)
 
 
 # --- the server ------------------------------------------------------------------------------------------------------

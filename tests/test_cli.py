@@ -392,6 +392,13 @@ def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: Fe
     assert figures["share_of_matrix_rate"] > 0
 
 
+def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureSpec) -> None:
+    given = ("bench", "train", "neumf", "--data", data.folder, "--steps", "1", "--warmup", "1", "--profile")
+    status, printed, said = run(*given)
+    assert status == 0, said
+    assert all(word in printed for word in ("backward", "matrix products", "Python and dispatch", "aten::mm"))
+
+
 def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path) -> None:
     status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
     assert status == 0, said

@@ -68,10 +68,12 @@ def main() -> None:
     try:
         app()
     except Interrupted as stopped:
-        err.print(str(stopped), markup=False, highlight=False)
+        if not stopped.told:
+            err.print(str(stopped), markup=False, highlight=False)
         sys.exit(130)
     except RecspecError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if not error.told:
+            _print_error(error)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
@@ -202,7 +204,7 @@ def train(
                 "train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more"
             )
     _keep_to_cores(train_settings.affinity)
-    with join(device) as ranks, _stop_on_signal() as stop_requested:
+    with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
         with display:
             result = run_training(
@@ -260,7 +262,7 @@ def tune(
     sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
     asked = parse_search(config.parse_assignments(search or []), sections) or default_search(model, values)
     _step(f"searching {describe(asked)}")
-    with join(device) as ranks, _stop_on_signal() as stop_requested:
+    with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
         if ranks.world_size > 1:
             raise SettingsError("tune: one process a search; start it without torchrun")
         found = Tuning(
@@ -303,7 +305,7 @@ def evaluate(
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
-    with join(device) as ranks:
+    with join(device, end=_end) as ranks:
         trained = bundle.load(run, ranks=ranks)
         with _stages(show=ranks.is_first) as progress:
             report = run_evaluation(
@@ -594,10 +596,11 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,
     warmup: Annotated[int, typer.Option(min=0, help="steps before the clock starts")] = 5,
     amp: Annotated[bool, typer.Option(help="mixed precision")] = False,
+    profile: Annotated[bool, typer.Option(help="say where the time of a step goes")] = False,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Training speed in samples/s, and as a share of the machine's measured matrix rate."""
+    """Training speed in samples/s, and as shares of the machine's measured matrix rate and memory bandwidth."""
     from recspec.bench import bench_training
     from recspec.distributed import join
     from recspec.machine import keep_freed_memory
@@ -606,16 +609,30 @@ def bench_train(
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
     spec = FeatureSpec.load(data) if data is not None else None
     _keep_to_cores(train_settings.affinity)
-    with join(device) as ranks:
+    with join(device, end=_end) as ranks:
         figures = bench_training(
-            model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks, steps=steps, warmup=warmup
+            model,
+            spec,
+            settings=train_settings,
+            model_settings=model_settings,
+            ranks=ranks,
+            steps=steps,
+            warmup=warmup,
+            profiled=PROFILED_STEPS if profile else 0,
         )
         if not ranks.is_first:
             return
     if json_output:
         _print_json(figures)
-    else:
-        _print_figures(f"training {model}", figures)
+        return
+    tables = cast(Mapping[str, Any], figures.pop("profile", {}))
+    _print_figures(f"training {model}", figures)
+    for name, title in (("parts", "parts of a step"), ("operations", "operations"), ("largest", "the largest")):
+        if name in tables:
+            _print_lines(title, tables[name])
+
+
+PROFILED_STEPS = 5
 
 
 @app.command()
@@ -827,6 +844,13 @@ def _told_once() -> Iterator[None]:
         raise
 
 
+def _end(error: RecspecError) -> None:
+    """End at once, wherever this process waits."""
+    err.show_cursor()
+    _print_error(error)
+    os._exit(2)
+
+
 @contextmanager
 def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask the run to write a checkpoint and stop; a second Ctrl-C stops at once."""
@@ -843,6 +867,10 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print_error(error: RecspecError) -> None:
+    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 # --- display ---------------------------------------------------------------------------------------------------------

@@ -182,11 +182,6 @@ def export(
     settings = settings or ExportSettings()
     refuse_to_replace(out, settings)
     model = trained.model.eval()
-    if settings.form == "ranker" and "history" in model.needs:
-        raise ExportError(
-            f"{trained.card.model} reads histories, and such models leave as rows alone; take --form rows, or let "
-            "`recspec serve` rank, which reads a history once a request"
-        )
     signature = signature_of(trained.spec, model.features(), settings.form)
     tell("reading rows to check the program on" if data is not None else "making up rows to check the program on")
     sample = sample_of(trained, data)
@@ -356,7 +351,9 @@ def _write_raw(
         return "none: the dataset was not prepared by recspec, so features are what its files hold"
     try:
         encoders = Encoders.load(trained.folder)
-        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching)
+        names = [port.name for port in signature.inputs]
+        beside = triton_repository.histories_beside(trained.spec, trained.folder, names)
+        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching, beside)
     except ExportError as error:
         return f"none: {error}"
     return f"{name}_raw"

@@ -19,8 +19,8 @@ from recspec.batch import Batch
 from recspec.errors import BundleError, nearest, require_extra
 from recspec.models.base import Model
 from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature
+from recspec.signature import SHEET as SHEET
 
-SHEET = "sheet.json"
 ONNX_FILE, PT2_FILE = "model.onnx", "model.pt2"
 
 BLOCK = 1024

@@ -1,7 +1,8 @@
 """Raw values to a model's inputs, as a Triton Python model: `prepare`'s encoders where there is numpy alone.
 
 `recspec export --format triton` writes this file as `model.py` beside `hashing.py` and `encode.json`, which holds what
-`prepare` fitted. It imports nothing else of recspec; tests hold it to `recspec.encoding`, value by value.
+`prepare` fitted; what the item catalogue knows of the events of a history lies in `of_items`, by the item's id. It
+imports nothing else of recspec; tests hold it to `recspec.encoding` and `recspec.predict`, value by value.
 """
 
 from __future__ import annotations
@@ -18,26 +19,35 @@ from numpy.typing import NDArray
 from recspec.hashing import Prints, cross, fingerprint64_of_bytes
 
 Values = NDArray[Any]
-ENCODE_FILE = "encode.json"
+ENCODE_FILE, OF_ITEMS = "encode.json", "of_items"
 WHOLE = re.compile(r"-?[0-9]{1,18}(\.0+)?")
 
 
 class Encoding:
-    """What `encode.json` says, and its vocabularies as dictionaries."""
+    """What `encode.json` says, its vocabularies as dictionaries, and for some histories a value of each item."""
 
-    def __init__(self, told: Mapping[str, Any], vocabularies: Mapping[str, Sequence[str | int]]) -> None:
+    def __init__(
+        self,
+        told: Mapping[str, Any],
+        vocabularies: Mapping[str, Sequence[str | int]],
+        of_items: Mapping[str, Values] | None = None,
+    ) -> None:
         self.columns: list[dict[str, Any]] = told["columns"]
         self.features: list[dict[str, Any]] = told["features"]
+        self.of_items = of_items or {}
         self.ids = {name: {value: id_ for id_, value in enumerate(values, 1)} for name, values in vocabularies.items()}
         self.whole = {name for name, values in vocabularies.items() if any(isinstance(each, int) for each in values)}
 
     @classmethod
     def load(cls, folder: Path) -> Encoding:
-        """Read `encode.json` and the vocabularies beside it."""
+        """Read `encode.json`, and the vocabularies and the catalogue's columns beside it."""
         told = json.loads((folder / ENCODE_FILE).read_text(encoding="utf-8"))
-        names = {each["encoder"].get("vocabulary") for each in told["features"]} - {None}
+        encoders = [part for each in told["features"] for part in (each["encoder"], each.get("items")) if part]
+        names = {encoder.get("vocabulary") for encoder in encoders} - {None}
         files = {name: folder / "vocabularies" / f"{name}.json" for name in sorted(names)}
-        return cls(told, {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()})
+        vocabularies = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
+        tables = {file.stem: np.load(file, allow_pickle=False) for file in sorted((folder / OF_ITEMS).glob("*.npy"))}
+        return cls(told, vocabularies, tables)
 
     def encode(self, columns: Mapping[str, Values]) -> dict[str, Values]:
         """The model's inputs (B, width) of raw columns: (B, 1), or (B, n) of lists; texts as bytes, numbers float64.
@@ -49,6 +59,8 @@ class Encoding:
     def _feature(self, feature: Mapping[str, Any], columns: Mapping[str, Values]) -> Values:
         encoder, width = feature["encoder"], feature["width"]
         parts = [columns[name] for name in feature["columns"]]
+        if feature.get("items"):
+            return self._beside(feature, *parts)
         if encoder["kind"] == "cross":
             rows = max(len(part) for part in parts)
             ids = _cross(encoder, [np.broadcast_to(part, (rows, 1))[:, 0] for part in parts])
@@ -67,6 +79,20 @@ class Encoding:
             ids = ids[ids != 0]
             ids = ids[-width:] if encoder.get("keep") == "last" else ids[:width]
             made[row, : len(ids)] = ids
+        return made
+
+    def _beside(self, feature: Mapping[str, Any], items: Values, given: Values | None = None) -> Values:
+        """What a history holds of each known item: of the catalogue, or the numbers given beside the items."""
+        rows, width = _lists(feature["items"], items), feature["width"]
+        made = np.zeros((len(rows), width), feature["dtype"])
+        numbers = None if given is None else _numbers_beside(feature, given, [len(texts) for texts in rows])
+        if numbers is None and given is not None:
+            return made
+        for row, texts in enumerate(rows):
+            ids = self._ids(feature["items"], texts)
+            values = self.of_items[feature["name"]][ids] if numbers is None else numbers[row]
+            values = values[ids != 0][-width:]
+            made[row, : len(values)] = values
         return made
 
     def _ids(self, encoder: Mapping[str, Any], texts: Sequence[str]) -> Values:
@@ -95,6 +121,27 @@ def _lists(encoder: Mapping[str, Any], values: Values) -> list[list[str]]:
     if separator is not None:
         rows = [_texts(encoder, row[0].split(separator)) for row in rows]
     return [[text for text in row if text] for row in rows]
+
+
+def _numbers_beside(feature: Mapping[str, Any], values: Values, counts: Sequence[int]) -> list[Values] | None:
+    """A number for each item of each row; None where the whole column is empty.
+
+    Raises:
+        ValueError: naming a row that has not as many numbers as items, or a text that is no number.
+    """
+    encoder = feature["encoder"]
+    if values.dtype.kind == "f":
+        rows = [_number(encoder, row[~np.isnan(row)]) for row in values]
+    else:
+        rows = [_number(encoder, _numbers({}, np.array(texts, object))) for texts in _lists(encoder, values)]
+    if not any(map(len, rows)):
+        return None
+    for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if len(row) != count:
+            name = feature["columns"][-1]
+            raise ValueError(f"row {place + 1} holds {len(row)} numbers in '{name}' beside {count} items; expected one "
+                             "for each, or none in any row")  # fmt: skip
+    return rows
 
 
 def _whole(text: str) -> int | None:
