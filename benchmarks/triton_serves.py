@@ -2,6 +2,7 @@
 
     python benchmarks/triton_serves.py
     python benchmarks/triton_serves.py --models wide_deep --rows 20000 --precision int8
+    python benchmarks/triton_serves.py --tensorflow $RECSPEC_DATA/tf-wide-deep
 
 From nothing: makes an environment with the server that the nvidia-pytriton wheel contains (2.51, CPU), trains a small
 model of each kind on made-up data, exports all of them into one model repository, starts `tritonserver` on it with
@@ -37,6 +38,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from recspec.bundle import Bundle
+    from recspec.export import Exported
+    from recspec.feature_spec import FeatureSpec
     from recspec.onnx_graph import Precision
     from recspec.predict import Predictor
 
@@ -63,6 +67,8 @@ ASKED = ("neumf", "wide_deep", "dlrm", "dcnv2", "din")
 SIZES = (1, 7, 64, 512)
 FP32_DIFFERENCE = 1e-5
 ROOT = Path(__file__).parents[1]
+TENSORFLOW = "tensorflow"
+"""What the imported model is called."""
 HISTORY = 12
 """Most events of a made-up history."""
 
@@ -117,7 +123,7 @@ def data_of(name: str, folder: Path, rows: int) -> Path:
 
 def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> list[Question]:
     from recspec import bundle
-    from recspec.export import TOLERANCE, Check, ExportSettings, export, sample_of
+    from recspec.export import TOLERANCE, Check, sample_of
     from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
     from recspec.predict import Predictor
@@ -131,11 +137,7 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     train(name, spec, folder / f"run-{name}", settings=settings, model_settings=model_settings)
 
     trained = bundle.load(folder / f"run-{name}")
-    wanted = ExportSettings(format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1)
-    exported = export(trained, folder / "repository", wanted, spec)
-    # So `recspec serve` on the run computes with the same program.
-    beside = folder / f"run-{name}" / "export"
-    shutil.copytree(exported.folder, beside, ignore=shutil.ignore_patterns("model.py"))
+    exported = exported_twice(trained, name, folder, precision, spec)
     check = Check(trained.model, Signature.from_dict(exported.sheet["signature"]), sample_of(trained, spec))
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
     expected = check.probabilities(EagerProgram(trained.model, check.signature))
@@ -154,6 +156,50 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
         texts = ["" if value is None else str(value).encode() for value in values]
         columns[column] = np.array(values, np.float64)[:, None] if numeric else np.array(texts, "S")[:, None]
     return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
+
+
+def exported_twice(
+    trained: Bundle, name: str, folder: Path, precision: Precision, spec: FeatureSpec | None
+) -> Exported:
+    """A program in Triton's repository, and beside the run, so that `recspec serve` computes with the same one."""
+    from recspec.export import ExportSettings, export
+
+    wanted = ExportSettings(
+        format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1, name=name
+    )
+    exported = export(trained, folder / "repository", wanted, spec)
+    beside = folder / f"run-{name}" / "export"
+    shutil.copytree(exported.folder, beside, ignore=shutil.ignore_patterns("model.py"))
+    return exported
+
+
+def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Question:
+    """A model that TensorFlow trained, and what TensorFlow itself answered to raw rows.
+
+    Args:
+        given: holds `checkpoint`, `columns.json`, and raw rows with TensorFlow's probabilities in `golden.npz`.
+    """
+    from recspec import bundle
+    from recspec.encoding import Encoders
+    from recspec.export import TOLERANCE
+    from recspec.import_tf import import_tf
+    from recspec.signature import Signature
+    from recspec.triton_repository import raw_columns
+
+    print(f"{TENSORFLOW}: import and export", file=sys.stderr)
+    run = folder / f"run-{TENSORFLOW}"
+    import_tf(given / "checkpoint", run, given / "columns.json")
+    trained = bundle.load(run)
+    exported = exported_twice(trained, TENSORFLOW, folder, precision, None)
+    with np.load(given / "golden.npz") as stored:
+        golden = {name: stored[name] for name in stored.files}
+    columns = {**golden, **{f"n{place}": numbers for place, numbers in enumerate(golden["n"].T)}}
+    inputs: Arrays = {}
+    for column in raw_columns(Encoders.load(run), Signature.from_dict(exported.sheet["signature"])):
+        values = columns[column.port.name][:, None]
+        inputs[column.port.name] = values.astype("S" if column.port.dtype == "string" else np.float64)
+    allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
+    return Question(f"{TENSORFLOW}_raw", inputs, golden["prob"].ravel(), allowed)
 
 
 def raw_rows(predictor: Predictor, batch: Mapping[str, Any]) -> Any:
@@ -409,7 +455,7 @@ def compare(
 
 def print_table(results: Sequence[Found]) -> None:
     """One line a model and server."""
-    print(f"{'model':<14}{'server':<9}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
+    print(f"{'model':<15}{'server':<9}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
     print(
         "".join(f"{f'http {size}':>10}" for size in SIZES),
         "".join(f"{f'grpc {size}':>10}" for size in SIZES),
@@ -419,7 +465,7 @@ def print_table(results: Sequence[Found]) -> None:
         times = {(each["protocol"], each["rows"]): each["p50_ms"] for each in found["latency"]}
         worst = found["largest_difference"]
         print(
-            f"{found['model']:<14}{found['server']:<9}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}",
+            f"{found['model']:<15}{found['server']:<9}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}",
             end="",
         )
         print("".join(f"{times['http', size]:>10.2f}" for size in SIZES), end=" ")
@@ -435,6 +481,7 @@ def main() -> None:
     given.add_argument("--rows", type=int, default=20_000, help="made-up rows before they are split")
     given.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16", "int8"))
     given.add_argument("--seconds", type=float, default=1.0, help="of timing, for each protocol and size")
+    given.add_argument("--tensorflow", type=Path, help="folder of a TensorFlow model with golden rows, to ask too")
     given.add_argument("--environment", type=Path, help="folder of the server's environment")
     given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "triton_serves.json")
     given.add_argument("--ask", nargs=4, metavar="X", help=argparse.SUPPRESS)
@@ -452,6 +499,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         asked = questions(names, folder, rows=arguments.rows, precision=arguments.precision)
+        if arguments.tensorflow:
+            asked.append(question_of_tensorflow(arguments.tensorflow, folder, arguments.precision))
+            names = [*names, TENSORFLOW]
         results = []
         for server, running in (
             ("triton", triton(python, folder / "repository", folder)),

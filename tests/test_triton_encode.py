@@ -267,6 +267,11 @@ def test_numbers_beside_the_events_may_be_left_empty_but_not_in_part(reviews: Pr
     columns["history_gap"][2, 0] = b"1|2"
     with pytest.raises(ValueError, match="row 2 holds 0 numbers in 'history_gap' beside 1 items; expected one for"):
         of_reviews.encode(columns)
+    columns, _ = of_histories(["", "1e400", "1|2|3", "1", "1|2|3|4"])
+    with pytest.raises(ValueError, match="row 1 is infinite; expected a finite number"):
+        of_reviews.encode(columns)
+    empty = of_reviews.encode({name: values[:0] for name, values in columns.items()})
+    assert {values.shape[0] for values in empty.values()} == {0}
 
 
 @pytest.mark.parametrize("gaps", [list(HISTORIES.values()), [""] * len(HISTORIES)])
@@ -283,21 +288,31 @@ def test_our_server_takes_the_same_columns_and_gives_the_same_features(
         np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
 
 
-def test_lists_without_a_separator_are_several_columns(encoders: Encoders) -> None:
+def test_lists_without_a_separator_are_several_columns(encoders: Encoders, tmp_path: Path) -> None:
     """Events as columns, missing ones empty, and NaN for their numbers."""
     made: dict[str, Encoder] = {
-        "items": VocabularyEncoder(vocabulary="colour", length=3, keep="last"),
-        "gaps": NumberEncoder(length=3, keep="last"),
+        "items": VocabularyEncoder(vocabulary="colour", length=2, keep="last"),
+        "gaps": NumberEncoder(length=2, keep="last"),
     }
-    ports = (Port("items", "int64", 3, "row", 5, True), Port("gaps", "float32", 3, "row", None, True))
+    ports = (Port("items", "int64", 2, "row", 5, True), Port("gaps", "float32", 2, "row", None, True))
     signature, beside = Signature("rows", ports), {"gaps": Beside("items", None)}
-    found = raw_columns(Encoders(made, encoders.vocabularies), signature, beside)
+    theirs = Encoders(made, encoders.vocabularies)
+    write_raw(tmp_path, "model", 1, signature, theirs, Batching(), beside)
+    found = raw_columns(theirs, signature, beside)
     assert [(each.port.name, each.port.dtype, each.port.width) for each in found] == [
         ("items", "string", -1),
         ("gaps", "float64", -1),
     ]
+    encoded = Encoding.load(tmp_path / "model_encode" / "1").encode(
+        {
+            "items": np.array([[b"red", b"", b"blue", b"1"], [b"", b"red", b"?", b""]], object),
+            "gaps": np.array([[4.0, 3.0, np.nan, 2.0], [np.nan, 1.0, 5.0, np.nan]]),
+        }
+    )
+    assert encoded["items"].tolist() == [[2, 1], [3, 0]]  # 1, blue, red
+    assert encoded["gaps"].tolist() == [[3.0, 2.0], [1.0, 0.0]]
     with pytest.raises(ExportError, match="'gaps': numbers of events, but no history of the items' own ids to stand"):
-        raw_columns(Encoders(made, encoders.vocabularies), signature)
+        raw_columns(theirs, signature)
 
 
 def test_without_a_catalogue_a_history_has_no_raw_form(reviews: Predictor) -> None:

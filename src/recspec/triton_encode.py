@@ -73,27 +73,16 @@ class Encoding:
             counts_as = encoder.get("missing") or ""
             texts = [text or counts_as for text in _texts(encoder, values[:, 0])]
             return self._ids(encoder, texts)[:, None].astype(feature["dtype"])
-        made = np.zeros((len(values), width), feature["dtype"])
-        for row, texts in enumerate(_lists(encoder, values)):
-            ids = self._ids(encoder, texts)
-            ids = ids[ids != 0]
-            ids = ids[-width:] if encoder.get("keep") == "last" else ids[:width]
-            made[row, : len(ids)] = ids
-        return made
+        texts, counts = _lists(encoder, values)
+        ids = self._ids(encoder, texts)
+        return _laid(ids, ids != 0, counts, width, encoder.get("keep", "first")).astype(feature["dtype"])
 
     def _beside(self, feature: Mapping[str, Any], items: Values, given: Values | None = None) -> Values:
         """What a history holds of each known item: of the catalogue, or the numbers given beside the items."""
-        rows, width = _lists(feature["items"], items), feature["width"]
-        made = np.zeros((len(rows), width), feature["dtype"])
-        numbers = None if given is None else _numbers_beside(feature, given, [len(texts) for texts in rows])
-        if numbers is None and given is not None:
-            return made
-        for row, texts in enumerate(rows):
-            ids = self._ids(feature["items"], texts)
-            values = self.of_items[feature["name"]][ids] if numbers is None else numbers[row]
-            values = values[ids != 0][-width:]
-            made[row, : len(values)] = values
-        return made
+        texts, counts = _lists(feature["items"], items)
+        ids = self._ids(feature["items"], texts)
+        values = self.of_items[feature["name"]][ids] if given is None else _numbers_beside(feature, given, counts)
+        return _laid(values, ids != 0, counts, feature["width"], "last").astype(feature["dtype"])
 
     def _ids(self, encoder: Mapping[str, Any], texts: Sequence[str]) -> Values:
         if encoder["kind"] == "hash":
@@ -121,34 +110,52 @@ def _texts(encoder: Mapping[str, Any], values: Iterable[Any]) -> list[str]:
     return ["" if text in gone else text for text in texts] if gone else texts
 
 
-def _lists(encoder: Mapping[str, Any], values: Values) -> list[list[str]]:
-    """The values of each row's list, without empty ones: a text cut at the separator, or several columns."""
+def _lists(encoder: Mapping[str, Any], values: Values) -> tuple[list[str], NDArray[np.int64]]:
+    """The values of all rows' lists, and how many each row has, without empty ones.
+
+    A list is a text cut at the separator, or several columns.
+    """
     separator = encoder.get("separator")
     rows = [_texts(encoder, row) for row in values]
     if separator is not None:
         rows = [_texts(encoder, row[0].split(separator)) for row in rows]
-    return [[text for text in row if text] for row in rows]
+    kept = [[text for text in row if text] for row in rows]
+    return [text for row in kept for text in row], np.array([len(row) for row in kept], np.int64)
 
 
-def _numbers_beside(feature: Mapping[str, Any], values: Values, counts: Sequence[int]) -> list[Values] | None:
-    """A number for each item of each row; None where the whole column is empty.
+def _laid(values: Values, known: NDArray[np.bool_], counts: NDArray[np.int64], width: int, keep: str) -> Values:
+    """Values (T,) of rows of so many (B,) -> (B, width): the known ones, the first or the last, and 0 behind them."""
+    rows = np.repeat(np.arange(len(counts)), counts)[known]
+    counts = np.bincount(rows, minlength=len(counts))
+    places = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    if keep == "last":
+        places -= np.maximum(counts - width, 0)[rows]
+    kept = (places >= 0) & (places < width)
+    made = np.zeros((len(counts), width), values.dtype)
+    made[rows[kept], places[kept]] = values[known][kept]
+    return made
+
+
+def _numbers_beside(feature: Mapping[str, Any], values: Values, counts: NDArray[np.int64]) -> Values:
+    """A number for each item of each row (T,), 0 for all where the whole column is empty.
 
     Raises:
         ValueError: naming a row that has not as many numbers as items, or a text that is no number.
     """
     encoder = feature["encoder"]
     if values.dtype.kind == "f":
-        rows = [_number(encoder, row[~np.isnan(row)]) for row in values]
+        own, numbers = (~np.isnan(values)).sum(axis=1), values[~np.isnan(values)]
     else:
-        rows = [_number(encoder, _numbers({}, np.array(texts, object))) for texts in _lists(encoder, values)]
-    if not any(map(len, rows)):
-        return None
-    for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        if len(row) != count:
-            name = feature["columns"][-1]
-            raise ValueError(f"row {place + 1} holds {len(row)} numbers in '{name}' beside {count} items; expected one "
-                             "for each, or none in any row")  # fmt: skip
-    return rows
+        texts, own = _lists(encoder, values)
+        numbers = _numbers({}, np.array(texts, object))
+    if not len(numbers):
+        return np.zeros(counts.sum())
+    wrong = np.flatnonzero(own != counts)
+    if len(wrong):
+        row, name = wrong[0], feature["columns"][-1]
+        raise ValueError(f"row {row + 1} holds {own[row]} numbers in '{name}' beside {counts[row]} items; expected one "
+                         "for each, or none in any row")  # fmt: skip
+    return _number(encoder, numbers)
 
 
 def _whole(text: str) -> int | None:
@@ -165,13 +172,18 @@ def _numbers(encoder: Mapping[str, Any], values: Values) -> NDArray[np.float64]:
     """Numbers, NaN where one is missing.
 
     Raises:
-        ValueError: for a text that is no number.
+        ValueError: for a text that is no number, and an infinite one.
     """
     if values.dtype.kind == "f":
         gone = [int(text) for text in encoder.get("missing_values", ()) if re.fullmatch("-?[0-9]{1,18}", text)]
-        return np.where(np.isin(values, gone), np.nan, values.astype(np.float64))
-    texts = [text.strip() for text in _texts(encoder, values)]
-    return np.array([float(text) if text else np.nan for text in texts], np.float64)
+        numbers = np.where(np.isin(values, gone), np.nan, values.astype(np.float64))
+    else:
+        texts = [text.strip() for text in _texts(encoder, values)]
+        numbers = np.array([float(text) if text else np.nan for text in texts], np.float64)
+    infinite = np.flatnonzero(np.isinf(numbers))
+    if len(infinite):
+        raise ValueError(f"row {infinite[0] + 1} is infinite; expected a finite number")
+    return numbers
 
 
 def _transformed(encoder: Mapping[str, Any], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
