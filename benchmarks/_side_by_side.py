@@ -72,6 +72,9 @@ class Comparison:
     same_products: bool = False
     """Whether peers multiply the same matrices, so that their share of the matrix rate can be told too."""
 
+    opposite: Mapping[str, str] = field(default_factory=dict)
+    """Peer -> which of recspec's contenders does the same as it, where that is another than `recspec`."""
+
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Peers that have no place in the table -> why."""
 
@@ -444,6 +447,9 @@ def compared(comparison: Comparison, arguments: argparse.Namespace) -> Found:
         "ours": ours,
         "fastest_peer": best if peers else None,
         "over_each_peer": {f"{own} / {peer}": ratios(summary, own, peer) for own in ours for peer in peers},
+        "over_equals": {
+            peer: ratios(summary, comparison.opposite.get(peer, "recspec"), peer)["ratio"] for peer in peers
+        },
         "not_measured": missing,
         "runs": runs,
     }

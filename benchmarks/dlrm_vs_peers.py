@@ -9,7 +9,7 @@ TorchRec's `DLRM` is the one that a package of PyPI brings. It has no loader and
 given batches taken at once from a matrix, the way its own loader of Criteo makes them, and torch's plainest loop. Its
 tables are fused with their optimizer (`FusedEmbeddingBagCollection`, FBGEMM's kernels), which is the fastest it can do
 on a CPU. `helped` is the same with what a user could add from outside: products through oneDNN, in bf16 where the CPU
-has instructions for it, and a malloc that keeps freed memory. Peers left out: DeepCTR-Torch and torch-rechub have no
+is faster with it, and a malloc that keeps freed memory. Peers left out: DeepCTR-Torch and torch-rechub have no
 DLRM, and FuxiCTR's package comes without its models.
 
 `recspec, fp32` computes as torch does by default: the same products as the peer as it comes. `recspec, fbgemm` looks up
@@ -162,7 +162,9 @@ def measure_torchrec(data: str, *, pace: Pace, helped: bool) -> Found:
     from torchrec.modules.fused_embedding_modules import fuse_embedding_optimizer
     from torchrec.optim import RowWiseAdagrad
 
-    bf16 = helped and "bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    # Intel's instructions for bf16 without AMX are slower than those for fp32 (docs/decisions.md).
+    bf16 = helped and ("amx_bf16" in cpu or ("avx512_bf16" in cpu and "AuthenticAMD" in cpu))
     if helped:
         help_peer()
         mallopt = ctypes.CDLL(None).mallopt

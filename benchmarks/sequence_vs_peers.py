@@ -140,7 +140,8 @@ def _comparison(model: str, histories: str, data: str, arguments: argparse.Names
     }
     contenders |= {name: Contender(who, common) for name, who in PEERS[model].items()}
     title = f"{model.upper()}, {histories}"
-    return Comparison(Path(__file__), model, title, contenders, left_out=LEFT_OUT[model])
+    opposite = {peer: f"recspec, {what}" for peer in PEERS[model] for _, comma, what in [peer.partition(", ")] if comma}
+    return Comparison(Path(__file__), model, title, contenders, opposite=opposite, left_out=LEFT_OUT[model])
 
 
 def _qualities(table: Comparison, names: list[str], arguments: argparse.Namespace) -> dict[str, float]:

@@ -6,6 +6,9 @@ Runs the benchmarks `*_vs_peers.py` one after the other, each with the sizes and
 contender in turns, in a process of its own, medians over the rounds. Peers have environments of their own, which are
 made where there are none; a peer that can't be installed or run is a line with its reason.
 
+`times each peer` is recspec's speed over a peer's, where both do the same: a peer that has no auxiliary loss stands
+beside recspec without one.
+
 For recspec the table gives, as measured in the same processes (`recspec.bench.measure_limits`):
 
 - `of matrix rate`: floating-point operations of all matrix products of a step, over the step's time, over what square
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,14 +98,11 @@ def _row(table: Found) -> dict[str, Any]:
     ours, first = table["results"]["recspec"], table["runs"]["recspec"][0]
     limits = ("gflop_per_step", "matrix_rate_gflops_per_second", "megabytes_per_step",
               "memory_bandwidth_gigabytes_per_second")  # fmt: skip
-    ratios = {pair: found["ratio"] for pair, found in table["over_each_peer"].items()}
-    best = f"recspec / {table['fastest_peer']}"
     return {
         "model": table["model"],
         **ours,
-        "fastest_peer": table["fastest_peer"],
-        "over_fastest_peer": ratios.get(best),
-        "over_each_peer": ratios,
+        "over_peers": table["over_equals"],
+        "least_ratio": min(table["over_equals"].values(), default=None),
         "not_measured": table["not_measured"],
         **{name: first[name] for name in limits},
         "profile": first.pop("profile"),
@@ -121,17 +122,12 @@ def _print(report: Found) -> None:
 def _print_speeds(rows: Sequence[Mapping[str, Any]]) -> None:
     print(f"{'':26}{'samples/s':>12}{'of matrix rate':>16}{'of bandwidth':>14}{'peak memory':>13}  times each peer")
     for row in rows:
-        pairs = {pair.partition(" / ")[2]: ratio for pair, ratio in _own_pairs(row).items()}
-        peers = ", ".join(f"{ratio:.2f} {peer}" for peer, ratio in sorted(pairs.items(), key=lambda each: each[1]))
+        peers = ", ".join(f"{ratio:.2f} {peer}" for peer, ratio in sorted(row["over_peers"].items(), key=itemgetter(1)))
         missing = "".join(f"; {name}: {why}" for name, why in row["not_measured"].items())
         print(
             f"{_name(row):26}{row['samples_per_second']:12,}{row['share_of_matrix_rate']:16.3f}"
             f"{row['share_of_memory_bandwidth']:14.3f}{row['peak_memory_bytes'] / 1e9:10.2f} GB  {peers}{missing}"
         )
-
-
-def _own_pairs(row: Mapping[str, Any]) -> dict[str, float]:
-    return {pair: ratio for pair, ratio in row["over_each_peer"].items() if pair.startswith("recspec / ")}
 
 
 def _print_profiles(rows: Sequence[Mapping[str, Any]]) -> None:

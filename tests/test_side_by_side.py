@@ -66,12 +66,14 @@ def test_peers_that_fail_are_lines_with_their_reason(
         "DLRM",
         {
             "recspec": contender("recspec", {"speed": 60.0}),
+            "recspec, smaller": contender("recspec", {"speed": 70.0}),
             "slow": contender("deepctr", {"speed": 20.0}),
             "fast": contender("rechub", {"speed": 30.0}),
             "broken": contender("fuxictr", {"speed": 1.0, "breaks": True}),
             "absent": contender("torchrec", {"speed": 1.0}),
         },
         same_products=True,
+        opposite={"slow": "recspec, smaller"},
         left_out={"another": "it has no such model"},
     )
     found = side_by_side.compared(table, arguments)
@@ -84,9 +86,10 @@ def test_peers_that_fail_are_lines_with_their_reason(
     # 120, 60, 60 samples/s, the first round being profiled: the median is 60.
     assert found["over_each_peer"]["recspec / fast"]["ratio"] == 2.0
     assert found["over_each_peer"]["recspec / slow"]["ratio"] == 3.0
+    assert found["over_equals"] == {"slow": 3.5, "fast": 2.0}
     assert found["results"]["recspec"]["share_of_matrix_rate"] == pytest.approx(2 * 60 / 1000)
     assert found["results"]["slow"]["share_of_matrix_rate"] == pytest.approx(2 * 20 / 1000)
-    assert [len(rounds) for rounds in found["runs"].values()] == [3, 3, 3]
+    assert [len(rounds) for rounds in found["runs"].values()] == [3, 3, 3, 3]
     printed = capsys.readouterr().out
     assert "broken: not measured; its measurement failed: its loader is broken" in printed
     json.dumps(found)
@@ -155,7 +158,7 @@ def test_the_table_says_who_is_slower_and_who_is_missing(
             }
         },
         "fastest_peer": "TorchRec",
-        "over_each_peer": {"recspec / TorchRec": {"ratio": 1.6}, "recspec, fp32 / TorchRec": {"ratio": 1.5}},
+        "over_equals": {"TorchRec": 1.6, "TorchRec, helped": 1.2},
         "not_measured": {"FuxiCTR": "it has no DLRM"},
         "runs": {
             "recspec": [
@@ -170,10 +173,10 @@ def test_the_table_says_who_is_slower_and_who_is_missing(
         },
     }
     row = {"setting": "published", **training._row(table)}
-    assert row["over_fastest_peer"] == 1.6
+    assert row["least_ratio"] == 1.2
     training._print({"table": [row], "failed": {"din": "no memory"}})
     printed = capsys.readouterr().out
     assert "dlrm, published" in printed
-    assert "1.60 TorchRec; FuxiCTR: it has no DLRM" in printed
+    assert "1.20 TorchRec, helped, 1.60 TorchRec; FuxiCTR: it has no DLRM" in printed
     assert "25%" in printed
     assert "din: failed; no memory" in printed
