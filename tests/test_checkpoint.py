@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_message_and_older_checkpoints_stay(tmp_path: Path, r
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert str(caught.value) == (
         f"{tmp_path / 'step-0000000002.safetensors'}: could not be written: [Errno 27] File too large; what was there "
-        "before is untouched"
+        "before is untouched, and once there is room --resume continues from it"
     )
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == before

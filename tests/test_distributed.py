@@ -213,6 +213,24 @@ with join("cpu") as ranks:
     assert run_ranks(code, 2) == [{"watched": False, "sum": 2.0}] * 2
 
 
+def test_ranks_started_anew_find_each_other_beside_the_words_of_the_dead() -> None:
+    code = """
+import json, os, torch
+from recspec.distributed import join
+
+os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_MAX_RESTARTS="3", TORCHELASTIC_RESTART_COUNT="1")
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":  # as torchrun's agent has it, with what an earlier start left behind
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.set("recspec/asks/1", "a question of the dead")
+with join("cpu") as ranks:
+    told = {"restarted": ranks.restarted, "sum": ranks.sum(torch.ones(1)).item()}
+    ranks.barrier()
+print(json.dumps(told))
+"""
+    assert run_ranks(code, 2) == [{"restarted": True, "sum": 2.0}] * 2
+
+
 # --- a job that loses a process --------------------------------------------------------------------------------------
 
 

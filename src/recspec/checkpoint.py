@@ -78,7 +78,10 @@ def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
     for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     path = folder / f"step-{step:010d}.safetensors"
-    write_tensors(path, checkpoint.tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
+    try:
+        write_tensors(path, checkpoint.tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, and once there is room --resume continues from it") from None
     known = _files(folder)
     for old in (*known[: known.index(path)], *known[known.index(path) + keep :]):  # later ones were found damaged
         old.unlink(missing_ok=True)

@@ -10,9 +10,11 @@ import json
 import math
 import os
 import re
+import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,7 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from recspec import liveness
 from recspec.errors import RecspecError, SettingsError, TrainingError
@@ -39,8 +42,8 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     local_world_size: int = field(default=1, kw_only=True)
     """Ranks on this machine."""
-    restarts: int = field(default=0, kw_only=True)
-    """How often torchrun has started these processes anew because one of them died (`--max-restarts`)."""
+    restarted: bool = field(default=False, kw_only=True)
+    """Whether torchrun has started these processes anew because one of them died (`--max-restarts`)."""
     before: Callable[[], None] | None = field(default=None, compare=False, repr=False, kw_only=True)
     """What all ranks finish together before anything is summed, gathered or waited for, if anything."""
     watch: Watch | None = field(default=None, compare=False, repr=False, kw_only=True)
@@ -127,10 +130,8 @@ class Ranks:
                 if self.watch is not None and (lost := self.watch.lost(HEARING if broken else 0.0)) is not None:
                     raise lost from None
                 if broken:
-                    first = str(error).strip().partition("\n")[0]
-                    raise TrainingError(
-                        f"rank {self.rank}: an exchange with the other ranks broke off ({first}); {advice()}"
-                    ) from None
+                    what = f"rank {self.rank}: an exchange with the other ranks broke off ({_first_line(error)})"
+                    raise TrainingError(f"{what}; {advice()}") from None
                 raise
 
     def _finish_first(self) -> None:
@@ -191,17 +192,77 @@ def join(device: str = "auto", end: Callable[[RecspecError], None] | None = None
         return
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        ranks = Ranks(dist.get_rank(), world_size, chosen, local_world_size=local, restarts=restarts)
-        with _watching(ranks, end) as watch:
-            ranks = replace(ranks, watch=watch)
+        _start(chosen, world_size)
+        ranks = _introduce(chosen, world_size, end)
+    except Exception as error:
+        if not _of_collective(error):
+            raise
+        what = f"rank {os.environ.get('RANK')} could not meet the other {world_size - 1} ({_first_line(error)})"
+        raise TrainingError(f"{what}; start the same command again") from None
+    with _watching(ranks.watch):
+        try:
             with ranks.guarded(lambda: "start the same command again"):
                 yield ranks
-    finally:
-        dist.destroy_process_group()
+        finally:
+            dist.destroy_process_group()  # may wait for the dead, so within the watch
+
+
+def _start(device: torch.device, world_size: int) -> None:
+    store = _store_of_this_start()
+    rank, size = (int(os.environ["RANK"]), world_size) if store is not None else (-1, -1)  # -1: as the environment says
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
+
+
+def _introduce(device: torch.device, world_size: int, end: Callable[[RecspecError], None] | None) -> Ranks:
+    """This rank among the others, once all know each other and whether torchrun started any of them anew."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    ranks = Ranks(dist.get_rank(), world_size, device, local_world_size=local)
+    restarted = ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+    return replace(ranks, restarted=restarted, watch=_meet(ranks, end))
+
+
+def _store_of_this_start() -> Store | None:
+    """A part of torchrun's store that belongs to this start alone; None where no start comes after another.
+
+    torchrun keeps one store over its restarts (torch 2.13), and ranks that are started anew find the addresses of the
+    dead there: gloo's tried them until it gave up.
+    """
+    keeps = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not keeps or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return None
+    port = int(os.environ["MASTER_PORT"])
+    store: Store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=TIMEOUT)  # type: ignore[attr-defined]
+    return PrefixStore(_name_of_start(store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])), store)
+
+
+def _name_of_start(store: Store, rank: int, world_size: int) -> str:
+    """A name that all ranks of this start have in common, and no other start has.
+
+    The first rank makes it up and answers the others' questions, which hold a word that nobody used before; questions
+    of the dead get answers that nobody reads, until each rank has said that it knows the name.
+    """
+    if rank:
+        question = secrets.token_hex(8)
+        store.set(f"recspec/asks/{rank}", question)
+        name: str = store.get(f"recspec/answer/{question}").decode()
+        store.set(f"{name}/knows/{rank}", "1")
+        return name
+    name, missing = f"recspec/start/{secrets.token_hex(8)}", set(range(1, world_size))
+    until = time.monotonic() + TIMEOUT.total_seconds()
+    while missing := {other for other in missing if not store.check([f"{name}/knows/{other}"])}:
+        if time.monotonic() > until:
+            raise dist.DistStoreError(f"ranks {sorted(missing)} did not come")
+        for asks in (f"recspec/asks/{other}" for other in missing):
+            if store.check([asks]):
+                store.set(f"recspec/answer/{store.get(asks).decode()}", name)
+        time.sleep(POLLING)
+    return name
+
+
+POLLING = 0.05
+"""Seconds between the first rank's looks at who has come."""
 
 
 # --- those who die ---------------------------------------------------------------------------------------------------
@@ -211,11 +272,10 @@ HEARING = 2.0
 
 
 @contextmanager
-def _watching(ranks: Ranks, end: Callable[[RecspecError], None] | None) -> Iterator[Watch | None]:
-    """The watch over the other ranks; none where they can't reach the first one. An error of the block is told once."""
-    watch = _meet(ranks, end)
+def _watching(watch: Watch | None) -> Iterator[None]:
+    """Until the end of the block the others hear how this rank ends; its error is told once a machine."""
     if watch is None:
-        yield None
+        yield
         return
     ends = False
 
@@ -231,7 +291,7 @@ def _watching(ranks: Ranks, end: Callable[[RecspecError], None] | None) -> Itera
     in_charge = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, terminated) if in_charge else None
     try:
-        yield watch
+        yield
     except BaseException as error:
         ends = True
         tells = watch.fail(error)
@@ -273,6 +333,10 @@ def _meet(ranks: Ranks, end: Callable[[RecspecError], None] | None) -> Watch | N
 
 CARD_BYTES = 512
 """Of what a rank says of itself: a host's name has 253 letters at most."""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _of_collective(error: Exception) -> bool:

@@ -249,7 +249,7 @@ def train(
     with ranks.guarded(lambda: _how_to_go_on(run)):
         training = TrainingRun(model_name, spec, run, settings, model_settings, ranks, on_event, stop_requested)
         try:
-            return training.train(resume or (ranks.restarts > 0 and checkpoint.newest(run / CHECKPOINTS) is not None))
+            return training.train(resume or (ranks.restarted and ranks.any(_has_checkpoint(run))))
         finally:
             training.log.close()
 
@@ -1110,9 +1110,13 @@ def arithmetic(precision: str, deterministic: bool) -> Iterator[None]:
 
 def _start_afresh(folder: Path) -> None:
     """Refuse to write over a run that is there; a folder without one is made."""
-    if (folder / "bundle").exists() or checkpoint.newest(folder / CHECKPOINTS) is not None:
+    if (folder / "bundle").exists() or _has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return checkpoint.newest(folder / CHECKPOINTS) is not None
 
 
 def _how_to_go_on(folder: Path) -> str:
