@@ -75,15 +75,15 @@ class Ranker:
         rows = len(next(iter(candidates.values()), ())) if isinstance(candidates, Mapping) else len(candidates)
         if not rows:
             return np.zeros(0, np.float32)
-        inputs = self._inputs(request, candidates)
-        if self.program.signature.form == "rows":
-            inputs = {name: np.ascontiguousarray(np.broadcast_to(each, (rows, each.shape[1])))
-                      for name, each in inputs.items()}  # fmt: skip
-        found: NDArray[np.float32] = self.program.run(inputs)[PROBABILITY][:, 0]
+        found: NDArray[np.float32] = self.program.run(self.inputs(request, candidates))[PROBABILITY][:, 0]
         return found
 
-    def _inputs(self, request: Row, candidates: Sequence[Row] | Columns) -> Arrays:
-        """The program's inputs: (1, L) of the request, (N, L) of the candidates."""
+    def inputs(self, request: Row, candidates: Sequence[Row] | Columns) -> Arrays:
+        """The program's inputs: (N, L) of the candidates, (1, L) of the request, or (N, L) in the form `rows`.
+
+        Raises:
+            RequestError: as `probabilities`.
+        """
         try:
             once = self._request.quickly({name: (value,) for name, value in request.items()})
             if once is None:
@@ -92,9 +92,12 @@ class Ranker:
             many = None if columns is None else self._items.quickly(columns)
             if many is None:
                 many = self._items.encode(self.predictor, _rows(candidates))
-            return once | many
         except DataError:
             return self._together(request, _rows(candidates))
+        if self.program.signature.form == "rows":
+            rows = len(next(iter(many.values())))
+            once = {name: np.repeat(each, rows, axis=0) for name, each in once.items()}
+        return once | many
 
     def _together(self, request: Row, rows: Sequence[Row]) -> Arrays:
         """Inputs where a feature needs columns of both sides, as a cross does."""
