@@ -32,7 +32,7 @@ HOW: dict[Precision, str] = {
     "fp16": "weights in fp16; matrix products in fp16 where the device has them (a GPU), in fp32 on a CPU, which "
     "widens both factors",
     "int8": "matrix products with at least 64 inputs and outputs in int8: weights with a step for each output, inputs "
-    "with a step for each row, found as it comes; all else in fp32",
+    "with a step for each row, found as it comes; raw numbers beside embeddings, and all else, in fp32",
 }
 
 MOST_ROWS = 1 << 24
