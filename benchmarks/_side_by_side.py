@@ -640,7 +640,7 @@ def parser(about: str | None, script: str, *, batch_size: int) -> argparse.Argum
 
 def add_pace(parser: argparse.ArgumentParser) -> None:
     """The options that say how long measurements take."""
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 3 seconds, and contenders of note only")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 2 seconds, and contenders of note only")
     parser.add_argument("--rounds", type=int, help="each contender once a round; 3 without")
     parser.add_argument("--seconds", type=float, help="of each measurement; 10 without")
     parser.add_argument("--warm-up", type=int, help="batches before the clock starts; 3 without")
@@ -649,7 +649,7 @@ def add_pace(parser: argparse.ArgumentParser) -> None:
 def settled(arguments: argparse.Namespace) -> argparse.Namespace:
     """The same with a value wherever none was given."""
     usual = (
-        {"rounds": 2, "seconds": 3.0, "warm_up": 2} if arguments.quick else {"rounds": 3, "seconds": 10.0, "warm_up": 3}
+        {"rounds": 2, "seconds": 2.0, "warm_up": 2} if arguments.quick else {"rounds": 3, "seconds": 10.0, "warm_up": 3}
     )
     for name, value in usual.items():
         if getattr(arguments, name) is None:

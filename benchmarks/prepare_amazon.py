@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from _preparing import ROOT, counted, megabytes, options, prepare_command
+from _side_by_side import write
 from recspec import machine
-
-ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -35,9 +33,7 @@ def main() -> None:
             raw = pool.apply(make_raw, (Path(scratch) / "raw", arguments))
         report = measure(raw, Path(scratch) / "out", arguments)
     print_table(report)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"\nwritten to {arguments.out}")
+    write(report, arguments.out)
 
 
 def make_raw(folder: Path, arguments: argparse.Namespace) -> Path:
@@ -59,37 +55,25 @@ def make_raw(folder: Path, arguments: argparse.Namespace) -> Path:
 
 def measure(raw: Path, out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """One preparation in a process of its own."""
-    command = [sys.executable, "-m", "recspec", "prepare", "amazon", str(raw), str(out), "--engine", arguments.engine,
-               "--memory-limit", arguments.memory_limit, "--set", f"min_reviews={arguments.min_reviews}",
-               "--set", f"format={arguments.format}"]  # fmt: skip
-    started = time.perf_counter()
-    with (raw.parent / "said.txt").open("w+b") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit((raw.parent / "said.txt").read_text(encoding="utf-8"))
+    settings = (f"min_reviews={arguments.min_reviews}", f"format={arguments.format}")
+    took = counted(prepare_command("amazon", raw, out, arguments, *settings))
     summary = json.loads((out / "prepare.json").read_text(encoding="utf-8"))["summary"]
     return {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(),
-        "load_when_it_ended": os.getloadavg()[0],
         "engine": arguments.engine,
         "format": arguments.format,
         "seed": arguments.seed,
         "min_reviews": arguments.min_reviews,
-        "raw_megabytes": round(sum(path.stat().st_size for path in raw.iterdir()) / 1e6, 1),
+        "raw_megabytes": megabytes(raw),
         "reviews": summary["reviews"],
         "reviews_kept": summary["interactions"],
         "users": summary["users"],
         "items": summary["items"],
         "rows": sum(summary["rows"].values()),
-        "prepared_megabytes": round(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6, 1),
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
-        "reviews_per_second": round(summary["reviews"] / seconds),
-        "peak_megabytes": round(usage.ru_maxrss * 1024 / 1e6),
+        "prepared_megabytes": megabytes(out),
+        **took,
+        "reviews_per_second": round(summary["reviews"] / took["seconds"]),
         "memory_limit_megabytes": round(machine.parse_bytes(arguments.memory_limit) / 1e6),
     }
 
@@ -105,15 +89,10 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, __file__)
     parser.add_argument("--reviews", type=int, default=3_000_000)
     parser.add_argument("--min-reviews", type=int, default=20, help="of a user, as published")
-    parser.add_argument("--memory-limit", default="2GB")
-    parser.add_argument("--engine", default="duckdb")
     parser.add_argument("--format", default="parquet", choices=("parquet", "tfrecord"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for raw files and spilling")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prepare_amazon.json")
     return parser.parse_args()
 
 

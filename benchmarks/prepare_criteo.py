@@ -11,10 +11,6 @@ a check, a split or a shuffle.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,9 +21,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from _preparing import ROOT, counted, options, prepare_command
+from _side_by_side import write
 from recspec import machine
-
-ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -39,9 +35,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         report = compare(Path(scratch), arguments)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"\nwritten to {arguments.out}")
+    write(report, arguments.out)
 
 
 def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -53,11 +47,9 @@ def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     made_up_criteo.write(raw, num_rows=arguments.rows, seed=arguments.seed)
     print(f"{raw.stat().st_size / 1e6:,.0f} MB of raw rows made in {time.perf_counter() - started:.1f} s")
-    options = ["--engine", arguments.engine, "--memory-limit", arguments.memory_limit]
-    command = [sys.executable, "-m", "recspec", "prepare", "criteo", str(raw), str(scratch / "out"), *options]
+    command = prepare_command("criteo", raw, scratch / "out", arguments)
     results = {"whole": _shown("whole", _measured(command, arguments.rows))}
-    killed = command.copy()
-    killed[6] = str(scratch / "again")
+    killed = prepare_command("criteo", raw, scratch / "again", arguments)
     results["killed"] = _shown("killed half-way", _measured(killed, after=_half(scratch / "again")))
     results["resumed"] = _shown("resumed", _measured(killed))
     same = _same(scratch / "out", scratch / "again")
@@ -87,27 +79,8 @@ def _half(out: Path) -> Path:
 
 def _measured(command: Sequence[str], rows: int | None = None, *, after: Path | None = None) -> dict[str, Any]:
     """Run a command over so many rows, in a process of its own, killed once the file `after` is there."""
-    started = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        while after is not None and not after.exists() and process.poll() is None:
-            time.sleep(0.05)
-        if after is not None:
-            process.send_signal(signal.SIGKILL)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != (0 if after is None else -signal.SIGKILL):
-            said.seek(0)
-            raise SystemExit(said.read().decode())
-    cpu = usage.ru_utime + usage.ru_stime
-    return {
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu, 2),
-        **({} if rows is None else {"rows_per_second": round(rows / seconds)}),
-        "peak_megabytes": round(usage.ru_maxrss * 1024 / 1e6),
-        "load_when_it_ended": os.getloadavg()[0],
-    }
+    took = counted(command, after=after)
+    return {**took, **({} if rows is None else {"rows_per_second": round(rows / took["seconds"])})}
 
 
 def _shown(name: str, result: dict[str, Any]) -> dict[str, Any]:
@@ -154,13 +127,8 @@ def plain_sql(raw: str, folder: str, memory_limit: str) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, __file__)
     parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--memory-limit", default="2GB")
-    parser.add_argument("--engine", default="duckdb")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for raw files, stages and spilling")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prepare_criteo.json")
     parser.add_argument("--plain-sql", nargs=2, metavar=("RAW", "FOLDER"), help=argparse.SUPPRESS)
     return parser.parse_args()
 

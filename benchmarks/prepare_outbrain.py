@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from _preparing import ROOT, counted, megabytes, options, prepare_command
+from _side_by_side import write
 from recspec import machine
-
-ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -31,9 +29,7 @@ def main() -> None:
         raw = make_raw(Path(scratch) / "raw", arguments)
         report = measure(raw, Path(scratch) / "out", arguments)
     print_table(report)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"\nwritten to {arguments.out}")
+    write(report, arguments.out)
 
 
 def make_raw(folder: Path, arguments: argparse.Namespace) -> Path:
@@ -51,32 +47,19 @@ def make_raw(folder: Path, arguments: argparse.Namespace) -> Path:
 
 def measure(raw: Path, out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """One preparation in a process of its own."""
-    command = [sys.executable, "-m", "recspec", "prepare", "outbrain", str(raw), str(out), "--engine", arguments.engine,
-               "--memory-limit", arguments.memory_limit,
-               "--set", f"page_views={str(arguments.page_views).lower()}"]  # fmt: skip
-    started = time.perf_counter()
-    with (raw.parent / "said.txt").open("w+b") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit((raw.parent / "said.txt").read_text(encoding="utf-8"))
+    took = counted(prepare_command("outbrain", raw, out, arguments, f"page_views={str(arguments.page_views).lower()}"))
     rows = sum(json.loads((out / "prepare.json").read_text(encoding="utf-8"))["summary"]["rows"].values())
     return {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(),
-        "load_when_it_ended": os.getloadavg()[0],
         "engine": arguments.engine,
         "page_views": arguments.page_views,
         "seed": arguments.seed,
-        "raw_megabytes": round(sum(path.stat().st_size for path in raw.iterdir()) / 1e6, 1),
+        "raw_megabytes": megabytes(raw),
         "click_rows": rows,
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
-        "rows_per_second": round(rows / seconds),
-        "rows_per_cpu_second": round(rows / (usage.ru_utime + usage.ru_stime)),
-        "peak_megabytes": round(usage.ru_maxrss * 1024 / 1e6),
+        **took,
+        "rows_per_second": round(rows / took["seconds"]),
+        "rows_per_cpu_second": round(rows / took["cpu_seconds"]),
         "memory_limit_megabytes": round(machine.parse_bytes(arguments.memory_limit) / 1e6),
     }
 
@@ -92,14 +75,9 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, __file__)
     parser.add_argument("--rows", type=int, default=2_000_000, help="click rows, about")
-    parser.add_argument("--memory-limit", default="2GB")
-    parser.add_argument("--engine", default="duckdb")
     parser.add_argument("--page-views", action="store_true", help="with page_views.csv, about 6 rows a display")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for raw files and spilling")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prepare_outbrain.json")
     return parser.parse_args()
 
 

@@ -102,7 +102,8 @@ def _comparison(setting: str, data: str, matrix: str, arguments: argparse.Namesp
             left_out[name] = "it takes one width for all features"
             continue
         theirs = {"data": matrix, "setting": setting}
-        contenders[name] = Contender(who, {**theirs, "helped": False})
+        if not arguments.quick:
+            contenders[name] = Contender(who, {**theirs, "helped": False})
         contenders[f"{name}, helped"] = Contender(who, {**theirs, "helped": True})
     title = f"Wide & Deep, {setting}"
     return Comparison(Path(__file__), "wide_deep", title, contenders, same_products=True, left_out=left_out)
