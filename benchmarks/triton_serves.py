@@ -69,6 +69,9 @@ FP32_DIFFERENCE = 1e-5
 ROOT = Path(__file__).parents[1]
 TENSORFLOW = "tensorflow"
 """What the imported model is called."""
+RANKER = "_ranker"
+"""How a model is called that takes a request's features once; `recspec serve` ranks in other ways, so Triton alone has
+it."""
 HISTORY = 12
 """Most events of a made-up history."""
 
@@ -149,13 +152,59 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     predictor = Predictor.open(folder / f"run-{name}", device="cpu")
     table = raw_rows(predictor, check.sample.batch)
     answered, _ = predictor.predict(table)
+    asked.append(Question(f"{name}_raw", tensors_of(table), answered, allowed))
+    if "history" in MODELS[name].needs:
+        asked += questions_of_ranker(predictor, f"{name}{RANKER}", folder, spec, precision)
+    return asked
+
+
+def questions_of_ranker(
+    predictor: Predictor, name: str, folder: Path, spec: FeatureSpec, precision: Precision
+) -> list[Question]:
+    """The first row of the sample as a request, and the items of all rows as its candidates; then both as raw values.
+
+    What is expected are the probabilities of the pairs, each a row with a history of its own.
+    """
+    from recspec.export import TOLERANCE, Check, ExportSettings, export, sample_of
+    from recspec.programs import EagerProgram
+    from recspec.signature import Signature, signature_of
+    from recspec.triton_repository import histories_beside, raw_columns
+
+    model, trained = predictor.model, predictor.bundle
+    wanted = ExportSettings(
+        format="triton", form="ranker", precision=precision, triton_backend="python", seconds=0.1, threads=1, name=name
+    )
+    exported = export(trained, folder / "repository", wanted, spec)
+    signature = Signature.from_dict(exported.sheet["signature"])
+    check = Check(model, signature, sample_of(trained, spec))
+    inputs = check.call(range(check.rows))
+    pairs = {key: np.repeat(each, check.rows, 0) if len(each) == 1 else each for key, each in inputs.items()}
+    rows = EagerProgram(model, signature_of(predictor.spec, model.features(), "rows"))
+    allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
+    asked = [Question(name, inputs, rows.run(pairs)["probability"][:, 0], allowed)]
+
+    assert predictor.encoders is not None
+    table = raw_rows(predictor, check.sample.batch)
+    columns = tensors_of(table)
+    beside = histories_beside(predictor.spec, trained.folder, model.features())
+    for port in (column.port for column in raw_columns(predictor.encoders, signature, beside)):
+        if port.level == "request":
+            place, first = table.column_names.index(port.name), table.column(port.name).to_pylist()[:1]
+            table = table.set_column(place, port.name, [first * check.rows])
+            columns[port.name] = columns[port.name][:1]
+    answered, _ = predictor.predict(table)
+    return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
+
+
+def tensors_of(table: Any) -> Arrays:
+    """Raw columns as a client sends them, (B, 1) each: numbers, or texts."""
     columns: Arrays = {}
     for column in table.column_names:
         values = table.column(column).to_pylist()
         numeric = table.schema.field(column).type == "double"
         texts = ["" if value is None else str(value).encode() for value in values]
         columns[column] = np.array(values, np.float64)[:, None] if numeric else np.array(texts, "S")[:, None]
-    return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
+    return columns
 
 
 def exported_twice(
@@ -362,13 +411,13 @@ class Asking:
 
     def __init__(self, module: Any, client: Any, model: str, inputs: Arrays) -> None:
         self.module, self.client, self.model, self.inputs = module, client, model, inputs
-        self.rows = len(next(iter(inputs.values())))
+        self.rows = max(map(len, inputs.values()))
 
     def one(self, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Probabilities of some rows."""
         given = []
         for name, values in self.inputs.items():
-            part = values[start:stop]
+            part = values if len(values) == 1 else values[start:stop]  # a ranker's request has one row
             text = part.dtype.kind == "S"
             kinds = {"int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
             tensor = self.module.InferInput(name, part.shape, "BYTES" if text else kinds[part.dtype.name])
@@ -455,7 +504,7 @@ def compare(
 
 def print_table(results: Sequence[Found]) -> None:
     """One line a model and server."""
-    print(f"{'model':<15}{'server':<9}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
+    print(f"{'model':<16}{'server':<9}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
     print(
         "".join(f"{f'http {size}':>10}" for size in SIZES),
         "".join(f"{f'grpc {size}':>10}" for size in SIZES),
@@ -465,7 +514,7 @@ def print_table(results: Sequence[Found]) -> None:
         times = {(each["protocol"], each["rows"]): each["p50_ms"] for each in found["latency"]}
         worst = found["largest_difference"]
         print(
-            f"{found['model']:<15}{found['server']:<9}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}",
+            f"{found['model']:<16}{found['server']:<9}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}",
             end="",
         )
         print("".join(f"{times['http', size]:>10.2f}" for size in SIZES), end=" ")
@@ -507,8 +556,9 @@ def main() -> None:
             ("triton", triton(python, folder / "repository", folder)),
             ("recspec", ours(names, folder)),
         ):
+            theirs = [question for question in asked if server == "triton" or RANKER not in question.model]
             with running as ports:
-                results += compare(server, asked, python, ports, folder, arguments.seconds)
+                results += compare(server, theirs, python, ports, folder, arguments.seconds)
     results.sort(key=lambda found: [question.model for question in asked].index(found["model"]))
     print_table(results)
     write(

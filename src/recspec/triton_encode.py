@@ -116,11 +116,15 @@ def _lists(encoder: Mapping[str, Any], values: Values) -> tuple[list[str], NDArr
     A list is a text cut at the separator, or several columns.
     """
     separator = encoder.get("separator")
-    rows = [_texts(encoder, row) for row in values]
+    texts = _texts(encoder, values.ravel())
+    counts = np.full(len(values), values.shape[1])
     if separator is not None:
-        rows = [_texts(encoder, row[0].split(separator)) for row in rows]
-    kept = [[text for text in row if text] for row in rows]
-    return [text for row in kept for text in row], np.array([len(row) for row in kept], np.int64)
+        parts = [text.split(separator) for text in texts]
+        counts = np.array([len(part) for part in parts], np.int64)
+        texts = _texts(encoder, [text for part in parts for text in part])
+    given = np.array([bool(text) for text in texts], bool)
+    owners = np.repeat(np.arange(len(values)), counts)[given]
+    return [text for text in texts if text], np.bincount(owners, minlength=len(values))
 
 
 def _laid(values: Values, known: NDArray[np.bool_], counts: NDArray[np.int64], width: int, keep: str) -> Values:
