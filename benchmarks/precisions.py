@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import statistics
 import sys
@@ -88,15 +89,16 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     root = Path(os.environ.get("RECSPEC_DATA", REPOSITORY.parent / "shared" / "data"))
-    report: dict[str, Any] = {"models": {}, "seeds": arguments.seeds, "threads": arguments.threads}
+    known = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         for model in arguments.models:
             task = TASKS[model]
             if not (root / task.raw).exists():
                 print(f"{model}: {root / task.raw} is not there; set RECSPEC_DATA", file=sys.stderr)
                 continue
-            report["models"][model] = _of_model(model, task, root, chosen, arguments.seeds, Path(scratch) / model)
-            write({**report, **where_and_when()}, arguments.out)  # after each model: a later one may take hours
+            found = _of_model(model, task, root, chosen, arguments.seeds, Path(scratch) / model)
+            known[model] = {"seeds": arguments.seeds, "threads": arguments.threads, **found, **where_and_when()}
+            write(known, arguments.out)  # after each model: a later one may take hours, and earlier calls' ones stay
 
 
 def _of_model(

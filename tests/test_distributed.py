@@ -256,13 +256,19 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def kill_second(job: subprocess.Popen[str], run: Path) -> int:
+def kill_second(job: subprocess.Popen[str], run: Path, how: signal.Signals = signal.SIGKILL) -> int:
     """Kill the second process of a job once a checkpoint is there; gives its number."""
     while not list((run / "checkpoints").glob("step-*")):
         assert job.poll() is None, job.communicate()[1]
     (second,) = [child for child in children(job.pid) if b"\0RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes()]
-    os.kill(second, signal.SIGKILL)
+    os.kill(second, how)
     return second
+
+
+def ended_with(job: subprocess.Popen[str]) -> int:
+    """The job's status once it has ended; what it said stands in a failing test's output."""
+    sys.stderr.write(job.communicate(timeout=300)[1])
+    return job.returncode
 
 
 def children(pid: int) -> list[int]:
@@ -300,13 +306,25 @@ def test_a_job_that_loses_a_process_ends_with_its_name_and_goes_on(data: Feature
 def test_a_job_that_goes_on_ends_with_the_weights_of_one_that_never_stopped(data: FeatureSpec, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     job = torchrun(*training(data, whole))
-    assert job.wait() == 0, job.communicate()[1]
+    assert ended_with(job) == 0
     job = torchrun(*training(data, run))
     kill_second(job, run)
-    assert job.wait(timeout=60) != 0
+    assert ended_with(job) != 0
     job = torchrun(*training(data, run), "--resume")
-    assert job.wait() == 0, job.communicate()[1]
+    assert ended_with(job) == 0
     assert weights(run) == weights(whole)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_a_job_stops_soon_where_one_process_is_asked_to(data: FeatureSpec, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = torchrun(*training(data, run), "--set", "train.log_every=1000000", "--set", "train.epochs=100000")
+    kill_second(job, run, signal.SIGTERM)
+    said = job.communicate(timeout=120)[1]
+    step = max(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    told = [line for line in said.splitlines() if line.startswith("stopped at step")]
+    assert told == [f"stopped at step {step} as asked; nothing is lost: the same command with --resume continues"]
 
 
 @needs_proc
@@ -314,10 +332,10 @@ def test_a_job_that_goes_on_ends_with_the_weights_of_one_that_never_stopped(data
 def test_torchrun_starts_a_job_anew_and_it_goes_on_by_itself(data: FeatureSpec, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     job = torchrun(*training(data, whole))
-    assert job.wait() == 0, job.communicate()[1]
+    assert ended_with(job) == 0
     job = torchrun("--max-restarts", "3", *training(data, run))
     kill_second(job, run)
-    assert job.wait() == 0, job.communicate()[1]
+    assert ended_with(job) == 0
     starts = [event for event in map(json.loads, (run / "log.jsonl").read_text().splitlines())
               if event["event"] == "start"]  # fmt: skip
     assert [start["resumed_at_step"] > 0 for start in starts] == [False, True]

@@ -310,7 +310,8 @@ class TrainingRun:
         self.progress = _Progress()
         self.metric = settings.metric or _default_metric(spec)
         self.last_loss = torch.zeros(())
-        self.saved_at = 0.0
+        self.saved_at = self.agreed_at = 0.0
+        self.agreed_step = self.agree_at = 0
         self.log = RunLog(run, on_event, is_first=ranks.is_first, tensorboard=settings.tensorboard)
         self.why_precision = why
         for note in (
@@ -333,7 +334,8 @@ class TrainingRun:
         state, settings = self.progress, self.settings
         started = time.monotonic() - state.seconds
         with arithmetic(self.precision, settings.deterministic):
-            self.saved_at = time.monotonic()
+            self.saved_at = self.agreed_at = time.monotonic()
+            self.agreed_step = self.agree_at = state.step
             while state.epoch < settings.epochs and not state.stopped:
                 epoch_started, epoch_samples = time.monotonic(), state.samples
                 loss_sum, steps = torch.zeros((), device=self.ranks.device), 0
@@ -459,10 +461,9 @@ class TrainingRun:
                 seconds=state.seconds,
             )
         interrupted, due = False, settings.checkpoint_minutes == 0
-        if on_schedule or self.ranks.world_size == 1:  # all ranks must agree, and agreeing costs a message
-            late = time.monotonic() - self.saved_at >= 60 * settings.checkpoint_minutes
-            asked = self.ranks.sum(torch.tensor([self.stop_requested(), late], dtype=torch.int64))
-            interrupted, due = bool(asked[0]), due or bool(asked[1])
+        if self.ranks.world_size == 1 or state.step >= self.agree_at:  # agreeing costs a message
+            interrupted, is_late = self._agree()
+            due = due or is_late
         if interrupted or due:
             self._save()
         if interrupted:
@@ -471,6 +472,20 @@ class TrainingRun:
             raise Interrupted(
                 f"stopped at step {state.step} as asked; nothing is lost: the same command with --resume continues"
             )
+
+    def _agree(self) -> tuple[bool, bool]:
+        """Whether any rank was asked to stop, and whether a checkpoint is late: the same on all ranks.
+
+        They ask each other every `AGREEING` seconds, told in steps, since all must ask after the same one: torchrun
+        waits half a minute for those that it asks to stop.
+        """
+        now, step = time.monotonic(), self.progress.step
+        steps = round((step - self.agreed_step) * AGREEING / max(1e-3, now - self.agreed_at))
+        late = now - self.saved_at >= 60 * self.settings.checkpoint_minutes
+        asked = self.ranks.sum(torch.tensor([self.stop_requested(), late, steps], dtype=torch.int64))
+        self.agreed_at, self.agreed_step = time.monotonic(), step
+        self.agree_at = step + max(1, int(asked[2]) // self.ranks.world_size)
+        return bool(asked[0]), bool(asked[1])
 
     def _finite(self, loss: Tensor) -> float:
         """The mean loss over all ranks.
@@ -946,6 +961,9 @@ class TrainingRun:
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
+
+AGREEING = 2.0
+"""Seconds between the moments at which ranks agree whether to stop or to write a checkpoint."""
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
