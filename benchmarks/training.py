@@ -20,8 +20,8 @@ For recspec the table gives, as measured in the same processes (`recspec.bench.m
 - `peak memory` of the process that trains;
 - the profile of a step: by part (loader, forward, backward, optimizer), and by what the operations do.
 
-`--quick` takes two rounds of two seconds and leaves out contenders that only vary another: minutes instead of most of an
-hour.
+`--quick` takes two rounds of two seconds and leaves out contenders that only vary another: minutes
+instead of most of an hour.
 """
 
 from __future__ import annotations
