@@ -345,3 +345,32 @@ def test_the_id_itself_comes_before_beginnings_of_others(films: Predictor) -> No
     users = Directory(films, "user")
     assert [each["user"] for each in users.find("u3", 1)] == ["u3"]
     assert {each["user"] for each in users.find("U3", 99)} == {"u3", *(f"u3{number}" for number in range(10))}
+
+
+def test_usual_requests_are_encoded_value_by_value_with_the_same_answer(
+    clicks: Predictor, films: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And requests with a gap, a column too many or too few, or rows that differ, are not."""
+    request, full = {"user_id": "u3"}, [{"item_id": 100 + item} for item in range(5)]
+    assert answers._quickly(films, request, full) is not None
+    assert answers._quickly(clicks, request, full) is None, "it reads lists"
+    quick = rank(films, request, full, top_k=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(answers, "_quickly", lambda *_: None)
+        slow = rank(films, request, full, top_k=3)
+    assert [item.index for item in quick.items] == [item.index for item in slow.items]
+    np.testing.assert_allclose([item.score for item in quick.items], [item.score for item in slow.items], rtol=1e-6)
+    assert (quick.unknown_user, quick.unknown_items, quick.notes) == (False, (), ()) == (
+        slow.unknown_user, slow.unknown_items, slow.notes)  # fmt: skip
+    for unusual in (
+        ({"user_id": "nobody"}, full),
+        ({"user_id": None}, full),
+        ({}, full),
+        ({"user_id": "u3", "more": 1}, full),
+        (request, [*full, {"item_id": 999}]),
+        (request, [*full, {}]),
+        (request, [*full, {"item_id": 101, "kind": "b"}]),
+        (request, [{**full[0], "more": 1}]),
+        (request, [{"item_id": "101"}, {"item_id": 101}]),
+    ):
+        assert answers._quickly(films, *unusual) is None

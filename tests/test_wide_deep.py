@@ -259,3 +259,19 @@ def test_settings_that_make_no_model_are_refused(settings: dict[str, object], me
 def test_a_list_of_numbers_is_refused() -> None:
     with pytest.raises(SettingsError, match="feature 'prices' is a list of numbers, which wide_deep does not take"):
         build(a_spec(prices={"dtype": "float32", "length": 3}, **TWO_IDS))
+
+
+def test_the_first_layers_parts_follow_their_weight() -> None:
+    """They are kept from request to request, and cut anew when the weight has changed."""
+    model = build(a_spec(**MIXED), hidden=(8, 4))
+    items = {"b": torch.arange(4), "tags": torch.tensor([[1, 2, 0]] * 4)}
+    request = {"a": torch.tensor([2]), "price": torch.tensor([0.5])}
+    with torch.inference_mode():
+        before = model.score_items(request, items)
+    assert len(model.deep._first_parts) == 2
+    with torch.no_grad():
+        model.deep.mlp.first.weight.mul_(2.0)
+        after = model.score_items(request, items)
+        pairs = Model.score_items(model, request, items)
+    torch.testing.assert_close(after, pairs)
+    assert not torch.equal(before, after)

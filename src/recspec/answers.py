@@ -103,6 +103,8 @@ def rank(
         raise RequestError("this model reads no feature of an item, so candidates can't differ; POST /predict rows")
     rows = [each if isinstance(each, Mapping) else {_item_id(predictor): each} for each in candidates]
     ours = [name for name in names if name not in of_items]
+    if rows and (usual := _quickly(predictor, request, rows)) is not None:
+        return _ranked(predictor, rows, _scored(predictor, *usual, ()), top_k)
     user = predictor.anonymous_id(list(request))
     asked, items = (
         table_of([request if user is None else {**request, user: None}], "request"),
@@ -118,12 +120,7 @@ def rank(
         )
     many, gaps = _encoded(predictor, items, theirs, "candidates")
     notes += [*_notes(predictor, items, gaps), *_unread(predictor, asked, items)]
-    with torch.inference_mode():
-        if once:
-            logits = predictor.model.score_items(once, many)[0]
-        else:
-            logits = predictor.model(many)
-    return _ranked(predictor, rows, _Scored(once, many, logits.float(), notes), top_k)
+    return _ranked(predictor, rows, _scored(predictor, once, many, notes), top_k)
 
 
 @dataclass(frozen=True)
@@ -134,6 +131,41 @@ class _Scored:
     items: Batch
     logits: torch.Tensor
     notes: Sequence[str]
+
+
+def _quickly(predictor: Predictor, request: Row, rows: Sequence[Row]) -> tuple[Batch, Batch] | None:
+    """Request and candidates encoded value by value; None where a value or column is missing, unknown or unusual.
+
+    There is nothing to tell of them then, so an answer has no notes.
+    """
+    quick_request, quick_items = predictor.quick
+    if {*quick_request.features, *quick_items.features} != {*predictor.model.features()}:
+        return None
+    read, names = {*quick_request.sources, *quick_items.sources}, [*rows[0]]
+    if not read.issuperset(request) or not read.issuperset(names):
+        return None
+    try:
+        columns = {name: [row[name] for row in rows] for name in names}
+    except KeyError:
+        return None
+    if any(len(row) != len(names) for row in rows):
+        return None
+    once = quick_request.columns({name: (value,) for name, value in request.items()}, gaps=False)
+    many = quick_items.columns(columns, gaps=False)
+    if once is None or many is None:
+        return None
+    return _batch(predictor, once), _batch(predictor, many)
+
+
+def _batch(predictor: Predictor, inputs: Mapping[str, NDArray[Any]]) -> Batch:
+    found = {name: torch.from_numpy(values[:, 0]).to(predictor.device) for name, values in inputs.items()}
+    return {name: tensor if tensor.is_floating_point() else tensor.long() for name, tensor in found.items()}
+
+
+def _scored(predictor: Predictor, once: Batch, many: Batch, notes: Sequence[str]) -> _Scored:
+    with torch.inference_mode():
+        logits = predictor.model.score_items(once, many)[0] if once else predictor.model(many)
+    return _Scored(once, many, logits.float(), notes)
 
 
 def _must_join(

@@ -16,6 +16,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, get_args
@@ -358,12 +359,12 @@ class FeatureSpec:
         names = self.role("group")
         return names[0] if names else None
 
-    @property
+    @cached_property
     def user_id(self) -> str:
         """The user's id: `metadata.user_id`, else the role's scalar id feature of largest cardinality."""
         return self._id_feature("user")
 
-    @property
+    @cached_property
     def item_id(self) -> str:
         """The item's id: `metadata.item_id`, else the role's scalar id feature of largest cardinality."""
         return self._id_feature("item")

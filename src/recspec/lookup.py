@@ -56,22 +56,25 @@ class Lookup:
         """Names that the raw columns may bear."""
         self._types = {port.name: np.dtype(port.dtype) for port in ports}
 
-    def columns(self, columns: Mapping[str, Sequence[Any]]) -> Arrays | None:
-        """Inputs (B, 1) of raw columns of B values each; None where a column is missing or holds something unusual."""
+    def columns(self, columns: Mapping[str, Sequence[Any]], *, gaps: bool = True) -> Arrays | None:
+        """Inputs (B, 1) of raw columns of B values each; None where a column is missing or holds something unusual.
+
+        Without `gaps` a value that is missing or unknown is unusual too.
+        """
         made: Arrays = {}
         for name, sources, ids in self._ids:
             values = _given(columns, sources)
             found = None if values is None else ids.of(values)
-            if found is None:
+            if found is None or (not gaps and UNKNOWN in found):
                 return None
             made[name] = np.array(found, self._types[name])[:, None]
         for name, sources, transform in self._numbers:
             values = _given(columns, sources)
-            numbers = None if values is None else _as_numbers(values)
+            numbers = None if values is None else _as_numbers(values, gaps=gaps)
             if numbers is None:
                 return None
             made[name] = transform(numbers[0])[:, None].astype(self._types[name])
-        return made if self._plain.add(columns, made) else None
+        return made if self._plain.add(columns, made, gaps=gaps) else None
 
 
 class _Ids:
@@ -139,7 +142,7 @@ class _Plain:
         self._mean = np.array([each.mean if each else 0.0 for each in scales])[:, None]
         self._std = np.array([each.std if each else 1.0 for each in scales])[:, None]
 
-    def add(self, columns: Mapping[str, Sequence[Any]], made: Arrays) -> bool:
+    def add(self, columns: Mapping[str, Sequence[Any]], made: Arrays, *, gaps: bool) -> bool:
         """Put the inputs (B, 1) beside the others; False where a column is missing or holds something unusual."""
         if not self._sources:
             return True
@@ -147,7 +150,7 @@ class _Plain:
         given = [values for values in found if values is not None]
         if len(given) < len(found):
             return False
-        numbers = _as_numbers(*given)
+        numbers = _as_numbers(*given, gaps=gaps)
         if numbers is None:
             return False
         scaled = np.nan_to_num((numbers - self._mean) / self._std, copy=False, nan=0.0).astype(np.float32)
@@ -156,7 +159,7 @@ class _Plain:
         return True
 
 
-def _as_numbers(*columns: Sequence[Any]) -> NDArray[np.float64] | None:
+def _as_numbers(*columns: Sequence[Any], gaps: bool) -> NDArray[np.float64] | None:
     """Numbers (C, B) of C columns as float64, NaN where one is missing; None where something else is among them."""
     kinds = set[type]().union(*(map(type, values) for values in columns))
     if not kinds <= {float, int, type(None)}:
@@ -167,7 +170,7 @@ def _as_numbers(*columns: Sequence[Any]) -> NDArray[np.float64] | None:
         return None
     if np.isinf(numbers).any() or (int in kinds and (np.abs(numbers) >= WHOLE).any()):
         return None
-    return numbers
+    return None if not gaps and np.isnan(numbers).any() else numbers
 
 
 def _transform(encoder: Encoder) -> Callable[[NDArray[np.float64]], NDArray[Any]]:

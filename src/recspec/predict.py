@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -46,6 +47,8 @@ from recspec.errors import BundleError, DataError, SettingsError, SpecError, lis
 from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
 from recspec.gaps import LEFT_OUT, NO_EVENT, Misread, Predictions, misread_lists, raw_names, row_at
+from recspec.lookup import Lookup
+from recspec.signature import signature_of
 from recspec.storage import Column, Ragged, open_split
 
 ROWS = 65_536
@@ -314,6 +317,14 @@ class Predictor:
         if self.encoders is not None and feature in self.encoders.encoders:
             return self.encoders.can_encode(feature, columns)
         return feature in columns
+
+    @cached_property
+    def quick(self) -> tuple[Lookup, Lookup]:
+        """What encodes usual values of the request's features, and of the candidates', in microseconds."""
+        items, features = {*self.spec.role("item")}, self.model.features()
+        inputs, encoders = signature_of(self.spec, features, "rows").inputs, self.encoders or Encoders({}, {})
+        request = [port for port in inputs if port.name not in items]
+        return Lookup(encoders, request), Lookup(encoders, [port for port in inputs if port.name in items])
 
     # --- recommendations ----------------------------------------------------------------------------------------
 

@@ -213,6 +213,7 @@ class Deep(nn.Module):
         self.width = sum(widths.values()) + sum(self.indicators.values()) + len(self.numbers)
         self.features = (*widths, *self.indicators, *self.numbers)
         self.mlp = Mlp((self.width, *settings.hidden), dropout=settings.dropout)
+        self._first_parts: dict[tuple[str, ...], tuple[int, Tensor]] = {}
         for layer in self.mlp.layers:
             nn.init.zeros_(cast(nn.Linear, layer).bias)
         self.out = nn.Linear(settings.hidden[-1], 1)
@@ -240,7 +241,18 @@ class Deep(nn.Module):
         bias = self.mlp.first.bias if self.features[0] in names else None
         if not names:
             return torch.zeros(num_rows(batch), self.mlp.first.out_features, device=self.out.weight.device)
-        return F.linear(self.inputs(batch, names), self.mlp.first.weight[:, self._columns(names)], bias)
+        return F.linear(self.inputs(batch, names), self._first_weight(tuple(names)), bias)
+
+    def _first_weight(self, names: tuple[str, ...]) -> Tensor:
+        """The part (D, X) of the first layer's weight that belongs to some features; kept while it stays as it is."""
+        weight = self.mlp.first.weight
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference():
+            return weight[:, self._columns(names)]
+        version, part = self._first_parts.get(names, (-1, weight))
+        if version != weight._version or part.device != weight.device:
+            part = weight[:, self._columns(names)]
+            self._first_parts[names] = weight._version, part
+        return part
 
     def after_first(self, x: Tensor) -> Tensor:
         """Logits (...) from what the first linear layer gives, (..., D); overwrites it."""
