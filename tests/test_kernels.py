@@ -250,11 +250,12 @@ def compiled(kernel, known, **types):
 
 gather = {"width": 19, "block_n": 64, "block_d": 32}
 compiled(kernels._gather_rows, gather, ids="*i32", store="*fp32", out="*bf16", num_ids="i32", features="i32")
-numbers = dict.fromkeys(("gradient", "weight", "first", "second", "corrections"), "*fp32")
-scalars = dict.fromkeys(("lr", "eps", "rest1", "rest2"), "fp32")
+numbers = dict.fromkeys(("gradient", "weight", "first", "second", "corrections", "lr"), "*fp32")
+scalars = dict.fromkeys(("eps", "rest1", "rest2"), "fp32")
 for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
     known = {"width": 19, "block_n": 16, "block_d": 32, "rule": rule}
-    compiled(kernels._update_rows, known, num_ids="i32", num_rows="i32", **numbers, **scalars)
+    for ids in ("*i32", "*i64"):
+        compiled(kernels._update_rows, known, ids=ids, num_ids="i32", num_rows="i32", **numbers, **scalars)
 for number, precision in (("*fp32", "ieee"), ("*fp32", "tf32"), ("*bf16", "tf32")):
     known = {"features": 5, "width": 19, "block_f": 16, "block_d": 32, "precision": precision}
     for kernel in (kernels._dots, kernels._dots_backward):
