@@ -46,6 +46,7 @@ from recspec.optim import (
 from recspec.replay import CudaRecorder, Recorder, Replay
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, holds_negatives, negatives_by_default, sampler_for
+from recspec.sequences import in_one_shape
 from recspec.sharding import PlacementSettings, Shards, build, place
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -928,15 +929,15 @@ class TrainingRun:
     def _why_not_recorded(self) -> str | None:
         """What keeps a step from being recorded, of what is known before there is a loader."""
         settings, ranks = self.settings, self.ranks
-        steady = MODELS[self.model_name].steady_shapes or settings.compile
+        steady = MODELS[self.model_name].steady_shapes or settings.compile or settings.cuda_graphs == "always"
         reasons = {
             f"the run is on {ranks.device.type}": ranks.device.type != "cuda",
             "train.cuda_graphs is never": settings.cuda_graphs == "never",
             f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,
             "tables are divided or left on the host, and their rows are fetched": bool(self.shards.stores),
             "precision fp16 looks for overflows after every step; bf16 does not": self.precision == "fp16",
-            f"{self.model_name} has other shapes at every step, those of its histories' events; with train.compile "
-            "they are padded": not steady,
+            f"{self.model_name} has other shapes at every step, those of its histories' events; with "
+            "train.cuda_graphs=always they are padded": not steady,
         }
         return next((why for why, is_so in reasons.items() if is_so), None)
 
@@ -969,7 +970,8 @@ class TrainingRun:
 
         def step(batch: Batch) -> Tensor:
             rows = num_rows(batch) // (1 + self.num_negatives)
-            return self._update(batch, rows, rows)
+            with in_one_shape():
+                return self._update(batch, rows, rows)
 
         rows = self.loader.batch_size * (1 + self.num_negatives)
         return Replay(step, self._recorder(), rows=rows, tell=self._tell_of_recording)
