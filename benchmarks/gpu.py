@@ -76,7 +76,7 @@ SMALL_CARDINALITY, SMALL_BATCH = 50, 64
 """Of `--small`; correctness is checked at cardinalities of `CHECKED` and in batches of `CHECKED_BATCH`."""
 
 CHECKED, CHECKED_BATCH, CHECKED_STEPS = 5_000, 4_096, 4
-DETERMINISTIC_STEPS = 8
+DETERMINISTIC_STEPS, DETERMINISTIC_IDS = 8, 1_000_000
 
 MEMORY_SHARE = 0.6
 """Of a device's memory that embedding tables and their state may take; larger tables are capped."""
@@ -220,9 +220,8 @@ def tasks_of(models: Sequence[str], device: str, chosen: Sequence[str] = ()) -> 
             ]
             for settings in (TRAINING, ANSWERS)
         )
-        trained, answered = ([f"{kind}:{name}:{each}" for each in settings] for kind, settings in (
-            ("train", training), ("answer", answers),
-        ))  # fmt: skip
+        trained = [f"train:{name}:{each}" for each in training]
+        answered = [f"answer:{name}:{each}" for each in answers]
         found[name] = [f"check:{name}", *trained[:1], *answered[:1], *trained[1:], *answered[1:]]
         found[name].append(f"deterministic:{name}")
     return found
@@ -469,10 +468,12 @@ def count(run: TrainingRun) -> Figures:
         module.backend = "torch"
     traffic = Traffic()
     try:
+        run.optimizers.use_backend("torch")
         with FlopCounterMode(display=False) as flops, traffic:
-            next(run.epoch())
+            next(steps(run))
     finally:
         run.replay, run.objective = replay, objective
+        run.optimizers.use_backend(run.embedding_backend)
         for module, backend in backends.items():
             module.backend = backend
     return {"flops_per_step": flops.get_total_flops(), "bytes_per_step": traffic.bytes}
@@ -542,26 +543,25 @@ def deterministic(name: str, scene: Scene) -> Figures:
     """
     batch = SMALL_BATCH if scene.small else SUBJECTS[name].batch
     positives = batch // (1 + _drawn(name))
-    spec = scene.data(name, most=scene.most_ids(name), rows=positives * (3 if scene.small else SUBJECTS[name].batches))
+    # Smaller tables than are trained: two copies of them are compared on the host.
+    most = min(scene.most_ids(name), DETERMINISTIC_IDS)
+    spec = scene.data(name, most=most, rows=positives * (3 if scene.small else SUBJECTS[name].batches))
     own: dict[str, Any] = {"batch_size": batch, "negatives": _drawn(name), "precision": "bf16"}
-    ends: list[dict[str, Tensor]] = []
-    speed = 0.0
-    for _ in range(2):
-        run = make_run(name, scene, spec, deterministic=True, **own)
-        with arithmetic(run.precision, deterministic=True):
-            going = steps(run)
+
+    def run(*, is_deterministic: bool) -> tuple[dict[str, Tensor], float]:
+        made = make_run(name, scene, spec, deterministic=is_deterministic, **own)
+        with arithmetic(made.precision, deterministic=is_deterministic):
+            going = steps(made)
             for _ in range(DETERMINISTIC_STEPS):
                 next(going)
-            ends.append({each: parameter.detach().cpu().clone() for each, parameter in run.model.named_parameters()})
-            if len(ends) == 2:
-                going.close()
-                speed, _, _ = timed(run, scene, warmup=1)
-        del run
-    differ = [each for each, value in ends[0].items() if not torch.equal(value, ends[1][each])]
+            going.close()
+            end = {each: parameter.detach().cpu().clone() for each, parameter in made.model.named_parameters()}
+            return end, timed(made, scene, warmup=1)[0]
+
+    (first, _), (second, speed) = (run(is_deterministic=True) for _ in range(2))
+    differ = [each for each, value in first.items() if not torch.equal(value, second[each])]
     assert not differ, f"two deterministic runs differ in {', '.join(differ)}"
-    run = make_run(name, scene, spec, **own)
-    with arithmetic(run.precision, deterministic=False):
-        free, _, _ = timed(run, scene, warmup=1 if scene.small else 8)
+    _, free = run(is_deterministic=False)
     return {
         "equal": True,
         "steps": DETERMINISTIC_STEPS,
@@ -580,7 +580,7 @@ def check_kernels(scene: Scene) -> Figures:
     if why_not := kernels.why_not("triton", scene.device):
         return {"skipped": why_not}
     device = scene.device
-    rows, batch, width, features = (40, 8, 8, 3) if scene.small else (1_000_000, 65_536, 128, 26)
+    rows, batch, width, features = (40, 8, 8, 3) if scene.small else (50_000, 65_536, 128, 26)
     store = torch.randn(rows * features, width, device=device)
     firsts = torch.arange(features, device=device) * rows
     ids = torch.randint(rows, (batch, features), device=device)

@@ -285,8 +285,13 @@ def test_updates_by_kernel_are_recorded_but_for_lists(
 # --- nothing asks the device -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["rmsprop", "adagrad", "rowwise_adagrad", "ftrl"])
-@pytest.mark.parametrize("model", sorted(SIZES))
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *((model, "rmsprop") for model in sorted(SIZES)),
+        *(("neumf", name) for name in ("adagrad", "rowwise_adagrad", "ftrl")),
+    ],
+)
 def test_a_step_needs_no_answer_of_a_device(
     model: str, optimizer: str, data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
