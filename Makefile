@@ -5,7 +5,7 @@ bin := .venv/bin
 key := $(subst /,_,$(PYTHON))
 inputs := pyproject.toml constraints.txt scripts/setup.sh
 
-.PHONY: demo test test-slow check bench docs
+.PHONY: demo test test-slow check bench bench-all docs
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -22,8 +22,14 @@ check: .venv/ready-dev$(key)
 	$(bin)/ruff format --check
 	$(bin)/mypy
 
+# Training of every model beside its peers, one table; minutes with `make bench ARGS=--quick`, most of an hour without.
 bench: .venv/ready-dev$(key)
-	for file in benchmarks/[a-z]*.py; do echo "== $$file" && $(bin)/python "$$file" || exit 1; done
+	$(bin)/python benchmarks/training.py $(ARGS)
+
+# And everything else that is measured, one benchmark after the other: hours.
+bench-all: bench
+	for file in $(filter-out benchmarks/training.py %_vs_peers.py,$(wildcard benchmarks/[a-z]*.py)); do \
+		echo "== $$file" && $(bin)/python "$$file" || exit 1; done
 
 docs: .venv/ready-dev$(key)
 	$(bin)/python -m scripts.write_tables

@@ -1,6 +1,6 @@
 """Training speed of DLRM at its published sizes beside TorchRec's: same rows, layers, optimizers, in turns.
 
-    python benchmarks/dlrm_vs_peers.py [--threads 1] [--rounds 3] [--seconds 20]
+    python benchmarks/dlrm_vs_peers.py [--threads 1] [--rounds 3] [--seconds 10] [--quick]
 
 26 tables of 100,000 rows x 128, a bottom MLP of 512-256-128, a top MLP of 1024-1024-512-256-1, batches of 8192 made-up
 rows held in memory: ids of a power law, 13 numbers. Tables are updated by row-wise Adagrad, layers by Adagrad.
@@ -9,46 +9,37 @@ TorchRec's `DLRM` is the one that a package of PyPI brings. It has no loader and
 given batches taken at once from a matrix, the way its own loader of Criteo makes them, and torch's plainest loop. Its
 tables are fused with their optimizer (`FusedEmbeddingBagCollection`, FBGEMM's kernels), which is the fastest it can do
 on a CPU. `helped` is the same with what a user could add from outside: products through oneDNN, in bf16 where the CPU
-has instructions for it, and a malloc that keeps freed memory. Peers left out: DeepCTR-Torch and torch-rechub have no
+is faster with it, and a malloc that keeps freed memory. Peers left out: DeepCTR-Torch and torch-rechub have no
 DLRM, and FuxiCTR's package comes without its models.
 
 `recspec, fp32` computes as torch does by default: the same products as the peer as it comes. `recspec, fbgemm` looks up
 and updates tables by FBGEMM's kernels, as TorchRec does; it is measured where this interpreter has them. The clock runs
 over whole training steps after the first batches: choosing rows at random, forward, backward, optimizers.
 
-`of matrix rate` is the arithmetic of the linear layers (6 floating-point operations a weight and sample) over what
-plain matrix products reach, as recspec's process measured it in the same round: the machine's own limit for everybody.
+`of matrix rate` is the arithmetic of all matrix products (as recspec's step does them) over what plain matrix products
+reach, as recspec's process measured it in the same round: the machine's own limit for everybody.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from _side_by_side import (
     Clock,
+    Comparison,
     Contender,
     Found,
-    add_shares,
-    circumstances,
-    environments,
-    fastest,
-    linear_weights,
+    Measures,
+    Pace,
+    compared,
+    found_of_peer,
+    help_peer,
     parser,
-    peak_memory,
-    peer_python,
-    print_table,
-    ratios,
-    run_in_turns,
-    shared,
     start,
-    summarise,
-    time_training,
+    time_recspec,
 )
 
 TABLES, NUM_IDS, WIDTH, NUMBERS = 26, 100_000, 128, 13
@@ -61,10 +52,6 @@ BATCHES = 64
 RATE, EPS = 0.005, 1e-8
 """Learning rate and eps of both optimizers, for everybody."""
 
-REQUIREMENTS = ("numpy==2.4.6", "tensordict==0.15.3", "torchmetrics==1.9.0", "tqdm==4.70.1")
-ALONE = ("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "pyre-extensions==0.0.32", "typing-inspect==0.9.0")
-"""Installed without what they ask for: `torchrec` asks for FBGEMM's build for GPUs and an old torchmetrics."""
-
 DIFFERENCES = (
     "the peer computes in fp32 as torch does by default, helped in bf16 or through oneDNN, recspec as `precision` says",
     "rows reach recspec through its own loader, TorchRec as one indexing of a matrix a batch",
@@ -72,48 +59,30 @@ DIFFERENCES = (
 )
 
 
-def main() -> None:
-    """Measure everybody in turns, print a table, write JSON."""
-    start(_arguments(), MEASURES, compare)
-
-
-def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
-    theirs = peer_python("TorchRec", arguments.torchrec_environment, REQUIREMENTS, alone=ALONE)
     spec = clicks_like_criteo(scratch / "data", BATCHES * arguments.batch_size)
     rows = write_matrix(spec, scratch / "matrix")
-    ours = {"who": "recspec", "data": str(spec.folder), **shared(arguments)}
-    peer = {"who": "torchrec", "data": str(scratch / "matrix"), **shared(arguments)}
-    python = Path(sys.executable)
-    contenders = {"recspec": Contender(python, {**ours, "precision": arguments.precision, "backend": "auto"})}
-    if importlib.util.find_spec("fbgemm_gpu"):
-        fbgemm = {**ours, "precision": arguments.precision, "backend": "fbgemm"}
-        contenders["recspec, fbgemm"] = Contender(python, fbgemm)
-    contenders |= {
-        "recspec, fp32": Contender(python, {**ours, "precision": "fp32", "backend": "auto"}),
-        "TorchRec": Contender(theirs, {**peer, "helped": False}),
-        "TorchRec, helped": Contender(theirs, {**peer, "helped": True}),
-    }
-    runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
-    add_shares(runs)
-    summary = summarise(runs)
-    peers = [name for name in summary if name.startswith("TorchRec")]
-    best = fastest(summary, peers)
-    print_table(summary, best)
+
+    def ours(precision: str, backend: str) -> Contender:
+        return Contender("recspec", {"data": str(spec.folder), "precision": precision, "backend": backend})
+
+    contenders = {"recspec": ours(arguments.precision, "auto")}
+    if importlib.util.find_spec("fbgemm_gpu") and not arguments.quick:
+        contenders["recspec, fbgemm"] = ours(arguments.precision, "fbgemm")
+    if not arguments.quick:
+        contenders["recspec, fp32"] = ours("fp32", "auto")
+    for name, helped in (("TorchRec", False), ("TorchRec, helped", True)):
+        contenders[name] = Contender("torchrec", {"data": str(scratch / "matrix"), "helped": helped})
+    table = Comparison(Path(__file__), "dlrm", "DLRM", contenders, same_products=True)
     return {
-        "what": "DLRM training, samples/s over whole steps; ratio is recspec over the fastest peer",
+        "what": "DLRM training, samples/s over whole steps",
         "sizes": {"tables": TABLES, "rows": NUM_IDS, "width": WIDTH, "numbers": NUMBERS, "bottom": BOTTOM, "top": TOP},
         "optimizer": {"tables": "rowwise_adagrad", "layers": "adagrad", "learning_rate": RATE, "eps": EPS},
         "data": "made up in Criteo's shape, ids of a power law",
         "rows": rows,
-        "results": summary,
-        "fastest_peer": best,
-        **ratios(summary, "recspec", best),
-        "over_each_peer": {
-            f"{own} / {name}": ratios(summary, own, name) for own in summary if own not in peers for name in peers
-        },
-        "runs": runs,
-        **circumstances(arguments, DIFFERENCES),
+        "settings": {"published": compared(table, arguments)},
+        "differences": DIFFERENCES,
     }
 
 
@@ -122,7 +91,7 @@ def clicks_like_criteo(folder: Path, rows: int) -> Any:
     from recspec.feature_spec import FeatureSpec
     from recspec.synthesize import synthesize
 
-    ids, numbers = _features()
+    ids, numbers = features_like_criteo()
     features: dict[str, dict[str, object]] = {
         **{name: {"dtype": "int32", "cardinality": NUM_IDS} for name in ids},
         **{name: {"dtype": "float32"} for name in numbers},
@@ -145,7 +114,7 @@ def write_matrix(spec: Any, folder: Path) -> int:
     from recspec.storage import open_split
 
     folder.mkdir()
-    ids, numbers = _features()
+    ids, numbers = features_like_criteo()
     parts: dict[str, list[Any]] = {"ids": [], "numbers": [], "labels": []}
     for columns in open_split(spec, "train", (*ids, *numbers, "label")).batches():
         for part, names, dtype in (
@@ -159,7 +128,7 @@ def write_matrix(spec: Any, folder: Path) -> int:
     return sum(len(block) for block in parts["labels"])
 
 
-def _features() -> tuple[list[str], list[str]]:
+def features_like_criteo() -> tuple[list[str], list[str]]:
     """Names of the categorical and of the numerical features."""
     return [f"id_{place}" for place in range(TABLES)], [f"number_{place}" for place in range(NUMBERS)]
 
@@ -167,37 +136,21 @@ def _features() -> tuple[list[str], list[str]]:
 # --- in a process of its own -----------------------------------------------------------------------------------------
 
 
-def measure_recspec(data: str, *, precision: str, backend: str, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_recspec(data: str, *, pace: Pace, precision: str, backend: str) -> Found:
     """This project, by the steps of its own training run."""
-    import torch
-
-    from recspec.distributed import Ranks
-    from recspec.feature_spec import FeatureSpec
-    from recspec.machine import keep_freed_memory
-    from recspec.models.dlrm import DlrmSettings
-    from recspec.train import TrainingRun, TrainSettings
-
-    keep_freed_memory()
-    torch.set_num_threads(threads)
-    settings = TrainSettings.model_validate(
-        {
-            "batch_size": batch_size,
-            "optimizer": "adagrad",
-            "learning_rate": RATE,
-            "eps": EPS,
-            "parts": {"embeddings": {"optimizer": "rowwise_adagrad"}},
-            "precision": precision,
-            "embedding_backend": backend,
-            "tensorboard": False,
-        }
-    )
-    sizes = DlrmSettings(embedding_dim=WIDTH, bottom=BOTTOM, top=TOP)
-    with tempfile.TemporaryDirectory() as folder:
-        run = TrainingRun("dlrm", FeatureSpec.load(data), Path(folder) / "run", settings, sizes, Ranks())
-        return time_training(run, seconds)
+    train = {
+        "optimizer": "adagrad",
+        "learning_rate": RATE,
+        "eps": EPS,
+        "parts": {"embeddings": {"optimizer": "rowwise_adagrad"}},
+        "precision": precision,
+        "embedding_backend": backend,
+    }
+    sizes = {"embedding_dim": WIDTH, "bottom": BOTTOM, "top": TOP}
+    return time_recspec("dlrm", data, pace, train=train, sizes=sizes)
 
 
-def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_torchrec(data: str, *, pace: Pace, helped: bool) -> Found:
     """TorchRec's DLRM, its tables fused with their optimizer."""
     import ctypes
     from contextlib import nullcontext
@@ -209,15 +162,16 @@ def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float
     from torchrec.modules.fused_embedding_modules import fuse_embedding_optimizer
     from torchrec.optim import RowWiseAdagrad
 
-    torch.set_num_threads(threads)
-    bf16 = helped and "bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    # Intel's instructions for bf16 without AMX are slower than those for fp32 (docs/decisions.md).
+    bf16 = helped and ("amx_bf16" in cpu or ("avx512_bf16" in cpu and "AuthenticAMD" in cpu))
     if helped:
-        torch.set_float32_matmul_precision("medium")
+        help_peer()
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # no blocks mapped one by one
         mallopt(-1, -1)  # nothing handed back
     ids, numbers, labels = (torch.from_numpy(np.load(Path(data) / f"{n}.npy")) for n in ("ids", "numbers", "labels"))
-    names, _ = _features()
+    names, _ = features_like_criteo()
     tables = [
         EmbeddingBagConfig(
             name=name,
@@ -235,17 +189,17 @@ def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float
     )
     dense = [parameter for name, parameter in model.named_parameters() if not name.startswith("sparse_arch")]
     optimizer = torch.optim.Adagrad(dense, lr=RATE, eps=EPS)
-    lengths = torch.ones(TABLES * batch_size, dtype=torch.int32)
-    offsets = torch.arange(TABLES * batch_size + 1, dtype=torch.int32)
-    clock = Clock(seconds)
+    lengths = torch.ones(TABLES * pace.batch_size, dtype=torch.int32)
+    offsets = torch.arange(TABLES * pace.batch_size + 1, dtype=torch.int32)
+    clock = Clock(pace)
     while not clock.is_over:
-        for rows in torch.randperm(len(ids)).split(batch_size):  # type: ignore[no-untyped-call]
+        for rows in torch.randperm(len(ids)).split(pace.batch_size):  # type: ignore[no-untyped-call]
             jagged = KeyedJaggedTensor(
                 names,
                 ids.index_select(0, rows).t().reshape(-1),
                 lengths=lengths,
                 offsets=offsets,
-                stride=batch_size,
+                stride=pace.batch_size,
             )
             with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
                 logits = model(numbers.index_select(0, rows), jagged).squeeze(1)
@@ -255,29 +209,18 @@ def measure_torchrec(data: str, *, helped: bool, batch_size: int, seconds: float
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if clock.tick((clock.batches + 1) * batch_size):
+            if clock.tick((clock.batches + 1) * pace.batch_size):
                 break
-    return {
-        **clock.result(),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "precision": "bf16" if bf16 else "fp32",
-        "torch": torch.__version__,
-        "peak_memory_bytes": peak_memory(),
-        "loss": float(loss),
-        "linear_weights": linear_weights(model),
-    }
+    return {**found_of_peer(clock, model), "precision": "bf16" if bf16 else "fp32", "loss": float(loss)}
 
 
-MEASURES: dict[str, Callable[..., Found]] = {"recspec": measure_recspec, "torchrec": measure_torchrec}
+MEASURES: Measures = {"recspec": measure_recspec, "torchrec": measure_torchrec}
 
 
-def _arguments() -> argparse.Namespace:
-    results = Path(__file__).parent / "results"
-    options = parser(__doc__, batch_size=8192, out=results / "dlrm_vs_peers.json")
-    options.add_argument("--precision", default="auto", help="recspec's, as in train.precision")
-    options.add_argument("--torchrec-environment", type=Path, default=environments() / "torchrec")
-    return options.parse_args()
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    return parser(__doc__, __file__, batch_size=8192)
 
 
 if __name__ == "__main__":
-    main()
+    start(options(), MEASURES, compare)

@@ -1,10 +1,10 @@
 """Training speed of NeuMF beside RecBole's: same rows, sizes, batch and threads, in turns, in one run.
 
-    python benchmarks/neumf_vs_peers.py [--data PREPARED] [--threads 1] [--rounds 3] [--seconds 20]
+    python benchmarks/neumf_vs_peers.py [--data PREPARED] [--threads 1] [--rounds 3] [--seconds 10] [--quick]
 
 A sample is a row that the model trains on, drawn negatives included. The clock runs over everything a training step
 takes (choosing rows, drawing negatives, forward, backward, optimizer) after the first batches; set-up is left out.
-RecBole needs older libraries, so it runs in an environment of its own, made once in `--environment`.
+RecBole needs older libraries, so it runs in an environment of its own, made once in `--environments`.
 
 Each measurement is a process of its own that this file starts with `--measure`: on that side it imports nothing of
 recspec but what it measures, and under RecBole's interpreter nothing of recspec at all.
@@ -14,33 +14,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from _side_by_side import (
     Clock,
+    Comparison,
     Contender,
-    add_shares,
-    circumstances,
-    environments,
+    Found,
+    Measures,
+    Pace,
+    compared,
+    found_of_peer,
     parser,
-    peer_python,
-    print_table,
-    ratios,
-    run_in_turns,
-    shared,
     start,
-    summarise,
-    time_training,
+    time_recspec,
 )
 
 SIZES: dict[str, Any] = {"factors": 64, "layers": [256, 256, 128, 64], "dropout": 0.5, "negatives": 4}
 """The published sizes (He et al. 2017 in the form published for MovieLens 20M)."""
 
 LEARNING_RATE = 0.0045
-REQUIREMENTS = ("recbole==1.2.1", "numpy==1.26.4", "pandas==2.2.3", "scipy==1.11.4")
 
 DIFFERENCES = (
     "recspec drops units after every hidden ReLU (448 a sample), RecBole at the input of every linear layer (640)",
@@ -49,38 +44,28 @@ DIFFERENCES = (
 )
 
 
-def main() -> None:
-    """Measure everybody in turns, print a table, write JSON."""
-    start(_arguments(), MEASURES, compare)
-
-
-def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
     from recspec.bench import interactions_like_ml_1m
     from recspec.feature_spec import FeatureSpec
 
-    peer = peer_python("RecBole", arguments.environment, REQUIREMENTS)
     spec = FeatureSpec.load(arguments.data) if arguments.data else interactions_like_ml_1m(scratch / "data")
     rows = write_atomic_file(spec, scratch / "atomic")
-    ours, here = {"who": "recspec", "data": str(spec.folder.resolve()), **shared(arguments)}, Path(sys.executable)
+    ours = {"data": str(spec.folder.resolve()), "precision": arguments.precision}
     contenders = {
-        "recspec": Contender(here, {**ours, "reject": False}),
-        "recspec, rejecting": Contender(here, {**ours, "reject": True}),
-        "RecBole": Contender(peer, {"who": "recbole", "data": str(scratch / "atomic"), **shared(arguments)}),
+        "recspec": Contender("recspec", {**ours, "reject": False}),
+        "recspec, rejecting": Contender("recspec", {**ours, "reject": True}),
+        "RecBole": Contender("recbole", {"data": str(scratch / "atomic")}),
     }
-    runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
-    add_shares(runs)
-    summary = summarise(runs)
-    print_table(summary, "RecBole")
+    if arguments.quick:
+        del contenders["recspec, rejecting"]
     return {
         "what": "NeuMF training, samples/s with drawn negatives included",
         "sizes": SIZES,
         "data": spec.metadata.get("dataset", "made up in ml-1m's shape"),
         "rows": rows,
-        "results": summary,
-        **ratios(summary, "recspec", "RecBole"),
-        "runs": runs,
-        **circumstances(arguments, DIFFERENCES),
+        "settings": {"published": compared(Comparison(Path(__file__), "neumf", "NeuMF", contenders), arguments)},
+        "differences": DIFFERENCES,
     }
 
 
@@ -104,48 +89,26 @@ def write_atomic_file(spec: Any, folder: Path) -> int:
 # --- in a process of its own -----------------------------------------------------------------------------------------
 
 
-def measure_recspec(data: str, *, reject: bool, batch_size: int, seconds: float, threads: int) -> dict[str, Any]:
+def measure_recspec(data: str, *, pace: Pace, precision: str, reject: bool) -> Found:
     """This project, by the steps of its own training run."""
-    import torch
-
-    from recspec.distributed import Ranks
-    from recspec.feature_spec import FeatureSpec
-    from recspec.machine import keep_freed_memory
-    from recspec.models.neumf import NeuMFSettings
-    from recspec.train import TrainingRun, TrainSettings
-
-    keep_freed_memory()
-    torch.set_num_threads(threads)
+    train = {
+        "negatives": SIZES["negatives"],
+        "reject_positives": reject,
+        "learning_rate": LEARNING_RATE,
+        "precision": precision,
+    }
     sizes = {name: SIZES[name] for name in ("factors", "layers", "dropout")}
-    settings = TrainSettings(
-        batch_size=batch_size,
-        negatives=SIZES["negatives"],
-        reject_positives=reject,
-        learning_rate=LEARNING_RATE,
-        tensorboard=False,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        run = TrainingRun(
-            "neumf",
-            FeatureSpec.load(data),
-            Path(folder) / "run",
-            settings,
-            NeuMFSettings.model_validate(sizes),
-            Ranks(),
-        )
-        return time_training(run, seconds)
+    return time_recspec("neumf", data, pace, train=train, sizes=sizes)
 
 
-def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int) -> dict[str, Any]:
+def measure_recbole(data: str, *, pace: Pace) -> Found:
     """RecBole, by its own trainer's epoch over its own loader, which is stopped when the time is over."""
-    import torch
     from recbole.config import Config  # type: ignore[import-not-found]
     from recbole.data import create_dataset, data_preparation  # type: ignore[import-not-found]
     from recbole.model.general_recommender import NeuMF  # type: ignore[import-not-found]
     from recbole.trainer import Trainer  # type: ignore[import-not-found]
     from recbole.utils import init_seed  # type: ignore[import-not-found]
 
-    torch.set_num_threads(threads)
     settings = {
         "data_path": data,
         "use_gpu": False,
@@ -156,7 +119,7 @@ def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int)
         "mlp_embedding_size": SIZES["layers"][0] // 2,
         "mlp_hidden_size": SIZES["layers"][1:],
         "dropout_prob": SIZES["dropout"],
-        "train_batch_size": batch_size,  # RecBole too counts negatives in it
+        "train_batch_size": pace.batch_size,  # RecBole too counts negatives in it
         "learner": "adam",
         "learning_rate": LEARNING_RATE,
         "train_neg_sample_args": {
@@ -174,7 +137,7 @@ def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int)
     init_seed(0, True)
     train_data, _, _ = data_preparation(config, create_dataset(config))
     model = NeuMF(config, train_data.dataset)
-    clock = Clock(seconds)
+    clock = Clock(pace)
 
     class UntilTimeIsOver:
         """RecBole's loader, with the clock between its batches."""
@@ -197,20 +160,18 @@ def measure_recbole(data: str, *, batch_size: int, seconds: float, threads: int)
     while not clock.is_over:
         Trainer(config, model)._train_epoch(UntilTimeIsOver(), epoch, show_progress=False)
         epoch += 1
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {**clock.result(), "parameters": parameters, "precision": "fp32", "torch": torch.__version__}
+    return found_of_peer(clock, model)
 
 
-MEASURES: dict[str, Callable[..., dict[str, Any]]] = {"recspec": measure_recspec, "recbole": measure_recbole}
+MEASURES: Measures = {"recspec": measure_recspec, "recbole": measure_recbole}
 
 
-def _arguments() -> argparse.Namespace:
-    results = Path(__file__).parent / "results"
-    options = parser(__doc__, batch_size=65536, out=results / "neumf_vs_peers.json")
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    options = parser(__doc__, __file__, batch_size=65536)
     options.add_argument("--data", type=Path, help="a prepared dataset; made-up rows in ml-1m's shape without")
-    options.add_argument("--environment", type=Path, default=environments() / "recbole")
-    return options.parse_args()
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    start(options(), MEASURES, compare)

@@ -1,12 +1,12 @@
 """DIN, DIEN and SIM beside FuxiCTR, DeepCTR-Torch and torch-rechub: same rows, sizes, optimizer, in turns.
 
-    python benchmarks/sequence_vs_peers.py [--models din dien sim] [--histories power_law full] [--rounds 2]
+    python benchmarks/sequence_vs_peers.py [--models din dien sim] [--histories power_law full] [--quick]
 
 Made-up rows held in memory: a user, an item of 100,000 and its category of 1,000, and a history of up to 50 such
 items. `power_law`: lengths from 1 to 50, as often as 1 / length (mean 11); `full`: always 50. Embeddings of width 16,
 an MLP of 512-256-128, attention of 80-40, Adam, batches of 4096.
 
-The clock runs over whole training steps after the first two: choosing rows at random, forward, backward, optimizer.
+The clock runs over whole training steps after the first ones: choosing rows at random, forward, backward, optimizer.
 Peers pad every history to 50. They are helped with what a user could add from outside: rows that are tensors already
 and are taken a batch at a time instead of one by one, no progress bar, and torch's setting that sends products through
 oneDNN. DeepCTR-Torch and torch-rechub train by their own `fit`; FuxiCTR by its own `train_step`, for its `fit` reads
@@ -21,33 +21,35 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from _side_by_side import (
     Blocks,
     Clock,
+    Comparison,
     Contender,
     Found,
+    Measures,
+    Pace,
     TimeOver,
-    circumstances,
     clocked,
-    environments,
-    fastest,
+    compared,
+    epochs,
+    fit_deepctr,
+    fit_rechub,
     found_of_peer,
+    help_peer,
+    interpreters,
+    measured,
     parser,
-    peer_python,
-    print_table,
-    ratios,
-    run_in_turns,
-    shared,
+    recspec_run,
     start,
-    summarise,
-    time_training,
+    time_recspec,
+    without_batch_normalisation,
 )
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES, LENGTH = 20_000, 100_000, 1_000, 50
@@ -57,16 +59,10 @@ WIDTH, HIDDEN, ATTENTION = 16, (512, 256, 128), (80, 40)
 TOP_K, SHORT, SEARCH_DIM, HEADS = 20, 10, 64, 2
 """Of SIM: events that are searched for, the latest ones read as they are, width of the search, heads of attention."""
 
-RATE, WARM_UP = 0.001, 2
+RATE = 0.001
 IDS = {"user_id": NUM_USERS + 1, "item_id": NUM_ITEMS + 1, "category": NUM_CATEGORIES + 1}
 OF_EVENTS = ("item_id", "category")
 """Item features that have histories."""
-
-REQUIREMENTS = {
-    "deepctr": ("deepctr-torch==0.3.0", "requests==2.34.2", "pandas==3.1.1", "numpy==2.4.6", "scikit-learn==1.9.1"),
-    "rechub": ("torch-rechub==0.9.0", "pyarrow==26.0.1"),
-    "fuxictr": ("fuxictr==2.3.10", "ray[data]==2.52.1", "numpy==2.4.6", "pandas==3.1.1"),
-}
 
 PEERS = {
     "din": {"FuxiCTR": "fuxictr", "DeepCTR-Torch": "deepctr", "torch-rechub": "rechub"},
@@ -104,75 +100,63 @@ DIFFERENCES = (
 )
 
 
-def main() -> None:
-    """Measure everybody in turns, print tables, write JSON."""
-    start(_arguments(), MEASURES, compare)
+LEFT_OUT = {
+    "din": {},
+    "dien": {},
+    "sim": dict.fromkeys(("DeepCTR-Torch", "torch-rechub"), "it has no SIM"),
+}
 
 
-def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
-    wanted = {who for model in arguments.models for who in PEERS[model].values()}
-    python = {
-        who: peer_python(who, arguments.environments / name, REQUIREMENTS[who])
-        for who, name in (("deepctr", "deepctr-torch"), ("rechub", "torch-rechub"), ("fuxictr", "fuxictr"))
-        if who in wanted
-    }
     report: dict[str, Any] = {}
-    for histories in arguments.histories:
+    for histories in ["power_law"] if arguments.quick else arguments.histories:
         folder = scratch / histories
         best = write_rows(folder, histories)
         for model in arguments.models:
-            common = {"model": model, "data": str(folder), **shared(arguments)}
-            contenders = {
-                name: Contender(
-                    Path(sys.executable),
-                    {"who": "recspec", "settings": own, "precision": arguments.precision, "passes": 0, **common},
-                )
-                for name, own in OURS[model].items()
-            }
-            contenders |= {
-                name: Contender(python[who], {"who": who, "passes": 0, **common}) for name, who in PEERS[model].items()
-            }
-            found = _compared(contenders, f"{model}, {histories}", model, arguments)
-            if histories == "power_law" and arguments.passes:
-                found["auc"] = {**_qualities(contenders, arguments), "best possible": best}
+            table = _comparison(model, histories, str(folder), arguments)
+            found = compared(table, arguments)
+            if histories == "power_law" and arguments.passes and not arguments.quick:
+                found["auc"] = {**_qualities(table, [*found["results"]], arguments), "best possible": best}
                 print("  ".join(f"{name}: AUC {auc:.4f}" for name, auc in found["auc"].items()))
             report[f"{model}, {histories}"] = found
     return {
-        "what": "training, samples/s over whole steps, and AUC after as many passes; ratio is recspec over a peer",
+        "what": "training, samples/s over whole steps, and AUC after as many passes",
         "sizes": {"ids": IDS, "length": LENGTH, "width": WIDTH, "hidden": HIDDEN, "attention": ATTENTION},
         "optimizer": {"optimizer": "adam", "learning_rate": RATE},
         "data": "made up, ids of a power law",
         "rows": ROWS,
         "passes": arguments.passes,
         "settings": report,
-        **circumstances(arguments, DIFFERENCES),
+        "differences": DIFFERENCES,
     }
 
 
-def _compared(
-    contenders: Mapping[str, Contender], title: str, model: str, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
-    summary = summarise(runs)
-    best = fastest(summary, [*PEERS[model]])
-    print_table(summary, best, title)
-    return {
-        "results": summary,
-        "fastest_peer": best,
-        "over_each_peer": {
-            f"{own} / {peer}": ratios(summary, own, peer) for own in OURS[model] for peer in PEERS[model]
-        },
-        "runs": runs,
+def _comparison(model: str, histories: str, data: str, arguments: argparse.Namespace) -> Comparison:
+    common = {"model": model, "data": data, "passes": 0}
+    contenders = {
+        name: Contender("recspec", {"settings": own, "precision": arguments.precision, **common})
+        for name, own in OURS[model].items()
     }
+    contenders |= {name: Contender(who, common) for name, who in PEERS[model].items()}
+    title = f"{model.upper()}, {histories}"
+    opposite = {peer: f"recspec, {what}" for peer in PEERS[model] for _, comma, what in [peer.partition(", ")] if comma}
+    return Comparison(Path(__file__), model, title, contenders, opposite=opposite, left_out=LEFT_OUT[model])
 
 
-def _qualities(contenders: Mapping[str, Contender], arguments: argparse.Namespace) -> dict[str, float]:
-    """The AUC of each contender, the mean of all seeds."""
-    told = {"passes": arguments.passes, "batch_size": arguments.quality_batch_size}
-    trained = {name: Contender(who.python, {**who.measure, **told}) for name, who in contenders.items()}
-    runs = run_in_turns(Path(__file__), trained, rounds=1)
-    return {name: statistics.fmean(found["auc"] for found in rounds) for name, rounds in runs.items()}
+def _qualities(table: Comparison, names: list[str], arguments: argparse.Namespace) -> dict[str, float]:
+    """The AUC of each contender that could be measured."""
+    python, _ = interpreters(
+        (table.contenders[name].who for name in names if name in PEERS[table.model]), arguments.environments
+    )
+    python["recspec"] = Path(sys.executable)
+    pace = Pace(arguments.quality_batch_size, arguments.threads, arguments.seconds, arguments.warm_up)
+    reached = {}
+    for name in names:
+        who, told = table.contenders[name].who, table.contenders[name].told
+        trained = Contender(who, {**told, "passes": arguments.passes})
+        reached[name] = float(measured(table.script, python[who], trained, pace)["auc"])
+    return reached
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -271,29 +255,10 @@ def _spec(folder: Path) -> Any:
 
 
 def measure_recspec(
-    data: str,
-    *,
-    model: str,
-    settings: dict[str, Any],
-    precision: str,
-    passes: int,
-    batch_size: int,
-    seconds: float,
-    threads: int,
+    data: str, *, pace: Pace, model: str, settings: Mapping[str, Any], precision: str, passes: int
 ) -> Found:
     """This project, by the steps of its own training run."""
-    import torch
-
-    from recspec.distributed import Ranks
-    from recspec.evaluate import evaluate_model
-    from recspec.feature_spec import FeatureSpec
-    from recspec.machine import keep_freed_memory
-    from recspec.models import MODELS
-    from recspec.train import TrainingRun, TrainSettings, arithmetic
-
-    keep_freed_memory()
-    torch.set_num_threads(threads)
-    spec = FeatureSpec.load(data)
+    train = {"optimizer": "adam", "learning_rate": RATE, "precision": precision}
     sizes = {
         "embedding_dim": WIDTH,
         "hidden": HIDDEN,
@@ -302,32 +267,30 @@ def measure_recspec(
         "attention_activation": "relu",
         **settings,
     }
-    train = TrainSettings(
-        batch_size=batch_size, optimizer="adam", learning_rate=RATE, precision=precision, tensorboard=False
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        made = MODELS[model].Settings.model_validate(sizes)
-        run = TrainingRun(model, spec, Path(folder) / "run", train, made, Ranks())
-        if not passes:
-            return time_training(run, seconds, WARM_UP)
-        clock = Clock(float("inf"), WARM_UP)
-        with arithmetic(run.precision, train.deterministic):
+    if not passes:
+        return time_recspec(model, data, pace, train=train, sizes=sizes)
+    from recspec.evaluate import evaluate_model
+    from recspec.train import arithmetic
+
+    with recspec_run(model, data, {"batch_size": pace.batch_size, **train}, sizes) as run:
+        clock = Clock(pace, forever=True)
+        with arithmetic(run.precision, run.settings.deterministic):
             for epoch in range(passes):
                 run.progress.epoch, run.progress.batch = epoch, 0
                 for _ in run.epoch():
                     clock.tick(run.progress.samples)
-            reached = evaluate_model(run.model, spec, "test", protocols=("rows",)).metrics["rows"]["auc"]
+            reached = evaluate_model(run.model, run.spec, "test", protocols=("rows",)).metrics["rows"]["auc"]
     return {**clock.result(), "auc": reached}
 
 
-def measure_deepctr(data: str, *, model: str, passes: int, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_deepctr(data: str, *, pace: Pace, model: str, passes: int) -> Found:
     """DeepCTR-Torch's DIN and DIEN, by their own `fit`; ids stay exact in its float32 matrix."""
     import numpy as np
     import torch
     from deepctr_torch.inputs import SparseFeat, VarLenSparseFeat  # type: ignore[import-not-found]
-    from deepctr_torch.models import DIEN, DIN, basemodel  # type: ignore[import-not-found]
+    from deepctr_torch.models import DIEN, DIN  # type: ignore[import-not-found]
 
-    _prepare_torch(threads)
+    torch.manual_seed(0)
     columns = [SparseFeat(name, count, embedding_dim=WIDTH) for name, count in IDS.items()]
     names = {"hist_": "history_", "neg_hist_": "negative_history_"} if model == "dien" else {"hist_": "history_"}
     columns += [
@@ -355,28 +318,22 @@ def measure_deepctr(data: str, *, model: str, passes: int, batch_size: int, seco
 
     rows, labels = read("train")
     optimizer = torch.optim.Adam(made.parameters(), lr=RATE)
-    clock = clocked(optimizer, batch_size, float("inf") if passes else seconds, WARM_UP)
-    made.compile(optimizer, "binary_crossentropy", metrics=[])
-    own_loader, basemodel.DataLoader = basemodel.DataLoader, Blocks
-    try:
-        made.fit(rows, labels, batch_size=batch_size, epochs=passes or 1_000_000, verbose=0, shuffle=True)
-    except TimeOver:
+    clock = fit_deepctr(made, optimizer, rows, labels, pace, helped=True, passes=passes)
+    if not passes:
         return found_of_peer(clock, made)
-    basemodel.DataLoader = own_loader
     rows, labels = read("test")
-    return {**clock.result(), "auc": _auc(labels, made.predict(rows, batch_size))}
+    return {**clock.result(), "auc": _auc(labels, made.predict(rows, pace.batch_size))}
 
 
-def measure_rechub(data: str, *, model: str, passes: int, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_rechub(data: str, *, pace: Pace, model: str, passes: int) -> Found:
     """torch-rechub's DIN and DIEN, by its own trainer."""
     os.environ["TQDM_DISABLE"] = "1"
     import torch
     from torch_rechub.basic.features import SequenceFeature, SparseFeature  # type: ignore[import-not-found]
     from torch_rechub.models.ranking import DIEN, DIN  # type: ignore[import-not-found]
-    from torch_rechub.trainers import CTRTrainer  # type: ignore[import-not-found]
     from torch_rechub.utils.data import DataGenerator  # type: ignore[import-not-found]
 
-    _prepare_torch(threads)
+    torch.manual_seed(0)
     user = [SparseFeature("user_id", IDS["user_id"], embed_dim=WIDTH)]
     target = [SparseFeature(name, IDS[name], embed_dim=WIDTH, padding_idx=0) for name in OF_EVENTS]
 
@@ -393,41 +350,36 @@ def measure_rechub(data: str, *, model: str, passes: int, batch_size: int, secon
         made = DIN(user, lists("history_"), target, top, {"dims": [*ATTENTION], "activation": "relu"})
     else:
         made = DIEN(user, lists("history_"), lists("negative_history_"), target, top, alpha=1.0)
-    for module in list(made.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, torch.nn.BatchNorm1d):  # nobody else has it
-                module.register_module(name, torch.nn.Identity())
-    trainer = CTRTrainer(
-        made,
-        optimizer_params={"lr": RATE},
-        n_epoch=passes or 1_000_000,
-        loss_mode=model == "din",
-    )
-    clock = clocked(trainer.optimizer, batch_size, float("inf") if passes else seconds, WARM_UP)
+    without_batch_normalisation(made)
 
-    def loader(split: str, shuffle: bool) -> Blocks:
+    def read(split: str) -> Any:
         held = _read(data, split)
         labels = held.pop("label")
         if model == "din":
             held = {name: column for name, column in held.items() if not name.startswith("negative")}
-        return Blocks(DataGenerator(held, labels).dataset, shuffle, batch_size)
+        return DataGenerator(held, labels).dataset
 
-    try:
-        trainer.fit(loader("train", shuffle=True))
-    except TimeOver:
+    def optimizer(parameters: Any) -> Any:
+        return torch.optim.Adam(parameters, lr=RATE)
+
+    mode = {"loss_mode": model == "din"}
+    trainer, clock = fit_rechub(made, optimizer, read("train"), pace, helped=True, passes=passes, **mode)
+    if not passes:
         return found_of_peer(clock, made)
-    test = loader("test", shuffle=False)
+    test = Blocks(read("test"), False, pace.batch_size)
     return {**clock.result(), "auc": _auc(test.labels, trainer.predict(made, test))}
 
 
-def measure_fuxictr(data: str, *, model: str, passes: int, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_fuxictr(data: str, *, pace: Pace, model: str, passes: int) -> Found:
     """FuxiCTR's DIN, DIEN and SIM of `model_zoo.LongCTR`, by their own `train_step`."""
     import importlib
     from collections import OrderedDict
 
+    import torch
     from fuxictr.features import FeatureMap  # type: ignore[import-not-found]
 
-    _prepare_torch(threads)
+    torch.manual_seed(0)
+    help_peer()
     name = model.upper()
     kind = getattr(importlib.import_module(f"model_zoo.LongCTR.{name}.{name}"), name)
     features = FeatureMap("made_up", ".")
@@ -454,16 +406,16 @@ def measure_fuxictr(data: str, *, model: str, passes: int, batch_size: int, seco
         **settings[model],
     )
     made._max_gradient_norm, made._batch_index = 10.0, 0
-    clock = clocked(made.optimizer, batch_size, float("inf") if passes else seconds, WARM_UP)
-    batches = _FuxiBatches(data, "train", batch_size, left_padded=model == "sim", shuffle=True)
+    clock = clocked(made.optimizer, pace, passes=passes)
+    batches = _FuxiBatches(data, "train", pace.batch_size, left_padded=model == "sim", shuffle=True)
     made.train()
-    try:
-        for _ in range(passes or 1_000_000):
+    with suppress(TimeOver):
+        for _ in range(epochs(passes)):
             for batch in batches:
                 made.train_step(batch).item()  # which its own loop reads too
-    except TimeOver:
+    if not passes:
         return found_of_peer(clock, made)
-    test = _FuxiBatches(data, "test", batch_size, left_padded=model == "sim", shuffle=False)
+    test = _FuxiBatches(data, "test", pace.batch_size, left_padded=model == "sim", shuffle=False)
     return {**clock.result(), "auc": _auc(test.blocks.labels, made.predict(test))}
 
 
@@ -502,20 +454,12 @@ class _Sized:
         return len(self.tensors[1])
 
 
-MEASURES: dict[str, Callable[..., Found]] = {
+MEASURES: Measures = {
     "recspec": measure_recspec,
     "deepctr": measure_deepctr,
     "rechub": measure_rechub,
     "fuxictr": measure_fuxictr,
 }
-
-
-def _prepare_torch(threads: int) -> None:
-    import torch
-
-    torch.manual_seed(0)
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("medium")
 
 
 def _read(data: str, split: str) -> dict[str, Any]:
@@ -532,18 +476,15 @@ def _auc(labels: Any, scores: Any) -> float:
     return float(roc_auc_score(np.asarray(labels), np.asarray(scores).reshape(-1)))
 
 
-def _arguments() -> argparse.Namespace:
-    results = Path(__file__).parent / "results"
-    options = parser(__doc__, batch_size=4096, out=results / "sequence_vs_peers.json")
-    options.set_defaults(rounds=2, seconds=6.0)
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    options = parser(__doc__, __file__, batch_size=4096)
     options.add_argument("--models", nargs="+", choices=[*PEERS], default=[*PEERS])
     options.add_argument("--histories", nargs="+", choices=["power_law", "full"], default=["power_law", "full"])
     options.add_argument("--passes", type=int, default=1, help="over the training rows, before AUC; 0: no AUC")
     options.add_argument("--quality-batch-size", type=int, default=512)
-    options.add_argument("--precision", default="auto", help="recspec's, as in train.precision")
-    options.add_argument("--environments", type=Path, default=environments(), help="the folder of peers' environments")
-    return options.parse_args()
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    start(options(), MEASURES, compare)

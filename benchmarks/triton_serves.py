@@ -1,13 +1,15 @@
-"""NVIDIA's Triton Inference Server answers with the bundle's probabilities: real server, real client.
+"""NVIDIA's Triton Inference Server and `recspec serve` answer one client with the bundle's probabilities.
 
     python benchmarks/triton_serves.py
     python benchmarks/triton_serves.py --models wide_deep --rows 20000 --precision int8
+    python benchmarks/triton_serves.py --tensorflow $RECSPEC_DATA/tf-wide-deep
 
 From nothing: makes an environment with the server that the nvidia-pytriton wheel contains (2.51, CPU), trains a small
 model of each kind on made-up data, exports all of them into one model repository, starts `tritonserver` on it with
-explicit model control, loads each model, and asks for every row of the test split with tritonclient over HTTP and gRPC,
-in requests of several sizes; then for raw values of the ensemble. Prints the largest difference from the bundle's own
-probabilities, client-side latency, and how many requests the server's dynamic batching put together, and writes them to
+explicit model control, and beside it `recspec serve` on the runs with the same programs. One client, `ask`, speaks to
+both: it loads each model, and asks for every row of the test split with tritonclient over HTTP and gRPC, in requests of
+several sizes; then for the raw values that the ensembles take. Prints the largest difference from the bundle's own
+probabilities, client-side latency, and how many requests dynamic batching put together, and writes them to
 results/triton_serves.json. Exit status 1 where an answer differs by more than 1e-5 (fp32) or the export's tolerance.
 """
 
@@ -36,7 +38,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from recspec.bundle import Bundle
+    from recspec.export import Exported
+    from recspec.feature_spec import FeatureSpec
     from recspec.onnx_graph import Precision
+    from recspec.predict import Predictor
 
 REQUIREMENTS = ("nvidia-pytriton==0.7.0", "tritonclient[http,grpc]==2.73.0", "numpy==1.26.4", "onnxruntime==1.31.1")
 """numpy 1.26: the Python backend of this server corrupts tensors of numpy 2."""
@@ -46,10 +52,25 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "wide_deep": {"hidden": (128, 128, 64), "dropout": 0.0},
     "dlrm": {"embedding_dim": 16, "bottom": (64, 16), "top": (128, 64)},
     "dcnv2": {"embedding_dim": 16, "bottom": (64, 16), "cross_rank": 32, "top": (128, 64)},
+    "din": {"embedding_dim": 16, "attention_hidden": (32, 16), "hidden": (64, 32)},
+    "dien": {"embedding_dim": 8, "attention_hidden": (32, 16), "hidden": (64, 32), "auxiliary": 0.0},
+    "sim": {
+        "embedding_dim": 8,
+        "attention_hidden": (32, 16),
+        "hidden": (64, 32),
+        "auxiliary": 0.0,
+        "top_k": 5,
+        "short_length": 4,
+    },
 }
 ASKED = ("neumf", "wide_deep", "dlrm", "dcnv2", "din")
 SIZES = (1, 7, 64, 512)
 FP32_DIFFERENCE = 1e-5
+ROOT = Path(__file__).parents[1]
+TENSORFLOW = "tensorflow"
+"""What the imported model is called."""
+HISTORY = 12
+"""Most events of a made-up history."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Found = dict[str, Any]
@@ -60,7 +81,7 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """What the client asks one model of the server, and what it must hear."""
+    """What the client asks one model of a server, and what it must hear."""
 
     model: str
     inputs: Arrays
@@ -77,10 +98,32 @@ def questions(names: Sequence[str], folder: Path, *, rows: int, precision: Preci
     return made
 
 
+def data_of(name: str, folder: Path, rows: int) -> Path:
+    """Made-up data of the kind that a model reads: clicks, interactions, or reviews with what their user did before."""
+    from recspec.datasets import DATASETS
+    from recspec.models import MODELS
+
+    needs = MODELS[name].needs
+    settings: Mapping[str, object]
+    kind = "reviews" if "history" in needs else "interactions" if "user" in needs else "clicks"
+    data = folder / f"data-{kind}"
+    if data.exists():
+        return data
+    if kind == "reviews":
+        sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
+        from tests import made_up_amazon
+
+        raw = made_up_amazon.write(folder / "raw", num_users=rows // 20, num_items=rows // 60, num_reviews=rows)
+        dataset, settings = DATASETS["amazon"], {"min_reviews": 5, "history": HISTORY}
+    else:
+        raw, dataset, settings = Path(), DATASETS["synthetic"], {"kind": kind, "num_rows": rows}
+    dataset.prepare(raw, data, dataset.Settings.model_validate(settings))
+    return data
+
+
 def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> list[Question]:
     from recspec import bundle
-    from recspec.datasets import DATASETS
-    from recspec.export import TOLERANCE, Check, ExportSettings, export, sample_of
+    from recspec.export import TOLERANCE, Check, sample_of
     from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
     from recspec.predict import Predictor
@@ -88,23 +131,20 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     from recspec.signature import Signature
     from recspec.train import TrainSettings, train
 
-    synthetic = DATASETS["synthetic"]
-    kind = "interactions" if "user" in MODELS[name].needs else "clicks"
-    data = folder / f"data-{kind}"
-    if not data.exists():
-        synthetic.prepare(Path(), data, synthetic.Settings.model_validate({"kind": kind, "num_rows": rows}))
-    spec = FeatureSpec.load(data)
+    spec = FeatureSpec.load(data_of(name, folder, rows))
     settings = TrainSettings(epochs=2, batch_size=512, learning_rate=0.005, tensorboard=False)
     model_settings = MODELS[name].Settings.model_validate(SETTINGS.get(name, {}))
     train(name, spec, folder / f"run-{name}", settings=settings, model_settings=model_settings)
 
     trained = bundle.load(folder / f"run-{name}")
-    wanted = ExportSettings(format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1)
-    exported = export(trained, folder / "repository", wanted, spec)
+    exported = exported_twice(trained, name, folder, precision, spec)
     check = Check(trained.model, Signature.from_dict(exported.sheet["signature"]), sample_of(trained, spec))
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
     expected = check.probabilities(EagerProgram(trained.model, check.signature))
     asked = [Question(name, check.inputs, expected, allowed)]
+    if exported.sheet["triton"]["raw"] != f"{name}_raw":
+        print(f"{name}: no ensemble of raw values: {exported.sheet['triton']['raw']}", file=sys.stderr)
+        return asked
 
     predictor = Predictor.open(folder / f"run-{name}", device="cpu")
     table = raw_rows(predictor, check.sample.batch)
@@ -118,27 +158,86 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
 
 
-def raw_rows(predictor: Any, batch: Mapping[str, Any]) -> Any:
-    """Prepared rows as the raw ones that they may have been made from; the first row is of unknown values."""
+def exported_twice(
+    trained: Bundle, name: str, folder: Path, precision: Precision, spec: FeatureSpec | None
+) -> Exported:
+    """A program in Triton's repository, and beside the run, so that `recspec serve` computes with the same one."""
+    from recspec.export import ExportSettings, export
+
+    wanted = ExportSettings(
+        format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1, name=name
+    )
+    exported = export(trained, folder / "repository", wanted, spec)
+    beside = folder / f"run-{name}" / "export"
+    shutil.copytree(exported.folder, beside, ignore=shutil.ignore_patterns("model.py"))
+    return exported
+
+
+def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Question:
+    """A model that TensorFlow trained, and what TensorFlow itself answered to raw rows.
+
+    Args:
+        given: holds `checkpoint`, `columns.json`, and raw rows with TensorFlow's probabilities in `golden.npz`.
+    """
+    from recspec import bundle
+    from recspec.encoding import Encoders
+    from recspec.export import TOLERANCE
+    from recspec.import_tf import import_tf
+    from recspec.signature import Signature
+    from recspec.triton_repository import raw_columns
+
+    print(f"{TENSORFLOW}: import and export", file=sys.stderr)
+    run = folder / f"run-{TENSORFLOW}"
+    import_tf(given / "checkpoint", run, given / "columns.json")
+    trained = bundle.load(run)
+    exported = exported_twice(trained, TENSORFLOW, folder, precision, None)
+    with np.load(given / "golden.npz") as stored:
+        golden = {name: stored[name] for name in stored.files}
+    columns = {**golden, **{f"n{place}": numbers for place, numbers in enumerate(golden["n"].T)}}
+    inputs: Arrays = {}
+    for column in raw_columns(Encoders.load(run), Signature.from_dict(exported.sheet["signature"])):
+        values = columns[column.port.name][:, None]
+        inputs[column.port.name] = values.astype("S" if column.port.dtype == "string" else np.float64)
+    allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
+    return Question(f"{TENSORFLOW}_raw", inputs, golden["prob"].ravel(), allowed)
+
+
+def raw_rows(predictor: Predictor, batch: Mapping[str, Any]) -> Any:
+    """Prepared rows as the raw ones that they may have been made from; the first row is of unknown values.
+
+    Of histories the events alone are raw: the item catalogue knows the rest, but for their numbers.
+    """
     import pyarrow as pa
 
-    from recspec.encoding import ScaleEncoder, VocabularyEncoder
-
+    assert predictor.encoders is not None, "the data was prepared by recspec"
     columns = {}
     for name in predictor.model.features():
-        encoder, values = predictor.encoders.encoders[name], batch[name].numpy()
-        if isinstance(encoder, VocabularyEncoder):
-            vocabulary = predictor.encoders.vocabularies[encoder.vocabulary]
-            if encoder.length is None:
-                columns[name] = pa.array([str(value) for value in vocabulary.decode(values).to_pylist()])
-            else:
-                rows = [[str(value) for value in vocabulary.decode(row[row != 0]).to_pylist()] for row in values]
-                columns[name] = pa.array([(encoder.separator or "|").join(row) for row in rows])
-            columns[name] = pa.array(["nobody knows this", *columns[name].to_pylist()[1:]])
-        else:
-            raw = values.astype(np.float64)
-            columns[name] = pa.array(raw * encoder.std + encoder.mean if isinstance(encoder, ScaleEncoder) else raw)
+        encoder = predictor.encoders.encoders.get(name)
+        if encoder is not None:
+            columns[getattr(encoder, "column", None) or name] = pa.array(raw_values(predictor, name, batch))
     return pa.table(columns)
+
+
+def raw_values(predictor: Predictor, name: str, batch: Mapping[str, Any]) -> list[str] | list[float]:
+    """One raw column: texts, or numbers."""
+    from recspec.encoding import ScaleEncoder, VocabularyEncoder
+
+    assert predictor.encoders is not None
+    encoder, values = predictor.encoders.encoders[name], batch[name].numpy()
+    if isinstance(encoder, VocabularyEncoder):
+        vocabulary = predictor.encoders.vocabularies[encoder.vocabulary]
+        if encoder.length is None:
+            return ["nobody knows this", *map(str, vocabulary.decode(values).to_pylist()[1:])]
+        lists = [map(str, vocabulary.decode(row[row != 0]).to_pylist()) for row in values]
+        texts = [(encoder.separator or "|").join(row) for row in lists]
+        # Numbers stand beside a history's events, as many.
+        return texts if name in predictor.spec.role("history") else ["nobody knows this", *texts[1:]]
+    raw: Any = values.astype(np.float64)
+    if name in predictor.spec.role("history"):  # ln(1 + days) of each event
+        ids = next(each for each in predictor.spec.role("history") if predictor.spec.features[each].is_categorical)
+        counts = (batch[ids].numpy() != 0).sum(axis=1)
+        return ["|".join(map(str, np.expm1(row[:count]))) for row, count in zip(raw, counts, strict=True)]
+    return list(raw * encoder.std + encoder.mean) if isinstance(encoder, ScaleEncoder) else list(raw)
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
@@ -156,7 +255,7 @@ def environment(folder: Path) -> Path:
 
 
 @contextmanager
-def server(python: Path, repository: Path, folder: Path) -> Iterator[dict[str, int]]:
+def triton(python: Path, repository: Path, folder: Path) -> Iterator[dict[str, int]]:
     """Triton on a repository, without a model loaded; its ports."""
     told = "import sysconfig, sys; print(sysconfig.get_paths()['purelib']); print(sysconfig.get_config_var('LIBDIR'))"
     told += "; print(f'{sys.version_info.major}.{sys.version_info.minor}')"
@@ -183,11 +282,31 @@ def server(python: Path, repository: Path, folder: Path) -> Iterator[dict[str, i
         "LD_LIBRARY_PATH": f"{Path(site) / 'nvidia_pytriton.libs'}:{libraries}",
         "PATH": f"{python.parent}:{os.environ['PATH']}",
     }
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+    with started("triton", command, ports["http"], folder, environ):
+        yield ports
+
+
+@contextmanager
+def ours(names: Sequence[str], folder: Path) -> Iterator[dict[str, int]]:
+    """`recspec serve` on the runs; its ports."""
+    ports = dict(zip(("http", "grpc"), free_ports(2), strict=True))
+    command = [sys.executable, "-m", "recspec", "serve", *(f"{name}={folder / f'run-{name}'}" for name in names)]
+    command += [argument for name, port in ports.items() for argument in (f"--{name}-port", str(port))]
+    with started("recspec", command, ports["http"], folder, os.environ):
+        yield ports
+
+
+@contextmanager
+def started(
+    name: str, command: Sequence[str], port: int, folder: Path, environ: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers at a port, and whose log is `folder/NAME.log`; it is ended in the end."""
+    file = folder / f"{name}.log"
+    with file.open("wb") as log:
+        process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_until_ready(process, ports["http"], folder / "server.log")
-            yield ports
+            wait_until_ready(process, port, file)
+            yield process
         finally:
             process.terminate()
             process.wait(60)
@@ -202,7 +321,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path, sec
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise SystemExit(f"tritonserver did not start:\n{log.read_text()[-4000:]}")
+    raise SystemExit(f"{log.stem} did not start:\n{log.read_text()[-4000:]}")
 
 
 def free_ports(count: int) -> list[int]:
@@ -227,9 +346,7 @@ def ask(model: str, inputs_file: Path, http: int, grpc: int, seconds: float) -> 
     for protocol, port in (("http", http), ("grpc", grpc)):
         module = importlib.import_module(f"tritonclient.{protocol}")
         with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            for part in (model.removesuffix("_raw"), f"{model.removesuffix('_raw')}_encode", model):
-                if part == model or model.endswith("_raw"):
-                    client.load_model(part)
+            client.load_model(model)  # of an ensemble, what it consists of too
             assert client.is_model_ready(model), f"{model} is not ready"
             asking = Asking(module, client, model, inputs)
             for size in SIZES:
@@ -309,9 +426,9 @@ def joined(module: Any, port: int, model: str, inputs: Arrays, clients: int = 8,
 
 
 def compare(
-    asked: Sequence[Question], python: Path, ports: Mapping[str, int], folder: Path, seconds: float
+    server: str, asked: Sequence[Question], python: Path, ports: Mapping[str, int], folder: Path, seconds: float
 ) -> list[Found]:
-    """What the server answered beside what the bundle does."""
+    """What a server answered beside what the bundle does."""
     results = []
     for question in asked:
         file = folder / f"{question.model}.npz"
@@ -319,7 +436,8 @@ def compare(
         command = [str(python), __file__, "--ask", question.model, str(file), str(ports["http"]), str(ports["grpc"])]
         done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(f"{question.model}: {done.stderr[-2000:]}\n{(folder / 'server.log').read_text()[-2000:]}")
+            log = (folder / f"{server}.log").read_text()[-2000:]
+            raise SystemExit(f"{server}: {question.model}: {done.stderr[-2000:]}\n{log}")
         found = json.loads(done.stdout)
         differences = {
             key: float(np.abs(np.array(answer) - question.expected[: len(answer)]).max())
@@ -330,13 +448,14 @@ def compare(
             for protocol in ("http", "grpc")
         }
         rows = len(question.expected)
-        results.append({**found, "rows": rows, "largest_difference": worst, "allowed": question.allowed})
+        told = {"rows": rows, "largest_difference": worst, "allowed": question.allowed}
+        results.append({"server": server, **found, **told})
     return results
 
 
 def print_table(results: Sequence[Found]) -> None:
-    """One line a model."""
-    print(f"{'model':<14}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
+    """One line a model and server."""
+    print(f"{'model':<15}{'server':<9}{'rows':>7}{'|dp| http':>11}{'|dp| grpc':>11}", end="")
     print(
         "".join(f"{f'http {size}':>10}" for size in SIZES),
         "".join(f"{f'grpc {size}':>10}" for size in SIZES),
@@ -345,7 +464,10 @@ def print_table(results: Sequence[Found]) -> None:
     for found in results:
         times = {(each["protocol"], each["rows"]): each["p50_ms"] for each in found["latency"]}
         worst = found["largest_difference"]
-        print(f"{found['model']:<14}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}", end="")
+        print(
+            f"{found['model']:<15}{found['server']:<9}{found['rows']:>7}{worst['http']:>11.1e}{worst['grpc']:>11.1e}",
+            end="",
+        )
         print("".join(f"{times['http', size]:>10.2f}" for size in SIZES), end=" ")
         print("".join(f"{times['grpc', size]:>10.2f}" for size in SIZES), end="  ")
         print(f"{found['joined']['rows']} rows in {found['joined']['computations']} computations")
@@ -359,6 +481,7 @@ def main() -> None:
     given.add_argument("--rows", type=int, default=20_000, help="made-up rows before they are split")
     given.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16", "int8"))
     given.add_argument("--seconds", type=float, default=1.0, help="of timing, for each protocol and size")
+    given.add_argument("--tensorflow", type=Path, help="folder of a TensorFlow model with golden rows, to ask too")
     given.add_argument("--environment", type=Path, help="folder of the server's environment")
     given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "triton_serves.json")
     given.add_argument("--ask", nargs=4, metavar="X", help=argparse.SUPPRESS)
@@ -376,8 +499,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         asked = questions(names, folder, rows=arguments.rows, precision=arguments.precision)
-        with server(python, folder / "repository", folder) as ports:
-            results = compare(asked, python, ports, folder, arguments.seconds)
+        if arguments.tensorflow:
+            asked.append(question_of_tensorflow(arguments.tensorflow, folder, arguments.precision))
+            names = [*names, TENSORFLOW]
+        results = []
+        for server, running in (
+            ("triton", triton(python, folder / "repository", folder)),
+            ("recspec", ours(names, folder)),
+        ):
+            with running as ports:
+                results += compare(server, asked, python, ports, folder, arguments.seconds)
+    results.sort(key=lambda found: [question.model for question in asked].index(found["model"]))
     print_table(results)
     write(
         {"precision": arguments.precision, "requirements": REQUIREMENTS, "models": results, **where_and_when()},

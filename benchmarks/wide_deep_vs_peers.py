@@ -1,6 +1,6 @@
 """Training speed of Wide & Deep beside DeepCTR-Torch's and torch-rechub's: same rows, layers, optimizer, in turns.
 
-    python benchmarks/wide_deep_vs_peers.py [--settings published small] [--threads 1] [--rounds 3] [--seconds 20]
+    python benchmarks/wide_deep_vs_peers.py [--settings published small] [--threads 1] [--rounds 3] [--quick]
 
 Two settings over the features published for Outbrain (13 ids, 3 lists of up to 3 ids, 13 numbers; made-up rows, held
 in memory). `published`: widths that sum to 1235 and an MLP of 5 x 1024, where the products of matrices decide.
@@ -12,8 +12,8 @@ optimizer. Each peer trains by its own `fit` with its own loader, which takes ro
 sends products through oneDNN; so it compares the models and not the loaders. torch-rechub takes one width for all
 features, so it is in `small` only.
 
-`of matrix rate` is the arithmetic of the MLP (6 floating-point operations a weight and sample) over what plain matrix
-products reach, as recspec's process measured it in the same round: the machine's own limit for everybody.
+`of matrix rate` is the arithmetic of all matrix products (as recspec's step does them) over what plain matrix products
+reach, as recspec's process measured it in the same round: the machine's own limit for everybody.
 """
 
 from __future__ import annotations
@@ -21,33 +21,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from _side_by_side import (
-    Blocks,
+    Comparison,
     Contender,
     Found,
-    TimeOver,
-    add_shares,
-    circumstances,
-    clocked,
-    environments,
-    fastest,
+    Measures,
+    Pace,
+    compared,
+    fit_deepctr,
+    fit_rechub,
     found_of_peer,
     parser,
-    peer_python,
-    print_table,
-    ratios,
-    run_in_turns,
-    shared,
     start,
-    summarise,
-    time_training,
+    time_recspec,
+    without_batch_normalisation,
 )
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -71,11 +63,6 @@ OPTIMIZER = {"learning_rate": 0.00012, "rho": 0.9, "eps": 1e-7}
 """RMSprop for all weights of everybody. With the published rho of .5 the mean square of a row that is not in use halves
 at every step, and a hundred steps later a dense update counts in denormal numbers, which are many times slower."""
 
-REQUIREMENTS = {
-    "deepctr": ("deepctr-torch==0.3.0", "requests==2.34.2", "pandas==3.1.1", "numpy==2.4.6", "scikit-learn==1.9.1"),
-    "rechub": ("torch-rechub==0.9.0", "pyarrow==26.0.1"),
-}
-
 DIFFERENCES = (
     "peers compute in fp32 as torch does by default, helped ones through oneDNN, recspec as its `precision` says",
     "peers update all rows of all tables at every step, recspec those in use where that pays (`sparse_gradients`)",
@@ -85,57 +72,40 @@ DIFFERENCES = (
 )
 
 
-def main() -> None:
-    """Measure everybody in turns, print a table for each setting, write JSON."""
-    start(_arguments(), MEASURES, compare)
-
-
-def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
     from recspec.bench import clicks_like_outbrain
 
-    environment = {
-        "deepctr": peer_python("DeepCTR-Torch", arguments.deepctr_environment, REQUIREMENTS["deepctr"]),
-        "rechub": peer_python("torch-rechub", arguments.rechub_environment, REQUIREMENTS["rechub"]),
-    }
     spec = clicks_like_outbrain(scratch / "data")
     rows = write_matrix(spec, scratch / "matrix")
-    report: dict[str, Any] = {}
-    for setting in arguments.settings:
-        common = {"setting": setting, **shared(arguments)}
-        contenders = {
-            "recspec": Contender(
-                Path(sys.executable),
-                {"who": "recspec", "data": str(spec.folder), "precision": arguments.precision, **common},
-            )
-        }
-        for name, who in (("DeepCTR-Torch", "deepctr"), ("torch-rechub", "rechub")):
-            if who == "rechub" and SETTINGS[setting]["embedding_dims"]:
-                continue
-            theirs = {"who": who, "data": str(scratch / "matrix"), **common}
-            contenders[name] = Contender(environment[who], {**theirs, "helped": False})
-            contenders[f"{name}, helped"] = Contender(environment[who], {**theirs, "helped": True})
-        runs = run_in_turns(Path(__file__), contenders, rounds=arguments.rounds)
-        add_shares(runs)
-        summary = summarise(runs)
-        print_table(summary, "DeepCTR-Torch", setting)
-        best = fastest(summary, [name for name in summary if name != "recspec"])
-        report[setting] = {
-            "sizes": SETTINGS[setting],
-            "results": summary,
-            **ratios(summary, "recspec", "DeepCTR-Torch"),
-            "fastest_peer": best,
-            "over_fastest_peer": ratios(summary, "recspec", best),
-            "runs": runs,
-        }
+    chosen = ["published"] if arguments.quick else arguments.settings
     return {
-        "what": "Wide & Deep training, samples/s over whole steps; ratio is recspec over DeepCTR-Torch as it comes",
+        "what": "Wide & Deep training, samples/s over whole steps",
+        "sizes": {setting: SETTINGS[setting] for setting in chosen},
         "optimizer": {"optimizer": "rmsprop", **OPTIMIZER},
         "data": "made up in Outbrain's shape",
         "rows": rows,
-        "settings": report,
-        **circumstances(arguments, DIFFERENCES),
+        "settings": {
+            setting: compared(_comparison(setting, str(spec.folder), str(scratch / "matrix"), arguments), arguments)
+            for setting in chosen
+        },
+        "differences": DIFFERENCES,
     }
+
+
+def _comparison(setting: str, data: str, matrix: str, arguments: argparse.Namespace) -> Comparison:
+    ours = {"data": data, "setting": setting, "precision": arguments.precision}
+    contenders = {"recspec": Contender("recspec", ours)}
+    left_out = {}
+    for name, who in (("DeepCTR-Torch", "deepctr"), ("torch-rechub", "rechub")):
+        if who == "rechub" and SETTINGS[setting]["embedding_dims"]:
+            left_out[name] = "it takes one width for all features"
+            continue
+        theirs = {"data": matrix, "setting": setting}
+        contenders[name] = Contender(who, {**theirs, "helped": False})
+        contenders[f"{name}, helped"] = Contender(who, {**theirs, "helped": True})
+    title = f"Wide & Deep, {setting}"
+    return Comparison(Path(__file__), "wide_deep", title, contenders, same_products=True, left_out=left_out)
 
 
 def write_matrix(spec: Any, folder: Path) -> int:
@@ -180,60 +150,19 @@ def width(feature: str, setting: str) -> int:
 # --- in a process of its own -----------------------------------------------------------------------------------------
 
 
-def measure_recspec(data: str, *, setting: str, precision: str, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_recspec(data: str, *, pace: Pace, setting: str, precision: str) -> Found:
     """This project, by the steps of its own training run."""
-    import torch
-
-    from recspec.distributed import Ranks
-    from recspec.feature_spec import FeatureSpec
-    from recspec.machine import keep_freed_memory
-    from recspec.models.wide_deep import WideDeepSettings
-    from recspec.train import TrainingRun, TrainSettings
-
-    keep_freed_memory()
-    torch.set_num_threads(threads)
-    settings = TrainSettings.model_validate(
-        {
-            "batch_size": batch_size,
-            "optimizer": "rmsprop",
-            **OPTIMIZER,
-            "precision": precision,
-            "tensorboard": False,
-        }
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        run = TrainingRun(
-            "wide_deep",
-            FeatureSpec.load(data),
-            Path(folder) / "run",
-            settings,
-            WideDeepSettings.model_validate(SETTINGS[setting]),
-            Ranks(),
-        )
-        return time_training(run, seconds)
+    train = {"optimizer": "rmsprop", **OPTIMIZER, "precision": precision}
+    return time_recspec("wide_deep", data, pace, train=train, sizes=SETTINGS[setting])
 
 
-def measure_deepctr(data: str, *, setting: str, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
+def measure_deepctr(data: str, *, pace: Pace, setting: str, helped: bool) -> Found:
     """DeepCTR-Torch's WDL, by its own `fit`."""
     import torch
-    from deepctr_torch.inputs import (  # type: ignore[import-not-found]
-        DenseFeat,
-        SparseFeat,
-        VarLenSparseFeat,
-    )
-    from deepctr_torch.models import WDL, basemodel  # type: ignore[import-not-found]
+    from deepctr_torch.models import WDL  # type: ignore[import-not-found]
 
-    torch.set_num_threads(threads)
-    columns, features, labels = _read_matrix(data)
-    held = []
-    for feature in features:
-        name, ids = feature["name"], feature["ids"]
-        if ids is None:
-            held.append(DenseFeat(name, 1))
-            continue
-        sparse = SparseFeat(name, ids, embedding_dim=width(name, setting))
-        length = feature["length"]
-        held.append(sparse if length is None else VarLenSparseFeat(sparse, maxlen=length, combiner="sum"))
+    columns, features, labels = read_matrix(data)
+    held = deepctr_features(features, lambda name: width(name, setting))
     sizes = SETTINGS[setting]
     model = WDL(
         held,
@@ -245,19 +174,29 @@ def measure_deepctr(data: str, *, setting: str, helped: bool, batch_size: int, s
         l2_reg_dnn=0,
     )
     optimizer = _rmsprop(torch.optim.RMSprop, model.parameters())
-    clock = clocked(optimizer, batch_size, seconds)
-    if helped:
-        basemodel.DataLoader = Blocks
-        torch.set_float32_matmul_precision("medium")
-    model.compile(optimizer, "binary_crossentropy", metrics=[])
-    try:
-        model.fit(columns, labels, batch_size=batch_size, epochs=1_000_000, verbose=0, shuffle=True)
-    except TimeOver:
-        return found_of_peer(clock, model)
-    raise AssertionError("a million epochs ended before the time did")
+    return found_of_peer(fit_deepctr(model, optimizer, columns, labels, pace, helped=helped), model)
 
 
-def measure_rechub(data: str, *, setting: str, helped: bool, batch_size: int, seconds: float, threads: int) -> Found:
+def deepctr_features(features: list[dict[str, Any]], width: Callable[[str], int]) -> list[Any]:
+    """The features of a matrix as DeepCTR-Torch is told of them, each id's embedding of its `width`."""
+    from deepctr_torch.inputs import (  # type: ignore[import-not-found]
+        DenseFeat,
+        SparseFeat,
+        VarLenSparseFeat,
+    )
+
+    held: list[Any] = []
+    for feature in features:
+        name, ids, length = feature["name"], feature["ids"], feature["length"]
+        if ids is None:
+            held.append(DenseFeat(name, 1))
+            continue
+        sparse = SparseFeat(name, ids, embedding_dim=width(name))
+        held.append(sparse if length is None else VarLenSparseFeat(sparse, maxlen=length, combiner="sum"))
+    return held
+
+
+def measure_rechub(data: str, *, pace: Pace, setting: str, helped: bool) -> Found:
     """torch-rechub's WideDeep, by its own trainer; the linear part is given embeddings of width 1."""
     os.environ["TQDM_DISABLE"] = "1"
     import torch
@@ -267,11 +206,9 @@ def measure_rechub(data: str, *, setting: str, helped: bool, batch_size: int, se
         SparseFeature,
     )
     from torch_rechub.models.ranking import WideDeep  # type: ignore[import-not-found]
-    from torch_rechub.trainers import CTRTrainer  # type: ignore[import-not-found]
     from torch_rechub.utils.data import DataGenerator  # type: ignore[import-not-found]
 
-    torch.set_num_threads(threads)
-    columns, features, labels = _read_matrix(data)
+    columns, features, labels = read_matrix(data)
     wide, deep = [], []
     for feature in features:
         name, ids, length = feature["name"], feature["ids"], feature["length"]
@@ -289,35 +226,23 @@ def measure_rechub(data: str, *, setting: str, helped: bool, batch_size: int, se
     columns = {name: column if column.shape[1] > 1 else column[:, 0] for name, column in columns.items()}
     sizes = SETTINGS[setting]
     model = WideDeep(wide, deep, {"dims": sizes["hidden"], "dropout": sizes["dropout"], "activation": "relu"})
-    for name, module in model.mlp.mlp.named_children():
-        if isinstance(module, torch.nn.BatchNorm1d):  # nobody else has it
-            model.mlp.mlp.register_module(name, torch.nn.Identity())
-    trainer = CTRTrainer(
-        model,
-        optimizer_fn=lambda parameters, **_: _rmsprop(torch.optim.RMSprop, parameters),
-        optimizer_params={},
-        n_epoch=1_000_000,
-    )
-    clock = clocked(trainer.optimizer, batch_size, seconds)
-    dataset = DataGenerator(columns, labels).dataset
-    loader = (Blocks if helped else torch.utils.data.DataLoader)(dataset, shuffle=True, batch_size=batch_size)
-    if helped:
-        torch.set_float32_matmul_precision("medium")
-    try:
-        trainer.fit(loader)
-    except TimeOver:
-        return found_of_peer(clock, model)
-    raise AssertionError("a million epochs ended before the time did")
+    without_batch_normalisation(model)
+
+    def optimizer(parameters: Any) -> Any:
+        return _rmsprop(torch.optim.RMSprop, parameters)
+
+    _, clock = fit_rechub(model, optimizer, DataGenerator(columns, labels).dataset, pace, helped=helped)
+    return found_of_peer(clock, model)
 
 
-MEASURES: dict[str, Callable[..., Found]] = {
+MEASURES: Measures = {
     "recspec": measure_recspec,
     "deepctr": measure_deepctr,
     "rechub": measure_rechub,
 }
 
 
-def _read_matrix(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
+def read_matrix(folder: str) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
     """A feature's columns (N, 1) or (N, length) by its name, what the features are, and the labels (N,)."""
     import numpy as np
 
@@ -335,15 +260,12 @@ def _rmsprop(kind: Any, parameters: Any) -> Any:
     return kind(parameters, lr=OPTIMIZER["learning_rate"], alpha=OPTIMIZER["rho"], eps=OPTIMIZER["eps"])
 
 
-def _arguments() -> argparse.Namespace:
-    results = Path(__file__).parent / "results"
-    options = parser(__doc__, batch_size=4096, out=results / "wide_deep_vs_peers.json")
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    options = parser(__doc__, __file__, batch_size=4096)
     options.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
-    options.add_argument("--precision", default="auto", help="recspec's, as in train.precision")
-    options.add_argument("--deepctr-environment", type=Path, default=environments() / "deepctr-torch")
-    options.add_argument("--rechub-environment", type=Path, default=environments() / "torch-rechub")
-    return options.parse_args()
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    start(options(), MEASURES, compare)

@@ -398,6 +398,30 @@ def test_one_of_several_categories_is_named(tmp_path: Path) -> None:
     assert prepare(tmp_path / "raw", tmp_path / "out", **BY_HAND, category="Books").summary["items_described"] == 5
 
 
+def test_files_that_hold_no_reviews_are_no_category_and_each_is_told_what_it_lacks(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "prices.csv").write_text("shop,price\na,1\n")
+    (raw / "users.csv").write_text("user_id,asin," + ",".join(f"c{n}" for n in range(9)) + "\n")
+    (raw / "notes.json").write_text("hello\n")
+    (raw / "empty.jsonl").write_text("")
+    with pytest.raises(DataError) as caught:
+        prepare(raw, tmp_path / "out", **BY_HAND)
+    assert str(caught.value) == (
+        f"{raw}: no file there holds reviews: 4 problems\n"
+        "  - empty.jsonl: is empty; expected a review a line\n"
+        "  - notes.json: line 1: is no JSON object: 'hello'; expected a review a line\n"
+        "  - prices.csv: lacks 'reviewerID', 'asin', 'unixReviewTime' of the layout of 2014 and 2018; it has 'shop', "
+        "'price'\n"
+        "  - users.csv: lacks 'timestamp' of the layout of 2023, of their variants; it has 'user_id', 'asin', 'c0', "
+        "'c1', 'c2', 'c3', 'c4', 'c5' and 3 more"
+    )
+    write_reviews(raw / "Toys.csv", REVIEWS)  # the only one that is what its name says
+    assert prepare(raw, tmp_path / "out", **BY_HAND).summary["category"] == "Toys"
+    with pytest.raises(SettingsError, match=r"unknown category 'Toy' \(did you mean 'Toys'\?\); known: 'Toys'$"):
+        prepare(raw, tmp_path / "other", **BY_HAND, category="Toy")
+
+
 def test_what_is_no_folder_of_reviews_is_told_what_would_be(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("nothing")
     with pytest.raises(DataError, match=r"holds no reviews; found 'a.txt'(?s:.*)2014: reviews_X\.json\.gz(?s:.*)2023:"):

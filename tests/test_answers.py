@@ -165,17 +165,43 @@ def test_a_model_without_item_features_says_so(tmp_path: Path) -> None:
 
 
 def test_the_request_and_the_candidates_are_named_in_what_is_refused(films: Predictor) -> None:
-    refused("request (counted from 1): no column 'user_id'", rank, films, {"user": "u1"}, [105])
-    refused("candidates[1].item_id is an object", rank, films, {"user_id": "u1"}, [105, {"item_id": {}}])
-    refused("candidates[0].item_id is 18446744073709551615; expected a whole number of 64 bits",
+    refused("request: no column 'user_id' (did you mean 'user'?)", rank, films, {"user": "u1"}, [105])
+    refused("request.user_id is an object", rank, films, {"user_id": {}}, [105])
+    refused("candidate 2 (candidates[1].item_id) is an object", rank, films, {"user_id": "u1"}, [105, {"item_id": {}}])
+    refused("candidate 1 (candidates[0].item_id) is 18446744073709551615; expected a whole number of 64 bits",
             rank, films, {"user_id": "u1"}, [2**64 - 1])  # fmt: skip
 
 
 def test_ids_that_files_made_elsewhere_do_not_have_are_refused_by_row(bare: Predictor) -> None:
     assert [each.item for each in rank(bare, {"u": 0}, [5, 0]).items] in ([5, 0], [0, 5])
     assert not rank(bare, {"u": 0}, [0]).unknown_user
-    refused("candidates (counted from 1): column 'i': row 2 is 6; expected an id in [0, 6)",
+    refused("candidates: column 'i': candidate 2 (candidates[1]) is 6; expected an id in [0, 6)",
             rank, bare, {"u": 0}, [5, 6])  # fmt: skip
+    refused("rows: column 'i': row 2 (rows[1]) is 6; expected an id in [0, 6)",
+            predict, bare, [{"u": 0, "i": 5}, {"u": 0, "i": 6}])  # fmt: skip
+    refused("request: column 'u': its value is 8; expected an id in [0, 8)", rank, bare, {"u": 8}, [5])
+    refused("request: no column 'u'", rank, bare, {}, [5])
+
+
+def test_an_anonymous_visitor_is_an_unknown_user(films: Predictor, past: Predictor) -> None:
+    by_null = rank(films, {"user_id": None}, [105, 119])
+    found = rank(films, {}, [105, 119])
+    assert found == by_null
+    assert found.unknown_user
+    assert found.notes == ("1 of 1 row has no user_id; it is scored with the id of unknown values",)
+    assert rank(films, {}, []).unknown_user
+    scores = predict(films, [{"item_id": 105}, {"item_id": 119}])
+    assert [each.probability for each in sorted(found.items, key=lambda item: item.index)] == pytest.approx(
+        scores.probabilities, abs=1e-6
+    )
+    assert scores.notes == ("2 of 2 rows have no user_id; they are scored with the id of unknown values",)
+    refused("request: no column 'user_id'", rank, past, {}, [1, 2])  # 0 is a real user there
+
+
+def test_columns_that_are_not_read_are_noted_once_for_request_and_candidates(films: Predictor) -> None:
+    found = rank(films, {"user_id": "u1", "why": 1}, [{"item_id": 100, "kinds": "a"}, {"item_id": 101}])
+    assert found.notes == ("not read: 'why', 'kinds'",)
+    assert rank(films, {"user_id": "u1", "why": 1}, []).notes == ("not read: 'why'",)
 
 
 # --- recommend -------------------------------------------------------------------------------------------------------
@@ -250,8 +276,8 @@ def test_gaps_are_counted_and_noted(films: Predictor) -> None:
 
 def test_a_column_that_nothing_reads_is_noted(films: Predictor) -> None:
     row = {"user_id": "u1", "item_id": 100, "kinds": "a", "label": 1}
-    assert predict(films, [row]).notes[-1].startswith("column 'kinds' is not read")
-    refused("rows (counted from 1): no column 'item_id' (did you mean 'item_ids'?)",
+    assert predict(films, [row]).notes == ("not read: 'kinds'",)
+    refused("rows: no column 'item_id' (did you mean 'item_ids'?)",
             predict, films, [{"user_id": "u1", "item_ids": 100}])  # fmt: skip
 
 
@@ -284,11 +310,11 @@ def test_a_column_that_some_rows_lack_is_null_there() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1, {}], "rows[1].x is an object; expected a text, number, boolean or null"),
-        ([[[1]]], "rows[0].x holds what is a list; expected a text, number, boolean or null"),
-        ([[1], 2], "rows[1].x is a single value, where another row has a list; expected one or the other"),
-        ([2**63], "rows[0].x is 9223372036854775808; expected a whole number of 64 bits"),
-        ([[-(2**63) - 1]], "rows[0].x holds what is -9223372036854775809; expected a whole number of 64 bits"),
+        ([1, {}], "row 2 (rows[1].x) is an object; expected a text, number, boolean or null"),
+        ([[[1]]], "row 1 (rows[0].x) holds what is a list; expected a text, number, boolean or null"),
+        ([[1], 2], "row 2 (rows[1].x) is a single value, where another row has a list; expected one or the other"),
+        ([2**63], "row 1 (rows[0].x) is 9223372036854775808; expected a whole number of 64 bits"),
+        ([[-(2**63) - 1]], "row 1 (rows[0].x) holds what is -9223372036854775809; expected a whole number of 64 bits"),
     ],
 )
 def test_values_that_no_column_holds_are_named(values: list[Any], message: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from recspec import bench, bundle
 from recspec.bench import bench_inference, bench_training, clicks_like_outbrain, made_up_inputs
@@ -30,6 +33,12 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench.ML_1M, "rows", FEW_ROWS)
     monkeypatch.setattr(bench, "OUTBRAIN_ROWS", FEW_ROWS)
     monkeypatch.setattr(bench, "BOOKS_ROWS", FEW_ROWS)
+    _no_time_for_limits(monkeypatch)
+
+
+def _no_time_for_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MATRIX_SIZE", 16), ("TRIAD_BYTES", 4096), ("LIMIT_SECONDS", 0.0)):
+        monkeypatch.setattr(bench, name, value)
 
 
 @pytest.mark.usefixtures("few_rows")
@@ -62,6 +71,34 @@ def test_every_model_is_measured_without_data_of_ones_own(model: str) -> None:
     assert figures["rows"] == FEW_ROWS
     # Users and items get drawn negatives beside them; clicks have their own.
     assert figures["negatives"] == (4 if "user" in MODELS[model].needs else 0)
+    for figure in ("gflop_per_step", "share_of_matrix_rate", "share_of_memory_bandwidth", "peak_memory_bytes"):
+        assert cast(float, figures[figure]) > 0
+    assert "profile" not in figures
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_profile_is_measured_where_it_is_asked_for() -> None:
+    figures = bench_training(
+        "dlrm",
+        None,
+        settings=TrainSettings(batch_size=100, precision="fp32", tensorboard=False),
+        model_settings=MODELS["dlrm"].Settings.model_validate({"embedding_dim": 4, "bottom": [4], "top": [4]}),
+        ranks=Ranks(),
+        steps=1,
+        warmup=1,
+        profiled=1,
+    )
+    profile = cast(dict[str, Any], figures["profile"])
+    assert {"parts", "operations", "largest", "ms_per_step"} <= profile.keys()
+    assert profile["steps"] == 1
+    json.dumps(figures)  # all of it can be written down
+
+
+def test_limits_of_the_machine_are_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_time_for_limits(monkeypatch)
+    cpu = torch.device("cpu")
+    assert bench.matrix_rate("fp32", cpu) > 0
+    assert bench.memory_bandwidth(cpu) > 0
 
 
 def test_an_unknown_model_is_told_the_nearest_known_one() -> None:

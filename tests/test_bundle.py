@@ -77,6 +77,32 @@ def test_what_is_missing_is_said(data: FeatureSpec, tmp_path: Path) -> None:
         bundle.load(tmp_path / "unfinished")
 
 
+def test_what_is_there_instead_is_said_and_what_to_give(data: FeatureSpec, tmp_path: Path) -> None:
+    for name in ("ranking", "ranking_raw"):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").touch()
+    (tmp_path / "models" / "ranking" / "1" / "sheet.json").touch()
+    (tmp_path / "films" / "run" / "bundle").mkdir(parents=True)
+    (tmp_path / "films" / "run" / "bundle" / "bundle.json").touch()
+    (tmp_path / "empty").mkdir()
+    ranking = str(tmp_path / "models" / "ranking")
+    for folder, told in {
+        data.folder: "is a prepared dataset; give the run of a model that was trained on it",
+        tmp_path / "models": "is a Triton model repository; give the run that it was made of (`recspec serve` and "
+        f"`recspec bench infer` take '{ranking}')",
+        tmp_path / "models" / "ranking": "is an export, which knows features and no raw values; give the run that it "
+        "was made of (`recspec serve` and `recspec bench infer` take exports)",
+        tmp_path / "models" / "ranking_raw": "is a model of a Triton repository that holds no program; beside it: "
+        f"'{ranking}'",
+        tmp_path / "films": "not a trained model: neither bundle.json nor bundle/bundle.json is there; in it there are "
+        f"'{tmp_path / 'films' / 'run'}', so name one",
+        tmp_path / "empty": "not a trained model: neither bundle.json nor bundle/bundle.json is there",
+    }.items():
+        with pytest.raises(BundleError) as caught:
+            bundle.load(folder)
+        assert str(caught.value) == f"{folder}: {told}"
+
+
 def test_a_damaged_weight_file_is_refused(data: FeatureSpec, tmp_path: Path) -> None:
     made = saved(data, tmp_path / "made")
     weights = made / "weights.safetensors"

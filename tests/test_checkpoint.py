@@ -1,5 +1,6 @@
 """Checkpoints are whole or refused; the one before a damaged one is used."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from recspec import checkpoint
-from recspec.checkpoint import Checkpoint
+from recspec.checkpoint import Checkpoint, Digest
 from recspec.distributed import Streamed
 from recspec.errors import CheckpointError
 
@@ -33,6 +34,25 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_run_that_goes_on_before_a_damaged_checkpoint_leaves_it_behind(tmp_path: Path, keep: int) -> None:
+    for step in (1, 2, 5):
+        checkpoint.save(tmp_path, a_checkpoint(step), step=step, keep=3)
+    (tmp_path / "step-0000000005.safetensors").write_bytes(b"")
+    checkpoint.save(tmp_path, a_checkpoint(3), step=3, keep=keep)
+    assert checkpoint.newest(tmp_path) == 3
+    assert len(list(tmp_path.iterdir())) == keep
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path / "checkpoints") is None
+    (tmp_path / ".step-0000000003.safetensors.4711.tmp").write_bytes(b"half")
+    (tmp_path / "best.safetensors").write_bytes(b"another kind of file")
+    assert checkpoint.newest(tmp_path) is None
+    checkpoint.save(tmp_path, a_checkpoint(4), step=4, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.safetensors", "step-0000000004.safetensors"]
+
+
 @pytest.mark.parametrize("keep_bytes", [0, 7, 8, 50, 200, -1])
 def test_a_cut_off_checkpoint_is_refused_and_the_one_before_is_used(tmp_path: Path, keep_bytes: int) -> None:
     checkpoint.save(tmp_path, a_checkpoint(1), step=1, keep=2)
@@ -45,13 +65,38 @@ def test_a_cut_off_checkpoint_is_refused_and_the_one_before_is_used(tmp_path: Pa
     assert "using the one before it" in notes[0]
 
 
-def test_one_changed_byte_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flipped", [1, 32, 255])
+def test_one_changed_byte_is_noticed_wherever_it_stands(tmp_path: Path, flipped: int) -> None:
     path = checkpoint.save(tmp_path, a_checkpoint(1), step=1, keep=2)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ flipped]) + data[place + 1 :])
+        with pytest.raises(CheckpointError, match=r"damaged|not written by recspec"):
+            checkpoint.load(path)
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="its content does not match its digest"):
-        checkpoint.load(path)
+    assert checkpoint.load(path).state == {"step": 1}
+
+
+def test_a_file_cut_off_anywhere_or_with_more_behind_it_is_refused(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, a_checkpoint(1), step=1, keep=2)
+    data = path.read_bytes()
+    for changed in (*(data[:size] for size in range(len(data))), data + b"\0", data + data):
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError, match="damaged or cut off"):
+            checkpoint.load(path)
+
+
+def test_a_file_whose_digest_covers_its_tensors_alone_is_still_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {"weights/w": torch.arange(3.0)}
+    total = Digest()
+    total.add("weights/w", torch.float32, (3,), [tensors["weights/w"]])
+    header = {"format": 1, "state": {"step": 4}, "digest": total.hexdigest()}
+    path = tmp_path / "step-0000000004.safetensors"
+    save_file(tensors, path, {"recspec": json.dumps(header)})
+    saved = checkpoint.load(path)
+    assert (saved.state, saved.weights["w"].tolist()) == ({"step": 4}, [0.0, 1.0, 2.0])
 
 
 def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
@@ -137,7 +182,27 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     before = path.read_bytes()
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
-    with pytest.raises((CheckpointError, OSError)):
-        checkpoint.write_tensors(blocked / "step-1.safetensors", {"w": torch.zeros(1)}, {})
+    with pytest.raises(CheckpointError, match=r"could not be written: .*what was there before is untouched"):
+        checkpoint.save(blocked, a_checkpoint(2), step=2, keep=2)
     assert path.read_bytes() == before
-    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 1000])
+def test_a_full_disk_is_one_message_and_older_checkpoints_stay(tmp_path: Path, room: int) -> None:
+    resource = pytest.importorskip("resource", reason="the room of a disk is played by the limit of a file's size")
+    path = checkpoint.save(tmp_path, a_checkpoint(1), step=1, keep=1)
+    before = path.read_bytes()
+    large = Checkpoint({"w": torch.zeros(1000)}, {}, {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(tmp_path, large, step=2, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value) == (
+        f"{tmp_path / 'step-0000000002.safetensors'}: could not be written: [Errno 27] File too large; what was there "
+        "before is untouched, and once there is room --resume continues from it"
+    )
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before

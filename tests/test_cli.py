@@ -17,6 +17,7 @@ import pytest
 
 from recspec import cli
 from recspec.feature_spec import FeatureSpec
+from recspec.predict import Recommendation, RecommendedItem
 from tests import made_up
 from tests.asking import serving, sources
 from tests.made_up_models import made_up_bundle
@@ -392,6 +393,13 @@ def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: Fe
     assert figures["share_of_matrix_rate"] > 0
 
 
+def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureSpec) -> None:
+    given = ("bench", "train", "neumf", "--data", data.folder, "--steps", "1", "--warmup", "1", "--profile")
+    status, printed, said = run(*given)
+    assert status == 0, said
+    assert all(word in printed for word in ("backward", "matrix products", "Python and dispatch", "aten::mm"))
+
+
 def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path) -> None:
     status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
     assert status == 0, said
@@ -490,3 +498,59 @@ def test_bench_serve_measures_a_running_server(run: Cli, bundle_folder: Path) ->
         assert (status, "requests_per_second" in printed, f"neumf at {addresses.http}" in printed) == (0, True, True)
     status, _, said = run("bench", "serve", addresses.http)
     assert (status, "no server answers" in said) == (2, True), said
+
+
+# --- values of options ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("export", "BUNDLE", "OUT", "--format", "onx", "--precision", "int"),
+            """error: export: 2 problems
+  - unknown format 'onx' (did you mean 'onnx'?); known: 'onnx', 'pt2', 'triton'
+  - unknown precision 'int' (did you mean 'int8'?); known: 'fp32', 'bf16', 'fp16', 'int8'
+""",
+        ),
+        (
+            ("prepare", "synthetic", "OUT", "OUT", "--engine", "duckdbb"),
+            "error: --engine: unknown value 'duckdbb' (did you mean 'duckdb'?); known: 'duckdb', 'spark'\n",
+        ),
+        (
+            ("bench", "infer", "BUNDLE", "--form", "ranked"),
+            "error: --form: unknown value 'ranked' (did you mean 'ranker'?); known: 'rows', 'ranker'\n",
+        ),
+        (
+            ("synthesize", "BUNDLE", "OUT", "--distribution", "even", "--to", "csv"),
+            "error: --distribution: unknown value 'even'; known: 'uniform', 'power_law'\n",
+        ),
+    ],
+)
+def test_a_value_that_an_option_does_not_have_is_told_once_with_the_nearest(
+    run: Cli, bundle_folder: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    places: dict[str, str | Path] = {"BUNDLE": bundle_folder, "OUT": tmp_path / "out"}
+    status, printed, said = run(*(places.get(each, each) for each in arguments))
+    assert (status, printed, said) == (2, "", message)
+    assert not (tmp_path / "out").exists()
+
+
+# --- what is said of rows and of answers ------------------------------------------------------------------------------
+
+
+def test_predict_tells_columns_that_are_not_read_on_standard_error(
+    run: Cli, bundle_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id,why\n1,2,a\n")
+    status, printed, said = run("predict", bundle_folder, tmp_path / "rows.csv")
+    assert (status, len(printed.splitlines())) == (0, 2)
+    assert "note: not read: 'why'\n" in said
+
+
+def test_a_table_of_recommendations_has_titles_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
+    for title, heads in ((None, "item ┃ score"), ("A film", "item ┃ title")):
+        cli._print_recommendation(Recommendation("u", True, (RecommendedItem(7, title, 0.5),)))
+        printed = capsys.readouterr().out
+        assert heads in " ".join(printed.split())
+        assert ("title" in printed) == (title is not None)

@@ -1,19 +1,23 @@
-"""Ranks: shares, devices, and what processes tell each other (three of them, on gloo)."""
+"""Ranks: shares, devices, what processes tell each other (three of them, on gloo), and the death of one of them."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
 from recspec.distributed import Ranks, join, pick_device
 from recspec.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from tests import made_up
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 8])
@@ -73,8 +77,8 @@ with join("cpu") as ranks:
 """
 
 
-def run_ranks(code: str, world_size: int) -> list[dict[str, object]]:
-    """What each rank's process prints, in the order of the ranks."""
+def run_ranks(code: str, world_size: int, killed: int | None = None) -> list[dict[str, object]]:
+    """What each rank's process prints, in the order of the ranks; one of them may be killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -96,9 +100,9 @@ def run_ranks(code: str, world_size: int) -> list[dict[str, object]]:
     finally:
         for process in processes:
             process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(printed) for printed, _ in outputs]
+    for rank, (process, (_, errors)) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode == (-signal.SIGKILL if rank == killed else 0), errors
+    return [json.loads(printed) for rank, (printed, _) in enumerate(outputs) if rank != killed]
 
 
 def test_three_processes_tell_each_other_the_same() -> None:
@@ -121,6 +125,203 @@ def test_three_processes_tell_each_other_the_same() -> None:
             "any": [True, False],
             "untouched": True,
         }
+
+
+# --- those who die ---------------------------------------------------------------------------------------------------
+
+ENDING = """
+import json, os, signal, time, torch
+from recspec.distributed import join
+from recspec.errors import SettingsError
+
+def fate(ranks):
+    {fate}
+
+told = {{}}
+try:
+    with join("cpu") as ranks:
+        assert ranks.watch is not None
+        ranks.barrier()
+        with ranks.guarded(lambda: "go on from step 7"):
+            fate(ranks)
+            while True:
+                ranks.sum(torch.ones(1))
+except Exception as error:
+    told = {{"error": str(error), "kind": type(error).__name__, "told": getattr(error, "told", None)}}
+print(json.dumps({{"pid": os.getpid(), **told}}))
+"""
+
+
+def ending(fate: str) -> str:
+    return ENDING.format(fate=fate)
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_rank_that_is_killed_ends_the_others_with_its_name(victim: int) -> None:
+    """Rank 1 computes and is asked to end by torchrun; the other waits for the one that was killed."""
+    fate = f"""
+    if ranks.rank == {victim}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ranks.rank == 1:
+        while ranks.watch.lost(60) is None:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)"""
+    told = run_ranks(ending(fate), 3, killed=victim)
+    for each in told:
+        assert each["kind"] == "RankLost"
+        assert str(each["error"]).startswith(f"rank {victim} (process ")
+        assert str(each["error"]).endswith(
+            f" on {socket.gethostname()}) is gone: it was killed, it crashed, or its machine is down; go on from step 7"
+        )
+    if victim:
+        assert sorted(bool(each["told"]) for each in told) == [False, True], "one of them says it"
+
+
+@pytest.mark.slow
+def test_a_mistake_of_all_ranks_is_told_once() -> None:
+    told = run_ranks(ending("raise SettingsError('no such setting')"), 3)
+    assert [each["error"] for each in told] == ["no such setting"] * 3
+    assert sorted(bool(each["told"]) for each in told) == [False, True, True]
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_others_and_tells_why_itself() -> None:
+    first, second = run_ranks(ending("if ranks.rank == 1: raise ValueError('no number')"), 2)
+    assert second == {"pid": second["pid"], "error": "no number", "kind": "ValueError", "told": None}
+    assert first["error"] == (
+        f"rank 1 (process {second['pid']} on {socket.gethostname()}) ended: ValueError: no number; go on from step 7"
+    )
+    assert first["told"] is True
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_reach_the_first_one_run_unwatched() -> None:
+    code = """
+import json, torch
+from recspec import liveness
+from recspec.distributed import join
+
+def nowhere(*_):
+    raise OSError("no route to host")
+
+liveness.reach = nowhere
+liveness.CONNECTING = 0.1
+with join("cpu") as ranks:
+    print(json.dumps({"watched": ranks.watch is not None, "sum": ranks.sum(torch.ones(1)).item()}))
+"""
+    assert run_ranks(code, 2) == [{"watched": False, "sum": 2.0}] * 2
+
+
+def test_ranks_started_anew_find_each_other_beside_the_words_of_the_dead() -> None:
+    code = """
+import json, os, torch
+from recspec.distributed import join
+
+os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_MAX_RESTARTS="3", TORCHELASTIC_RESTART_COUNT="1")
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":  # as torchrun's agent has it, with what an earlier start left behind
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.set("recspec/asks/1", "a question of the dead")
+with join("cpu") as ranks:
+    told = {"restarted": ranks.restarted, "sum": ranks.sum(torch.ones(1)).item()}
+    ranks.barrier()
+print(json.dumps(told))
+"""
+    assert run_ranks(code, 2) == [{"restarted": True, "sum": 2.0}] * 2
+
+
+# --- a job that loses a process --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("distributed") / "data")
+
+
+def training(data: FeatureSpec, run: Path) -> list[str]:
+    chosen = {"factors": 4, "layers": [8, 4], "dropout": 0.2, "train.epochs": 5, "train.batch_size": 1000,
+              "train.learning_rate": 0.01, "train.log_every": 1, "train.checkpoint_minutes": 0,
+              "train.tensorboard": False, "train.precision": "fp32"}  # fmt: skip
+    assignments = [part for name, value in chosen.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+    return ["-m", "recspec", "train", "neumf", str(data.folder), str(run), *assignments]
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    """Two processes of a command; their words on standard error."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def kill_second(job: subprocess.Popen[str], run: Path) -> int:
+    """Kill the second process of a job once a checkpoint is there; gives its number."""
+    while not list((run / "checkpoints").glob("step-*")):
+        assert job.poll() is None, job.communicate()[1]
+    (second,) = [child for child in children(job.pid) if b"\0RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes()]
+    os.kill(second, signal.SIGKILL)
+    return second
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "bundle" / "weights.safetensors").read_bytes()
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="the processes of a job are found in /proc"
+)
+
+
+@needs_proc
+def test_a_job_that_loses_a_process_ends_with_its_name_and_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = torchrun(*training(data, run))
+    killed = kill_second(job, run)
+    said = job.communicate(timeout=30)[1]
+    assert job.returncode != 0
+    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert error.startswith(f"error: rank 1 (process {killed} on {socket.gethostname()}) is gone: it was killed")
+    step = max(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    assert error.endswith(f"; the same command with --resume continues from the checkpoint of step {step}")
+    assert "recspec/" not in said, "no traceback of ours"
+    alone = subprocess.run([sys.executable, *training(data, run), "--resume"], capture_output=True, text=True)
+    assert alone.returncode == 0, alone.stderr
+    assert f"continuing from step {step}" in alone.stderr
+
+
+@needs_proc
+@pytest.mark.slow
+def test_a_job_that_goes_on_ends_with_the_weights_of_one_that_never_stopped(data: FeatureSpec, tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    job = torchrun(*training(data, whole))
+    assert job.wait() == 0, job.communicate()[1]
+    job = torchrun(*training(data, run))
+    kill_second(job, run)
+    assert job.wait(timeout=60) != 0
+    job = torchrun(*training(data, run), "--resume")
+    assert job.wait() == 0, job.communicate()[1]
+    assert weights(run) == weights(whole)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_torchrun_starts_a_job_anew_and_it_goes_on_by_itself(data: FeatureSpec, tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    job = torchrun(*training(data, whole))
+    assert job.wait() == 0, job.communicate()[1]
+    job = torchrun("--max-restarts", "3", *training(data, run))
+    kill_second(job, run)
+    assert job.wait() == 0, job.communicate()[1]
+    starts = [event for event in map(json.loads, (run / "log.jsonl").read_text().splitlines())
+              if event["event"] == "start"]  # fmt: skip
+    assert [start["resumed_at_step"] > 0 for start in starts] == [False, True]
+    assert weights(run) == weights(whole)
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------

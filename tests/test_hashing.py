@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.hashing import concatenate, cross, fingerprint64
+from recspec.hashing import concatenate, cross, fingerprint64, fingerprint64_of_bytes, fingerprint64_of_one
 
 TEXT = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" * 4
 
@@ -43,6 +43,12 @@ def test_texts_of_all_lengths_are_hashed_side_by_side(kind: pa.DataType) -> None
     texts = pa.array([TEXT[:length].encode() for length in lengths], pa.binary()).cast(kind)
     assert fingerprint64(texts).tolist() == [FARMHASH[length] for length in lengths]
     assert fingerprint64(texts.slice(3, 9)).tolist() == [FARMHASH[length] for length in lengths[3:12]]
+
+
+def test_one_text_has_the_fingerprint_that_a_column_gives_it() -> None:
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, 256, length, np.uint8).tobytes() for length in range(70) for _ in range(20)]
+    assert [fingerprint64_of_one(text) for text in texts] == fingerprint64_of_bytes(texts).tolist()
 
 
 def test_nothing_to_hash_has_no_fingerprints_and_a_missing_text_that_of_the_empty_one() -> None:

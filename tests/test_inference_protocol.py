@@ -216,10 +216,10 @@ def given_tensors(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"tags": from_values("tags", "INT64", [6], [0] * 6)}, r"shape is \[6\]; expected \[-1, 3\]"),
         ({"item": from_values("item", "INT32", [], [3])}, r"shape is \[\]; expected \[-1, 1\]"),
         ({"item": from_values("item", "INT32", [3, 1], [0] * 3)}, "different numbers of rows: 'item' 3, 'tags' 2"),
-        ({"item": from_values("item", "INT32", [2], [1, 10])}, r"row 1 is 10; expected an id in \[0, 10\)"),
-        ({"item": from_values("item", "INT32", [2], [-1, 1])}, r"row 0 is -1; expected an id in \[0, 10\)"),
-        ({"price": from_bytes("price", "FP32", [2], np.array([0, np.nan], "<f4").tobytes())}, "row 1 is nan"),
-        ({"price": from_values("price", "FP32", [2], [1e39, 0])}, "row 0 is inf; expected a finite number"),
+        ({"item": from_values("item", "INT32", [2], [1, 10])}, r"row 2 \(item\[1\]\) is 10; expected an id in \[0, 10"),
+        ({"item": from_values("item", "INT32", [2], [-1, 1])}, r"row 1 \(item\[0\]\) is -1; expected an id"),
+        ({"price": from_bytes("price", "FP32", [2], np.array([0, np.nan], "<f4").tobytes())}, r"price\[1\]\) is nan"),
+        ({"price": from_values("price", "FP32", [2], [1e39, 0])}, r"row 1 \(price\[0\]\) is inf; expected a finite"),
     ],
 )  # fmt: skip
 def test_tensors_that_a_model_does_not_take_are_refused(changes: dict[str, Tensor | None], message: str) -> None:

@@ -293,7 +293,7 @@ def test_a_pasted_row_is_scored_as_json_and_as_csv(tab: Tab, runs: dict[str, Pat
         score(tab, "[{]", fails=True)
         assert "The rows are not JSON" in texts(tab, "#problem")[0]
         score(tab, '[{"item_id": {}}]', fails=True)
-        assert "rows[0].item_id is an object" in texts(tab, "#problem")[0]
+        assert "row 1 (rows[0].item_id) is an object" in texts(tab, "#problem")[0]
         score(tab, "a,b\n1", fails=True)
         assert "Row 1 has 1 values for 2 columns." in texts(tab, "#problem")[0]
         assert tab.complaints == []

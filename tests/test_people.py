@@ -139,12 +139,23 @@ def test_models_say_what_they_can_be_asked(both: Asked) -> None:
 
 
 def test_metrics_count_what_was_asked(films: Asked) -> None:
-    films("POST", "/recommend", {"user": "u1"})
+    for body in ({"user": "u1", "model": "films"}, {"user": "u1", "model": "x" * 90}, {"user": {}, "model": "films"}):
+        films("POST", "/recommend", body)
+    films("GET", "/users?model=films")
     answer = films("GET", "/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    counted = re.search(r'recspec_requests_total\{.*route="recommend".*status="200"\} (\d+)', answer.body.decode())
-    assert counted is not None
-    assert int(counted[1]) >= 1
+    text = answer.body.decode()
+    for route, model, status in (
+        ("recommend", "films", 200),
+        ("recommend", "-", 400),
+        ("recommend", "-", 404),
+        ("users", "films", 200),
+    ):
+        labels = f'protocol="http",route="{route}",model="{model}",status="{status}"'
+        counted = re.search(rf"recspec_requests_total{{{labels}}} (\d+)", text)
+        assert counted is not None, labels
+        assert int(counted[1]) >= 1
+    assert "xxx" not in text  # what a client makes up is no label
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -159,18 +170,18 @@ WRONG: dict[str, tuple[int, str, object, str]] = {
     "a user without end": (400, "/recommend", {"user": "9" * 1001}, "user: string should have at most 1000 characters"),
     "a user of 65 bits": (400, "/recommend", {"user": 2**63}, "user: input should be less than 9223372036854775808"),
     "no object": (400, "/predict", [1], "expected a JSON object"),
-    "a row that is none": (400, "/predict", {"rows": [{}, 1]}, "rows[1]: input should be a valid dictionary; found 1"),
-    "a value that is none": (400, "/predict", {"rows": [{"user_id": {"a": 1}}]}, "rows[0].user_id is an object"),
-    "a column that is missing": (400, "/predict", {"rows": [{"user": 1}]}, "rows (counted from 1): 2 problems"),
-    "a candidate that is none": (400, "/rank", {"user": 1, "candidates": [1, None]}, "candidates[1]: expected a raw"),
-    "ids and rows": (400, "/rank", {"user": 1, "candidates": [1, {}]}, "candidates[1]: expected an id as those"),
+    "a row that is none": (400, "/predict", {"rows": [{}, 1]}, "row 2 (rows[1]): input should be a valid"),
+    "a value that is none": (400, "/predict", {"rows": [{"user_id": {"a": 1}}]}, "row 1 (rows[0].user_id) is an"),
+    "a column that is missing": (400, "/predict", {"rows": [{"user": 1}]}, "rows: 2 problems"),
+    "a candidate that is none": (400, "/rank", {"user": 1, "candidates": [1, None]}, "candidate 2 (candidates[1]): "),
+    "ids and rows": (400, "/rank", {"user": 1, "candidates": [1, {}]}, "(candidates[1]): expected an id as those"),
     "the user twice": (400, "/rank", {"user": 1, "request": {"user_id": 1}, "candidates": []}, "give one of them"),
     "not a number": (400, "/predict", b'{"rows": [{"user_id": NaN}]}', "is not JSON"),
     "infinite": (400, "/predict", b'{"rows": [{"user_id": 1e999}]}', "is not JSON"),
-    "a whole number of 65 bits": (400, "/predict", {"rows": [{"user_id": 2**64 - 1}]}, "rows[0].user_id is 1844674407"),
+    "a whole number of 65 bits": (400, "/predict", {"rows": [{"user_id": 2**64 - 1}]}, "(rows[0].user_id) is 1844"),
     "deep lists": (400, "/predict", b"[" * 900 + b"]" * 900, "expected a JSON object"),
     "as deep as JSON may be": (400, "/predict", b"[" * 1023 + b"]" * 1023, "nested too deeply"),
-    "that deep in a row": (400, "/predict", b'{"rows":[{"a":' + b"[" * 1020 + b"]" * 1020 + b"}]}", "rows[0].a holds"),
+    "that deep in a row": (400, "/predict", b'{"rows":[{"a":' + b"[" * 1020 + b"]" * 1020 + b"}]}", "rows[0].a) holds"),
     "deeper lists": (400, "/predict", b"[" * 9000 + b"]" * 9000, "is not JSON"),
     "deep in an object": (400, "/predict", b'{"rows": ' + b"[" * 900 + b"]" * 900 + b"}", "found a list"),
     "deep in a row": (400, "/predict", b'{"rows": [{"user_id": ' + b"[" * 900 + b"]" * 900 + b"}]}", "rows[0].user_id"),

@@ -312,17 +312,21 @@ def test_missing_values_are_noted_apart_from_unknown_ones(
         "of 5 rows 2 have no occupation; 1 has an unknown occupation, gender; 1 has no race: they are scored with "
         + UNKNOWN_ID,
         "1 of 5 rows has no age; the mean is taken",
+        "not read: 'fnlwgt'",
     ]
     pq.write_table(pa.Table.from_pylist([rows[2], row, row]), tmp_path / "rows.parquet")
     assert predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv").notes() == [
         "1 of 3 rows has no occupation; it is scored with the id of unknown values",
         "1 of 3 rows has no age; the mean is taken",
+        "not read: 'fnlwgt'",
     ]
     rows = [{**row, "occupation": "?"}, {**row, "occupation": None}, {**row, "occupation": "Astronaut"}]
     _, found = adult.predict(pa.Table.from_pylist(rows))
     assert found.notes() == [
-        "2 of 3 rows have no occupation and 1 an unknown one; they are scored with the id of unknown values"
+        "2 of 3 rows have no occupation and 1 an unknown one; they are scored with the id of unknown values",
+        "not read: 'fnlwgt'",
     ]
+    row.pop("fnlwgt")
     _, found = adult.predict(pa.Table.from_pylist([{**row, "race": "?"}]))
     assert found.notes() == ["1 of 1 row has no race; it is scored with the id of unknown values"]
 
@@ -358,10 +362,10 @@ def test_a_raw_history_is_scored_as_the_prepared_one(sequential: Predictor, raw:
     rows = pa.table({"user_id": users, "item_id": items, "history_item_id": lists, "history_gap": gaps})
     found, told = sequential.predict(rows)
     np.testing.assert_allclose(found, [row["probability"] for row in prepared], atol=1e-6)
-    assert told.notes() == []
+    assert told.notes() == ["not read: 'history_gap'"]  # DIN reads no gaps
     text = pa.array(["|".join(map(str, items)) for items in lists])
     as_text, _ = sequential.predict(rows.set_column(2, "history_item_id", text).drop_columns("history_gap"))
-    np.testing.assert_allclose(as_text, found, atol=1e-6)  # DIN reads no gaps
+    np.testing.assert_allclose(as_text, found, atol=1e-6)
 
 
 def test_without_the_column_a_users_history_is_the_catalogues(sequential: Predictor, raw: Path) -> None:
@@ -398,12 +402,66 @@ def test_unknown_events_are_left_out_and_an_empty_history_is_one(sequential: Pre
     ]
 
 
-def test_rows_that_name_neither_a_history_nor_a_user_are_told_so(
-    sequential: Predictor, monkeypatch: pytest.MonkeyPatch
+def test_rows_without_a_user_are_an_unknown_users_and_a_name_nearly_right_is_none(
+    predictor: Predictor, sequential: Predictor, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sequential.model, "features", lambda: ("item_id", "history_item_id", "history_kind"))
-    with pytest.raises(DataError, match=r"no column 'history_item_id' .*; found 'item_id'"):
-        sequential.predict(pa.table({"item_id": [101]}))
+    for model, empty in (
+        (predictor, []),
+        (sequential, ["1 of 1 row has no history_item_id; an empty history is taken"]),
+    ):
+        by_null, _ = model.predict(pa.table({"user_id": pa.nulls(1), "item_id": [101]}))
+        found, told = model.predict(pa.table({"item_id": [101]}))
+        assert found == by_null
+        assert told.notes() == ["1 of 1 row has no user_id; it is scored with the id of unknown values", *empty]
+        with pytest.raises(
+            DataError, match=r"no column 'user_id' \(did you mean 'userid'\?\); found 'userid', 'item_id'"
+        ):
+            model.predict(pa.table({"userid": ["u1"], "item_id": [101]}))
+    (tmp_path / "rows.csv").write_text("item_id\n101\n102\n")
+    assert predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv").gaps["user_id"].missing == 2
+
+
+def test_columns_that_are_not_read_are_named_beside_those_that_may_have_been_meant(
+    sequential: Predictor, predictor: Predictor, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id,histroy,when,label,kind\nu1,101,100|104,7,1,a\n")
+    assert predict_file(sequential, tmp_path / "rows.csv", tmp_path / "out.csv").notes() == [
+        "not read: 'histroy' (did you mean 'history_item_id'?), 'when'",
+        "absent: 'history_item_id'; the catalogues' values are taken",
+    ]
+    rows = {"user_id": ["u1"], "item_id": [101], "kind": ["a"]}
+    _, told = predictor.predict(pa.table(rows))  # neumf reads ids alone
+    assert told.notes() == ["not read: 'kind'"]
+    _, told = predictor.predict(pa.table({**rows, **{f"c{number}": [0] for number in range(12)}}))
+    assert told.notes() == ["not read: 'kind', 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8' and 3 more"]
+
+
+@pytest.mark.parametrize("sign", [",", ", ", ";", " "])
+def test_a_list_that_another_sign_separates_is_told_the_right_one(
+    sequential: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    monkeypatch.setattr(predict, "ROWS", 2)  # counts are of all blocks
+    past = sign.join(["100", "104"])
+    (tmp_path / "rows.csv").write_text(
+        f'user_id,item_id,history_item_id\nu1,101,"{past}"\nu2,101,100\nu3,101,"{past}"\n'
+    )
+    first, second = predict_file(sequential, tmp_path / "rows.csv", tmp_path / "out.csv").notes()
+    assert first == "2 of 3 rows hold unknown events of history_item_id; such events are left out"
+    assert second == (
+        f"2 of 3 rows hold '{sign.strip() or ' '}' and no known value in history_item_id; "
+        "expected its values between '|', or a list of them"
+    )
+
+
+def test_rows_of_a_file_are_counted_through_its_blocks(
+    adult: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dict(zip(LAYOUT, ADULT.splitlines()[0].split(", "), strict=False))
+    pq.write_table(pa.Table.from_pylist([row, row, row, row, {**row, "age": "old"}]), tmp_path / "rows.parquet")
+    for size in (2, 5):
+        monkeypatch.setattr(predict, "ROWS", size)
+        with pytest.raises(DataError, match=r"^raw rows: column 'age': row 5 is 'old'; expected a number$"):
+            predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv")
 
 
 def test_prepared_histories_are_read_from_files_made_elsewhere(tmp_path: Path) -> None:

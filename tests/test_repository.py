@@ -166,7 +166,7 @@ def test_raw_values_are_encoded_as_prepare_fitted(model: Path) -> None:
         rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
         assert np.array_equal(outputs["probability"][:, 0], used.predictor.predict(rows)[0])
         tensors["age"] = Tensor("age", "FP64", np.array([[1.0], [np.inf], [2.0]]))
-        with pytest.raises(RequestError, match="input 'age': row 1 is inf; expected a finite number"):
+        with pytest.raises(RequestError, match=r"input 'age': row 2 \(age\[1\]\) is inf; expected a finite number"):
             await kept.infer("ctr_raw", "", tensors)
 
     with_repository(body, Source("ctr", model))
@@ -181,7 +181,8 @@ def test_inputs_so_large_that_the_answer_is_no_number_are_refused(model: Path, s
             if port.dtype == "float32":
                 rows[port.name][1] = 3e38
         with pytest.raises(
-            RequestError, match="row 1: the model's answer is no finite number; its inputs are too large"
+            RequestError,
+            match=r"row 2 \(logit\[1\]\): the model's answer is no finite number; its inputs are too large",
         ):
             await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
 

@@ -420,7 +420,7 @@ def test_wrong_requests_over_grpc_have_their_status(running: Running) -> None:
         (twice, code.INVALID_ARGUMENT, "input 'user_id' is there twice"),
         (negative, code.INVALID_ARGUMENT, "shape is [-2, 1]"),
         (huge, code.INVALID_ARGUMENT, "data holds 2 values"),
-        (foreign, code.INVALID_ARGUMENT, "row 1 is 1000000; expected an id in [0,"),
+        (foreign, code.INVALID_ARGUMENT, "row 2 (user_id[1]) is 1000000; expected an id in [0,"),
         (unknown, code.INVALID_ARGUMENT, "unknown output 'logits'"),
         (half, code.INVALID_ARGUMENT, "raw_input_contents has 1 entries"),
         (both, code.INVALID_ARGUMENT, "has contents and raw_input_contents"),
@@ -584,7 +584,9 @@ def test_a_reload_in_the_middle_of_many_requests_drops_none(tmp_path: Path, bund
     assert -1 not in answered
 
 
-def test_an_address_that_is_taken_is_told(running: Running, bundles: dict[str, Path]) -> None:
+def test_an_address_that_is_taken_is_told(
+    running: Running, bundles: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     port = int(running.host.split(":")[1])
 
     async def start(settings: ServeSettings, source: Source) -> None:
@@ -595,8 +597,9 @@ def test_an_address_that_is_taken_is_told(running: Running, bundles: dict[str, P
     with pytest.raises(SettingsError, match=f"HTTP: can't listen at 127.0.0.1:{port}: Address already in use"):
         asyncio.run(start(ServeSettings(http_port=port), good))
     taken = int(running.grpc.split(":")[1])
-    with pytest.raises(SettingsError, match=f"gRPC: can't listen at 127.0.0.1:{taken}"):
+    with pytest.raises(SettingsError, match=f"gRPC: can't listen at 127.0.0.1:{taken}: Address .* --grpc-port$"):
         asyncio.run(start(ServeSettings(http_port=0, grpc_port=taken), good))
+    assert capfd.readouterr().err == ""  # no log of gRPC's own before the message
     with pytest.raises(BundleError, match="no such folder"):
         asyncio.run(start(ServeSettings(http_port=0, grpc_port=0), Source("m", bundles["neumf"] / "none")))
 

@@ -318,7 +318,20 @@ def test_what_is_not_there_is_said(prefix: Path) -> None:
         "DIR/none: neither a SavedModel (variables/variables.index) nor a folder of checkpoints (checkpoint, *.index)"
     )
     tf.write_bundle(folder / "other", {})
-    assert said(folder) == "DIR: holds several models: 'model.ckpt-7.index', 'other.index'; name one of them"
+    for saved in ("export/best/17", "export/best/18"):
+        (folder / saved / "variables").mkdir(parents=True)
+        (folder / saved / "saved_model.pb").touch()
+        (folder / saved / "variables" / "variables.index").touch()
+    (folder / "run").mkdir()
+    (folder / "run" / "checkpoint").touch()
+    (folder / "run" / "model.ckpt-1.index").touch()
+    assert said(folder) == (
+        "DIR: holds 5 models; name the one to import:\n  DIR/export/best/17\n  DIR/export/best/18\n"
+        "  DIR/model.ckpt-7\n  DIR/other\n  DIR/run"
+    )
+    (folder / "around" / "one").mkdir(parents=True)
+    (folder / "around" / "one" / "saved_model.pb").touch()
+    assert said(folder / "around") == "DIR/around: holds a model further in; name the one to import:\n  DIR/around/one"
     (folder / "checkpoint").write_text("all_model_checkpoint_paths: 'x'\n")
     assert said(folder) == "DIR/checkpoint: names no model_checkpoint_path"
     (folder / "checkpoint").write_text('model_checkpoint_path: "gone"\n')

@@ -470,6 +470,16 @@ def test_nothing_to_resume_and_a_run_that_is_there_are_both_refused(data: Featur
         run(data, folder, epochs=1)
 
 
+def test_a_run_killed_before_its_first_checkpoint_starts_again(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "best.safetensors").write_bytes(b"written before the checkpoint of its epoch")
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from; start the run without --resume"):
+        run(data, folder, epochs=1, resume=True)
+    run(data, folder, epochs=1)
+    assert_equal_weights(folder, run(data, tmp_path / "another", epochs=1))
+
+
 # --- failing ---------------------------------------------------------------------------------------------------------
 
 

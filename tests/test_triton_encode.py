@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
+from recspec.datasets import amazon
 from recspec.encoding import (
     BucketEncoder,
     CrossEncoder,
@@ -23,9 +25,14 @@ from recspec.encoding import (
     VocabularyEncoder,
 )
 from recspec.errors import ExportError
-from recspec.signature import Port, Signature
+from recspec.predict import Predictor
+from recspec.repository import RepositorySettings, open_version
+from recspec.signature import Port, Signature, signature_of
 from recspec.triton_encode import Encoding
-from recspec.triton_repository import Batching, raw_columns, write_raw
+from recspec.triton_repository import Batching, Beside, histories_beside, raw_columns, write_raw
+from tests import made_up_amazon
+from tests.made_up_models import made_up_bundle
+from tests.test_import_tf import IDS, ROWS, imported
 
 TEXTS = ["red", "", " red ", "blue", "?", "x" * 70, "Ärger", "1", "none", "green"]
 WHOLE = ["1", "2", " 42 ", "42.0", "4.5", "", "-7", "99999999999999999999", "x", "2"]
@@ -134,18 +141,184 @@ def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders,
     }
 
 
-def test_encoders_of_imported_models_are_refused_by_name(encoders: Encoders) -> None:
-    others: dict[str, Encoder] = {
-        "hashed": HashEncoder(cardinality=50, whole=True),
-        "spare": VocabularyEncoder(vocabulary="colour", buckets=2),
-        "other": VocabularyEncoder(vocabulary="colour", otherwise=3),
-        "cross": CrossEncoder(columns=("a", "b"), cardinality=100, whole=("b",), needs_all=True),
-    }
-    signature = Signature("rows", tuple(Port(name, "int32", 1, "request") for name in others))
-    with pytest.raises(ExportError) as caught:
-        raw_columns(Encoders(others, encoders.vocabularies), signature)
-    assert len(caught.value.problems) == 5
-    assert (
-        "feature 'spare': the ensemble does not apply 'buckets' of its encoder; `recspec serve` answers raw rows"
-        in caught.value.problems
+OF_TENSORFLOW: dict[str, Encoder] = {
+    "whole hash": HashEncoder(cardinality=50, column="whole", whole=True, missing_values=("-7",)),
+    "spare": VocabularyEncoder(vocabulary="colour", column="colour", buckets=3),
+    "other": VocabularyEncoder(vocabulary="colour", column="colour", otherwise=3),
+    "spare numbers": VocabularyEncoder(vocabulary="whole", column="whole", buckets=5),
+    "cross": CrossEncoder(columns=("colour", "whole"), cardinality=100, whole=("whole",), needs_all=True),
+    "buckets crossed": CrossEncoder(
+        columns=("number", "colour"), cardinality=60, boundaries={"number": (0.0, 2.0)}, needs_all=True
+    ),
+    "no minus three": NumberEncoder(column="number", missing_values=("-3",), missing=9.0),
+}
+
+
+def test_ids_of_models_that_tensorflow_trained_are_those_that_the_predictor_gives(
+    encoders: Encoders, tmp_path: Path
+) -> None:
+    theirs = Encoders(OF_TENSORFLOW, encoders.vocabularies)
+    signature = Signature(
+        "rows",
+        tuple(Port(name, "float32" if "minus" in name else "int64", 1, "row") for name in OF_TENSORFLOW),
     )
+    write_raw(tmp_path, "model", 1, signature, theirs, Batching())
+    texts = {"colour": TEXTS, "whole": WHOLE}
+    columns = {name: np.array([[text.encode()] for text in values], object) for name, values in texts.items()}
+    found = Encoding.load(tmp_path / "model_encode" / "1").encode({**columns, "number": np.array(NUMBERS)[:, None]})
+    expected = theirs.encode(pa.table({**texts, "number": pa.array(NUMBERS, from_pandas=True)}))
+    for name, column in expected.items():
+        np.testing.assert_array_equal(found[name][:, 0], column, err_msg=name)
+    assert found["spare"].max() > 4  # beyond the vocabulary
+    assert (found["cross"][[4, 5, 8], 0] == 0).all()  # no whole number
+    assert found["cross"][1, 0] > 0  # but an empty text is a value
+
+
+def test_what_tensorflow_trained_takes_raw_values_on_both_servers(tmp_path: Path) -> None:
+    predictor = Predictor.open(imported(tmp_path).folder, device="cpu")
+    assert predictor.encoders is not None
+    signature = signature_of(predictor.spec, predictor.model.features(), "rows")
+    write_raw(tmp_path / "repository", "model", 1, signature, predictor.encoders, Batching())
+    encoding = Encoding.load(tmp_path / "repository" / "model_encode" / "1")
+    opened = open_version(predictor.bundle.folder, RepositorySettings())
+    assert [{"name": port.name, "dtype": port.dtype} for port in opened.raw] == encoding.columns
+    texts, columns = {}, {}
+    for port in opened.raw:
+        values = [row[port.name] for row in ROWS]
+        if port.dtype == "string":
+            texts[port.name] = ["" if value is None else str(value) for value in values]
+            columns[port.name] = np.array(texts[port.name], object)[:, None]
+        else:
+            columns[port.name] = np.array(values, np.float64)[:, None]
+    numbers = {name: values[:, 0] for name, values in columns.items() if name not in texts}
+    expected, _ = predictor.encode(pa.table({**texts, **numbers}))
+    theirs, ours = encoding.encode(columns), opened.encode(columns, len(ROWS))
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(theirs[name][:, 0], tensor, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(ours[name][:, 0], tensor, rtol=1e-6, err_msg=name)
+    ids = {name: np.array([0 if each is None else each + 1 for each in found]) for name, found in IDS.items()}
+    for name, found in ids.items():  # TensorFlow's, of all rows but the one of nulls
+        np.testing.assert_array_equal(theirs[name][:3, 0], found[:3], err_msg=name)
+
+
+# --- histories -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """A model that reads items, their categories and how long ago they were, of histories of at most three events."""
+    folder = tmp_path_factory.mktemp("reviews")
+    raw = made_up_amazon.write(folder / "raw", num_users=20, num_items=12, num_reviews=200)
+    made = amazon.prepare(raw, folder / "data", amazon.Settings(min_reviews=3, history=3))
+    return Predictor.open(made_up_bundle(folder / "sim", made.spec, "sim"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def of_reviews(reviews: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Encoding:
+    folder, names = tmp_path_factory.mktemp("repository"), reviews.model.features()
+    beside = histories_beside(reviews.spec, reviews.bundle.folder, names)
+    signature = signature_of(reviews.spec, names, "rows")
+    assert reviews.encoders is not None
+    write_raw(folder, "model", 1, signature, reviews.encoders, Batching(), beside)
+    return Encoding.load(folder / "model_encode" / "1")
+
+
+HISTORIES = {
+    "": "",
+    "B000000001": "3",
+    "B000000001|nobody sells this|B000000003": "9|7.5|0",
+    "nobody sells this": "1",
+    "B000000001|B000000002|B000000003|B000000004": "9|8|7|6",
+}
+"""Raw events, and how many days ago each was."""
+
+
+def of_histories(gaps: list[str]) -> tuple[dict[str, NDArray[np.object_]], pa.Table]:
+    rows = {
+        "reviewerID": ["A000000001"] * len(HISTORIES),
+        "asin": ["B000000002"] * len(HISTORIES),
+        "category": ["", "kind 1.1", "nothing", "", ""],
+        "history_asin": list(HISTORIES),
+        "history_gap": gaps,
+    }
+    columns = {name: np.array([[text.encode()] for text in texts], object) for name, texts in rows.items()}
+    return columns, pa.table({**rows, "category": [text or None for text in rows["category"]]})
+
+
+def test_events_get_what_the_item_catalogue_knows_of_them_as_the_predictor_gives_it(
+    reviews: Predictor, of_reviews: Encoding
+) -> None:
+    columns, table = of_histories(list(HISTORIES.values()))
+    assert {each["name"] for each in of_reviews.columns} <= set(columns)
+    found, (expected, _) = of_reviews.encode(columns), reviews.encode(table)
+    assert list(found) == list(expected) == list(reviews.model.features())
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(found[name], tensor.reshape(len(tensor), -1), rtol=1e-6, err_msg=name)
+    assert (found["history_item_id"] != 0).sum(1).tolist() == [0, 1, 2, 0, 3]
+    assert (found["history_category"] != 0).sum(1).tolist() == [0, 1, 2, 0, 3]
+    np.testing.assert_allclose(found["history_gap"][2], np.log1p([9, 0, 0]), rtol=1e-6)
+    np.testing.assert_allclose(found["history_gap"][4], np.log1p([8, 7, 6]), rtol=1e-6)
+
+
+def test_numbers_beside_the_events_may_be_left_empty_but_not_in_part(reviews: Predictor, of_reviews: Encoding) -> None:
+    columns, table = of_histories([""] * len(HISTORIES))
+    expected, _ = reviews.encode(table.drop_columns(["history_gap"]))
+    np.testing.assert_array_equal(of_reviews.encode(columns)["history_gap"], expected["history_gap"])
+    columns["history_gap"][2, 0] = b"1|2"
+    with pytest.raises(ValueError, match="row 2 holds 0 numbers in 'history_gap' beside 1 items; expected one for"):
+        of_reviews.encode(columns)
+    columns, _ = of_histories(["", "1e400", "1|2|3", "1", "1|2|3|4"])
+    with pytest.raises(ValueError, match="row 1 is infinite; expected a finite number"):
+        of_reviews.encode(columns)
+    empty = of_reviews.encode({name: values[:0] for name, values in columns.items()})
+    assert {values.shape[0] for values in empty.values()} == {0}
+
+
+@pytest.mark.parametrize("gaps", [list(HISTORIES.values()), [""] * len(HISTORIES)])
+def test_our_server_takes_the_same_columns_and_gives_the_same_features(
+    gaps: list[str], reviews: Predictor, of_reviews: Encoding
+) -> None:
+    opened = open_version(reviews.bundle.folder, RepositorySettings())
+    columns, _ = of_histories(gaps)
+    told = [{"name": port.name, "dtype": port.dtype} for port in opened.raw]
+    assert told == of_reviews.columns
+    texts = {port.name: np.array([[text.decode()] for (text,) in columns[port.name]], object) for port in opened.raw}
+    found, expected = opened.encode(texts, len(gaps)), of_reviews.encode(columns)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_lists_without_a_separator_are_several_columns(encoders: Encoders, tmp_path: Path) -> None:
+    """Events as columns, missing ones empty, and NaN for their numbers."""
+    made: dict[str, Encoder] = {
+        "items": VocabularyEncoder(vocabulary="colour", length=2, keep="last"),
+        "gaps": NumberEncoder(length=2, keep="last"),
+    }
+    ports = (Port("items", "int64", 2, "row", 5, True), Port("gaps", "float32", 2, "row", None, True))
+    signature, beside = Signature("rows", ports), {"gaps": Beside("items", None)}
+    theirs = Encoders(made, encoders.vocabularies)
+    write_raw(tmp_path, "model", 1, signature, theirs, Batching(), beside)
+    found = raw_columns(theirs, signature, beside)
+    assert [(each.port.name, each.port.dtype, each.port.width) for each in found] == [
+        ("items", "string", -1),
+        ("gaps", "float64", -1),
+    ]
+    encoded = Encoding.load(tmp_path / "model_encode" / "1").encode(
+        {
+            "items": np.array([[b"red", b"", b"blue", b"1"], [b"", b"red", b"?", b""]], object),
+            "gaps": np.array([[4.0, 3.0, np.nan, 2.0], [np.nan, 1.0, 5.0, np.nan]]),
+        }
+    )
+    assert encoded["items"].tolist() == [[2, 1], [3, 0]]  # 1, blue, red
+    assert encoded["gaps"].tolist() == [[3.0, 2.0], [1.0, 0.0]]
+    with pytest.raises(ExportError, match="'gaps': numbers of events, but no history of the items' own ids to stand"):
+        raw_columns(theirs, signature)
+
+
+def test_without_a_catalogue_a_history_has_no_raw_form(reviews: Predictor) -> None:
+    spec = reviews.spec.replace(metadata={})
+    beside = histories_beside(spec, reviews.bundle.folder, reviews.model.features())
+    assert set(beside) == {"history_gap"}
+    assert reviews.encoders is not None
+    with pytest.raises(ExportError, match="feature 'history_category' has no encoder"):
+        raw_columns(reviews.encoders, signature_of(spec, reviews.model.features(), "rows"), beside)

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from recspec.batch import Batch
 from recspec.encoding import CrossEncoder, Gap
-from recspec.errors import DataError, RequestError, nearest
+from recspec.errors import DataError, RequestError
 from recspec.evaluate import id_feature
-from recspec.predict import ROLES, Predictions, Predictor, Role
+from recspec.gaps import Predictions, column_notes, row_at
+from recspec.predict import ROLES, Predictor, Role, renumbered
 
 Row = Mapping[str, Any]
 """Raw column -> a text, number, boolean, null, or a list of these."""
@@ -85,7 +86,7 @@ def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
     with _naming("rows"):
         probabilities, found = predictor.predict(table)
     _check_finite(probabilities, "rows")
-    return RowScores(tuple(probabilities.tolist()), found.gaps, (*found.notes(), *_unread(predictor, table)))
+    return RowScores(tuple(probabilities.tolist()), found.gaps, tuple(found.notes()))
 
 
 def rank(
@@ -102,15 +103,21 @@ def rank(
         raise RequestError("this model reads no feature of an item, so candidates can't differ; POST /predict rows")
     rows = [each if isinstance(each, Mapping) else {_item_id(predictor): each} for each in candidates]
     ours = [name for name in names if name not in of_items]
-    asked, items = table_of([request], "request"), table_of(rows, "candidates")
+    user = predictor.anonymous_id(list(request))
+    asked, items = (
+        table_of([request if user is None else {**request, user: None}], "request"),
+        table_of(rows, "candidates"),
+    )
     if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
         return _ranked(predictor, rows, _joined(predictor, request, rows), top_k)
     once, gaps = _encoded(predictor, asked, ours, "request") if ours else ({}, {})
-    notes = [*_notes(1, gaps), *_unread(predictor, asked)]
+    notes = _notes(predictor, asked, gaps)
     if not rows:
-        return Ranking((), _unknown(predictor, once, "user").any().item(), (), tuple(notes))
+        return Ranking(
+            (), _unknown(predictor, once, "user").any().item(), (), (*notes, *_unread(predictor, asked, absent=False))
+        )
     many, gaps = _encoded(predictor, items, theirs, "candidates")
-    notes += [*_notes(len(rows), gaps), *_unread(predictor, items)]
+    notes += [*_notes(predictor, items, gaps), *_unread(predictor, asked, items)]
     with torch.inference_mode():
         if once:
             logits = predictor.model.score_items(once, many)[0]
@@ -142,11 +149,11 @@ def _must_join(
 
 def _joined(predictor: Predictor, request: Row, rows: Sequence[Row]) -> _Scored:
     """Candidates each with all of the request's columns, where a feature needs both."""
-    table = table_of([{**request, **row} for row in rows], "request and candidates")
-    batch, gaps = _encoded(predictor, table, None, "request and candidates")
+    table = table_of([{**request, **row} for row in rows], "candidates")
+    batch, gaps = _encoded(predictor, table, None, "candidates")
     with torch.inference_mode():
         logits = predictor.model(batch).float()
-    notes = [*_notes(len(rows), gaps), *_unread(predictor, table)]
+    notes = [*_notes(predictor, table, gaps), *_unread(predictor, table)]
     return _Scored({name: tensor[:1] for name, tensor in batch.items()}, batch, logits, notes)
 
 
@@ -234,7 +241,9 @@ def _naming(where: str) -> Iterator[None]:
         yield
     except DataError as error:
         problems = [problem.removeprefix("raw rows: ") for problem in error.problems]
-        raise RequestError.of(f"{where} (counted from 1)", problems) from None
+        raise RequestError.of(
+            where, [renumbered(problem, lambda row: _row(row, where)) for problem in problems]
+        ) from None
     except (pa.ArrowException, OverflowError) as error:
         raise RequestError(f"{where}: a value can't be read: {str(error)[:200]}") from None
 
@@ -242,20 +251,27 @@ def _naming(where: str) -> Iterator[None]:
 def _check_finite(values: NDArray[np.float32], where: str) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
-        raise RequestError(f"{where}[{wrong[0]}]: the model gives no finite number for it; a value is too large")
+        raise RequestError(
+            f"{row_at(int(wrong[0]), where)}: the model gives no finite number for it; a value is too large"
+        )
 
 
-def _notes(rows: int, gaps: dict[str, Gap]) -> list[str]:
-    return Predictions(rows, gaps).notes()
+def _row(place: int, where: str, field: str = "") -> str:
+    """A row of a request as messages name it; what is asked of all candidates is one row, and so needs no number."""
+    if where == "request":
+        return f"request.{field}" if field else "its value"
+    return row_at(place, where, field)
 
 
-def _unread(predictor: Predictor, table: pa.Table) -> list[str]:
-    """A note for each column that nothing is made from; the label may be there."""
-    read = {*predictor.model.features(), predictor.spec.label}
-    for name, encoder in predictor.encoders.encoders.items() if predictor.encoders is not None else ():
-        read |= {name, *(encoder.columns if isinstance(encoder, CrossEncoder) else (encoder.column or name,))}
-    strange = [name for name in table.column_names if name.strip() not in read]
-    return [f"column '{name[:80]}' is not read{nearest(name[:80], read)}" for name in strange[:SHOWN]]
+def _notes(predictor: Predictor, table: pa.Table, gaps: dict[str, Gap]) -> list[str]:
+    return Predictions(table.num_rows, gaps, predictor.misread(table)).notes()
+
+
+def _unread(predictor: Predictor, *tables: pa.Table, absent: bool = True) -> list[str]:
+    """Notes on columns of a request and its candidates that nothing is made from; the label may be there."""
+    names = [name for table in tables for name in table.column_names]
+    not_read, lacking = predictor.in_vain(names)
+    return column_notes(not_read, lacking if absent else ())
 
 
 def _unknown(predictor: Predictor, batch: Batch, role: Role) -> NDArray[np.bool_]:
@@ -307,7 +323,7 @@ def table_of(rows: Sequence[Row], where: str) -> pa.Table:
         values = [row.get(name) for row in rows]
         wrong = _wrong_values(values)
         if wrong:
-            problems += [f"{where}[{row}].{name[:80]} {what}" for row, what in wrong]
+            problems += [f"{_row(row, where, name[:80])} {what}" for row, what in wrong]
         else:
             columns[name] = _column(values)
     if problems:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from recspec import bundle, config, latency, machine
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
+from recspec.profiling import endless, profile_steps, wait, work_of_step
 from recspec.programs import Arrays, EagerProgram, Program, find_export, open_program, read_sheet
 from recspec.signature import Form, Signature, signature_of
 from recspec.synthesize import synthesize
@@ -55,7 +56,11 @@ BOOKS_ROWS = 200_000
 """Made-up rows in their shape: 12 million cost nothing more a step."""
 
 MATRIX_SIZE = 2048
-MATRIX_SECONDS = 1.0
+TRIAD_BYTES = 1 << 28
+"""Of each of the three vectors: together three times the largest cache that a server's cores share."""
+
+LIMIT_SECONDS = 1.0
+"""Time that a limit of the machine is measured for."""
 
 
 def bench_training(
@@ -67,13 +72,14 @@ def bench_training(
     ranks: Ranks,
     steps: int,
     warmup: int,
+    profiled: int = 0,
 ) -> dict[str, object]:
     """Samples/s of `steps` training steps after `warmup`, everything but evaluation and checkpoints included.
 
     Without a specification the data is made up: in the shape of the NCF paper's ml-1m for a model that needs users and
-    items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` is
-    the arithmetic of the model's linear layers (6 floating-point operations a weight and sample: one product forward,
-    two backward) over what plain matrix products of the same precision reach in the same run.
+    items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` and
+    `share_of_memory_bandwidth` are as `measure_limits` says. With `profiled` steps, `profile` is where the time of so
+    many more of them goes (`recspec.profiling.profile_steps`).
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else _made_up(model, Path(folder) / "data")
@@ -84,10 +90,12 @@ def bench_training(
             raise SettingsError(f"{data.folder}: no training row to measure with")
         with arithmetic(run.precision, settings.deterministic):
             before = matrix_rate(run.precision, ranks.device)
-            seconds, samples = _timed_steps(run, steps, warmup)
-            rate = (before + matrix_rate(run.precision, ranks.device)) / 2
+            taken = endless(run)
+            seconds, samples = _timed_steps(run, taken, steps, warmup)
+            memory = machine.peak_memory()
+            limits = measure_limits(run, taken, steps / seconds, before)
+            profile = {"profile": profile_steps(run, taken, profiled)} if profiled else {}
     speed = samples / seconds
-    weights = sum(module.weight.numel() for module in run.model.modules() if isinstance(module, nn.Linear))
     return {
         "model": model,
         "settings": run.model.settings.model_dump(mode="json"),
@@ -97,17 +105,41 @@ def bench_training(
         "negatives": run.num_negatives,
         "rows": run.loader.num_rows,
         "loader": run.loader.mode,
-        "linear_weights": weights,
-        "gflops_per_second": round(6e-9 * weights * speed, 1),
-        "matrix_rate_gflops_per_second": round(1e-9 * rate, 1),
-        "share_of_matrix_rate": round(6 * weights * speed / rate, 4),
+        **limits,
         "precision": run.precision,
         "device": str(ranks.device),
         "world_size": ranks.world_size,
         "threads": torch.get_num_threads(),
-        "peak_memory_bytes": machine.peak_memory(),
+        "peak_memory_bytes": memory,
         "torch": torch.__version__,
         "machine": machine.describe(),
+        **profile,
+    }
+
+
+def measure_limits(
+    run: TrainingRun, taken: Iterator[torch.Tensor], steps_per_second: float, rate_before: float
+) -> dict[str, Any]:
+    """How near to the machine's own limits a run came that took so many steps a second, as measured around it.
+
+    `share_of_matrix_rate`: the floating-point operations of all its matrix products over what square products of the
+    same precision reach (`matrix_rate`; the mean of before and now). `share_of_memory_bandwidth`: the bytes that a step
+    has to move over what a triad reaches (`memory_bandwidth`). One step more of `taken`, the run's `endless` steps,
+    tells what a step multiplies and moves (`recspec.profiling.Work`).
+    """
+    device, work = run.ranks.device, work_of_step(run, taken)
+    rate = (rate_before + matrix_rate(run.precision, device)) / 2
+    bandwidth = memory_bandwidth(device)
+    return {
+        "gflop_per_step": round(1e-9 * work.products, 3),
+        "gflops_per_second": round(1e-9 * work.products * steps_per_second, 1),
+        "matrix_rate_gflops_per_second": round(1e-9 * rate, 1),
+        "share_of_matrix_rate": round(work.products * steps_per_second / rate, 4),
+        "megabytes_per_step": {
+            name: round(1e-6 * getattr(work, name), 1) for name in ("weights", "tables", "activations", "total")
+        },
+        "memory_bandwidth_gigabytes_per_second": round(1e-9 * bandwidth, 1),
+        "share_of_memory_bandwidth": round(work.total * steps_per_second / bandwidth, 4),
     }
 
 
@@ -179,14 +211,27 @@ def matrix_rate(precision: str, device: torch.device) -> float:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     left = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
     right = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
-    _wait(torch.mm(left, right))
-    products, started = 0, time.perf_counter()
-    while time.perf_counter() - started < MATRIX_SECONDS:
+    return 2 * MATRIX_SIZE**3 * _times_a_second(lambda: torch.mm(left, right), device)
+
+
+def memory_bandwidth(device: torch.device) -> float:
+    """Bytes a second of a triad, a <- b + 3 c, of vectors that no cache holds (McCalpin's STREAM: three each count)."""
+    size = TRIAD_BYTES // 4
+    a, b, c = (torch.ones(size, device=device) for _ in range(3))
+    return 3 * TRIAD_BYTES * _times_a_second(lambda: torch.add(b, c, alpha=3, out=a), device)
+
+
+def _times_a_second(work: Callable[[], object], device: torch.device) -> float:
+    """How often something can be done a second, after having been done once."""
+    work()
+    wait(device)
+    times, started, passed = 0, time.perf_counter(), 0.0
+    while times == 0 or passed < LIMIT_SECONDS:
         for _ in range(4):
-            result = torch.mm(left, right)
-        _wait(result)
-        products += 4
-    return 2 * MATRIX_SIZE**3 * products / (time.perf_counter() - started)
+            work()
+        wait(device)
+        times, passed = times + 4, time.perf_counter() - started
+    return times / passed
 
 
 def interactions_like_ml_1m(folder: Path) -> FeatureSpec:
@@ -273,22 +318,13 @@ def _made_up(model: str, folder: Path) -> FeatureSpec:
     return interactions_like_ml_1m(folder) if {"user", "item"} <= needs else clicks_like_outbrain(folder)
 
 
-def _timed_steps(run: TrainingRun, steps: int, warmup: int) -> tuple[float, int]:
-    """Seconds and samples of `steps` steps; epochs follow each other where one is too short."""
-    done, started, samples = 0, 0.0, 0
-    while True:
-        for loss in run.epoch():
-            done += 1
-            if done == warmup or (warmup == 0 and done == 1):
-                _wait(loss)
-                started, samples = time.perf_counter(), run.progress.samples
-            if done == warmup + steps:
-                _wait(loss)
-                return time.perf_counter() - started, run.progress.samples - samples
-        run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
-
-
-def _wait(tensor: torch.Tensor) -> None:
-    """Wait until the device has computed the tensor."""
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)
+def _timed_steps(run: TrainingRun, taken: Iterator[torch.Tensor], steps: int, warmup: int) -> tuple[float, int]:
+    """Seconds and samples of `steps` steps after `warmup`, or one: the first step makes what is made once."""
+    for _ in range(max(1, warmup)):
+        next(taken)
+    wait(run.ranks.device)
+    started, samples = time.perf_counter(), run.progress.samples
+    for _ in range(steps):
+        next(taken)
+    wait(run.ranks.device)
+    return time.perf_counter() - started, run.progress.samples - samples

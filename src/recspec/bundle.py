@@ -23,14 +23,17 @@ from torch import Tensor
 from recspec import __version__, config
 from recspec.checkpoint import Stored, read_tensors, write_tensors
 from recspec.distributed import Ranks
-from recspec.errors import BundleError, CheckpointError, nearest, unknown
-from recspec.feature_spec import FeatureSpec
+from recspec.errors import BundleError, CheckpointError, listed, nearest, unknown
+from recspec.feature_spec import FILE_NAME, FeatureSpec
 from recspec.layers import holding
 from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.sharding import Placement, PlacementSettings, Shards, divide, place
+from recspec.signature import SHEET
 
 FORMAT = 1
+SHOWN = 5
+"""Runs that a message names."""
 
 
 class Card(BaseModel):
@@ -170,7 +173,36 @@ def find(path: Path) -> Path:
         raise BundleError(f"{path}: no such folder{nearest(path.name, known)}")
     if (path / "checkpoints").is_dir():
         raise BundleError(f"{path}: this run has checkpoints but no bundle yet; finish it with train --resume")
-    raise BundleError(f"{path}: not a trained model: neither bundle.json nor bundle/bundle.json is there")
+    raise BundleError(f"{path}: {_instead(path)}")
+
+
+def _instead(path: Path) -> str:
+    """What a folder without a bundle is, and what to give in its place."""
+    if _is_export(path):
+        return (
+            "is an export, which knows features and no raw values; give the run that it was made of (`recspec serve` "
+            "and `recspec bench infer` take exports)"
+        )
+    exports = sorted(str(file.parent) for file in path.glob("*/config.pbtxt") if _is_export(file.parent))
+    if exports:
+        return (
+            "is a Triton model repository; give the run that it was made of (`recspec serve` and `recspec bench infer` "
+            f"take {listed(exports)})"
+        )
+    if (path / "config.pbtxt").is_file():
+        beside = sorted(str(file.parent) for file in path.parent.glob("*/config.pbtxt") if _is_export(file.parent))
+        return f"is a model of a Triton repository that holds no program; beside it: {listed(beside)}"
+    if (path / FILE_NAME).is_file():
+        return "is a prepared dataset; give the run of a model that was trained on it"
+    runs = sorted(str(file.parent.parent) for file in path.glob("*/bundle/bundle.json"))
+    runs += sorted(str(file.parent) for file in path.glob("*/bundle.json"))
+    there = f"; in it there are {listed(runs[:SHOWN])}, so name one" if runs else ""
+    return f"not a trained model: neither bundle.json nor bundle/bundle.json is there{there}"
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a program of ours is there, or in the folder of one of its versions."""
+    return (folder / SHEET).is_file() or any(file.parent.name.isdigit() for file in folder.glob(f"[0-9]*/{SHEET}"))
 
 
 def read_card(folder: Path) -> Card:

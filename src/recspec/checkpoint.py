@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -67,17 +68,30 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
-    """Write `step-N.safetensors` and delete all but the newest `keep` checkpoints.
+    """Write `step-N.safetensors` and delete all but the `keep` newest ones up to it.
+
+    One of a later step was passed over as damaged when the run was continued: it goes too.
 
     Raises:
         CheckpointError: if the disk does not take it; older checkpoints are left as they are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+        leftover.unlink(missing_ok=True)
     path = folder / f"step-{step:010d}.safetensors"
-    write_tensors(path, checkpoint.tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
-    for old in _files(folder)[keep:]:
+    try:
+        write_tensors(path, checkpoint.tensors, {"format": FORMAT, "state": dict(checkpoint.state)})
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, and once there is room --resume continues from it") from None
+    known = _files(folder)
+    for old in (*known[: known.index(path)], *known[known.index(path) + keep :]):  # later ones were found damaged
         old.unlink(missing_ok=True)
     return path
+
+
+def newest(folder: Path) -> int | None:
+    """The step of the newest checkpoint in a folder, whole or not; None where there is none."""
+    known = _files(folder)
+    return int(known[0].stem.removeprefix("step-")) if known else None
 
 
 def load_latest(folder: Path, rows: RowsWanted | None = None) -> tuple[Checkpoint, list[str]]:
@@ -122,14 +136,27 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored], header: Mapping[str
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             _write(file, tensors, header)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _flush_names(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path}: could not be written: {error}; what was there before is untouched") from None
+
+
+def _flush_names(folder: Path) -> None:
+    """Have the disk keep a new name before older files go, where the system offers that."""
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def take_part(tensors: Mapping[str, Stored]) -> None:
@@ -161,20 +188,37 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
                     total.add(name, kept[name].dtype, tuple(kept[name].shape), [kept[name]])
                 else:
                     kept[name] = _read_rows(file.get_slice(name), name, wanted, total)
-    except (SafetensorError, OSError, ValueError) as error:
+        text = _header_of(path)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: damaged or cut off ({error})") from None
     try:
-        header = json.loads(metadata["recspec"])
-        expected = header.pop("digest")
-    except (KeyError, ValueError):
+        header = dict(json.loads(metadata["recspec"]))
+        expected = str(header.pop("digest"))
+    except (KeyError, ValueError, TypeError):
         raise CheckpointError(f"{path}: not written by recspec, or damaged") from None
+    if expected.startswith(OF_HEADER_TOO):
+        total.add_header(text.replace(expected.encode(), (OF_HEADER_TOO + UNKNOWN).encode()))
+        expected = expected.removeprefix(OF_HEADER_TOO)
     if total.hexdigest() != expected:
         raise CheckpointError(f"{path}: damaged: its content does not match its digest")
     return kept, header
 
 
+def _header_of(path: Path) -> bytes:
+    """The JSON that a safetensors file begins with, as it stands there."""
+    with path.open("rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little"))
+
+
+OF_HEADER_TOO = "header+"
+"""What a digest begins with that covers the header's every byte; one without it, of an older file, covers the tensors
+alone."""
+
+UNKNOWN = "0" * 32
+
+
 class Digest:
-    """BLAKE2b of names, types, shapes and bytes, tensors in the order of names."""
+    """BLAKE2b of names, types, shapes and bytes, tensors in the order of names, and last of the file's header."""
 
     def __init__(self) -> None:
         self._total = hashlib.blake2b(digest_size=16)
@@ -194,6 +238,10 @@ class Digest:
             self._total.update(data)
             if write is not None:
                 write(data)
+
+    def add_header(self, text: bytes) -> None:
+        """Take in the header, which holds `UNKNOWN` where the digest will stand."""
+        self._total.update(text)
 
     def hexdigest(self) -> str:
         """Of all that was taken in."""
@@ -221,17 +269,18 @@ def _write(file: BinaryIO, tensors: Mapping[str, Stored], header: Mapping[str, o
         end += size
 
     def described(digest: str) -> bytes:
-        about = {"recspec": json.dumps({**header, "digest": digest}, sort_keys=True)}
+        about = {"recspec": json.dumps({**header, "digest": OF_HEADER_TOO + digest}, sort_keys=True)}
         text = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 8)
 
     total = Digest()
-    start = 8 + len(described(total.hexdigest()))
+    start = 8 + len(described(UNKNOWN))
     for name in sorted(tensors):
         tensor = tensors[name]
         file.seek(start + offsets[name])
         blocks = tensor.blocks() if isinstance(tensor, Streamed) else [tensor]
         total.add(name, tensor.dtype, tuple(tensor.shape), blocks, file.write)
+    total.add_header(described(UNKNOWN))
     text = described(total.hexdigest())
     file.seek(0)
     file.write(len(text).to_bytes(8, "little") + text)

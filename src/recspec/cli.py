@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args
 
 import typer
 from pydantic import BaseModel
@@ -68,10 +68,12 @@ def main() -> None:
     try:
         app()
     except Interrupted as stopped:
-        err.print(str(stopped), markup=False, highlight=False)
+        if not stopped.told:
+            err.print(str(stopped), markup=False, highlight=False)
         sys.exit(130)
     except RecspecError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if not error.told:
+            _print_error(error)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
@@ -86,14 +88,16 @@ def prepare(
     raw: Annotated[Path, typer.Argument(help="the publisher's files: a folder, a file or a zip")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write")],
     settings: Set = None,
-    engine: Annotated[Literal["duckdb", "spark"], typer.Option(help="what runs the queries")] = "duckdb",
+    engine: Annotated[str, typer.Option(metavar="duckdb|spark", help="what runs the queries")] = "duckdb",
     memory_limit: Annotated[str, typer.Option(help="most memory the engine may take")] = "4GB",
     force: Annotated[bool, typer.Option(help="replace a dataset that was prepared otherwise")] = False,
 ) -> None:
     """Turn raw files into a prepared dataset."""
     from recspec.datasets import DATASETS
     from recspec.datasets.prepared import Remark
+    from recspec.tables import ENGINES
 
+    engine = _one_of("--engine", engine, ENGINES)
     if dataset not in DATASETS:
         raise SettingsError(unknown("dataset", dataset, DATASETS))
     chosen = DATASETS[dataset]
@@ -149,13 +153,15 @@ def synthesize(
     out_folder: Out,
     rows: Annotated[int, typer.Option(min=1, help="rows of the train split; others get a tenth")] = 1000,
     to: Annotated[str, typer.Option(help="chunk type to write")] = "parquet",
-    distribution: Annotated[Literal["uniform", "power_law"], typer.Option(help="of the ids")] = "uniform",
+    distribution: Annotated[str, typer.Option(metavar="uniform|power_law", help="of the ids")] = "uniform",
     seed: Annotated[int, typer.Option(help="of everything drawn")] = 0,
 ) -> None:
     """Random data of a specification's shape."""
+    from recspec.synthesize import Distribution
     from recspec.synthesize import synthesize as run
 
-    made = run(FeatureSpec.load(spec), out_folder, rows, type=_chunk_type(to), distribution=distribution, seed=seed)
+    drawn: Distribution = _one_of("--distribution", distribution, get_args(Distribution))
+    made = run(FeatureSpec.load(spec), out_folder, rows, type=_chunk_type(to), distribution=drawn, seed=seed)
     out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}", highlight=False)
 
 
@@ -202,7 +208,7 @@ def train(
                 "train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more"
             )
     _keep_to_cores(train_settings.affinity)
-    with join(device) as ranks, _stop_on_signal() as stop_requested:
+    with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
         display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
         with display:
             result = run_training(
@@ -260,7 +266,7 @@ def tune(
     sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
     asked = parse_search(config.parse_assignments(search or []), sections) or default_search(model, values)
     _step(f"searching {describe(asked)}")
-    with join(device) as ranks, _stop_on_signal() as stop_requested:
+    with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
         if ranks.world_size > 1:
             raise SettingsError("tune: one process a search; start it without torchrun")
         found = Tuning(
@@ -303,7 +309,7 @@ def evaluate(
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
-    with join(device) as ranks:
+    with join(device, end=_end) as ranks:
         trained = bundle.load(run, ranks=ranks)
         with _stages(show=ranks.is_first) as progress:
             report = run_evaluation(
@@ -425,12 +431,12 @@ def import_tf(
 def export(
     run: Run,
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; with triton, the repository")],
-    format_: Annotated[Literal["onnx", "pt2", "triton"], typer.Option("--format", help="what to make")] = "onnx",
+    format_: Annotated[str, typer.Option("--format", metavar="onnx|pt2|triton", help="what to make")] = "onnx",
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16", "int8"], typer.Option(help="of weights and matrix products")
+        str, typer.Option(metavar="fp32|bf16|fp16|int8", help="of weights and matrix products")
     ] = "fp32",
     form: Annotated[
-        Literal["rows", "ranker"], typer.Option(help="rows: any rows; ranker: one request's features, N candidates'")
+        str, typer.Option(metavar="rows|ranker", help="rows: any rows; ranker: one request's features, N candidates'")
     ] = "rows",
     data: Annotated[
         Path | None, typer.Option(help="a prepared dataset to check the program on; made-up rows without")
@@ -441,7 +447,8 @@ def export(
     allow_drift: Annotated[bool, typer.Option(help="write a program that drifts beyond the tolerance")] = False,
     name: Annotated[str | None, typer.Option(help="of the model in a Triton repository")] = None,
     triton_backend: Annotated[
-        Literal["onnxruntime", "python"], typer.Option(help="python runs on a server without ONNX Runtime's backend")
+        str,
+        typer.Option(metavar="onnxruntime|python", help="python runs on a server without ONNX Runtime's backend"),
     ] = "onnxruntime",
     batch_sizes: Annotated[str, typer.Option(metavar="A,B", help="at which latency is measured")] = "1,64,512,4096",
     threads: Annotated[int | None, typer.Option(min=1, help="that compute a call while it is measured")] = None,
@@ -456,18 +463,18 @@ def export(
 
     keep_freed_memory()
     settings = ExportSettings(
-        format=format_,
-        precision=precision,
-        form=form,
+        format=cast(Any, format_),  # the settings say which there are, of all of them at once
+        precision=cast(Any, precision),
+        form=cast(Any, form),
         tolerance=tolerance,
         allow_drift=allow_drift,
         batch_sizes=_sizes("--batch-sizes", batch_sizes),
         threads=threads,
         name=name,
-        triton_backend=triton_backend,
+        triton_backend=cast(Any, triton_backend),
     )
     spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
-    made = run_export(bundle.load(run), out_folder, settings, spec)
+    made = run_export(bundle.load(run), out_folder, settings, spec, tell=_tell)
     if json_output:
         _print_json(made.sheet)
     else:
@@ -594,10 +601,11 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,
     warmup: Annotated[int, typer.Option(min=0, help="steps before the clock starts")] = 5,
     amp: Annotated[bool, typer.Option(help="mixed precision")] = False,
+    profile: Annotated[bool, typer.Option(help="say where the time of a step goes")] = False,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Training speed in samples/s, and as a share of the machine's measured matrix rate."""
+    """Training speed in samples/s, and as shares of the machine's measured matrix rate and memory bandwidth."""
     from recspec.bench import bench_training
     from recspec.distributed import join
     from recspec.machine import keep_freed_memory
@@ -606,16 +614,30 @@ def bench_train(
     model_settings, train_settings = _settings_of(model, recipe, settings or [], amp=amp)
     spec = FeatureSpec.load(data) if data is not None else None
     _keep_to_cores(train_settings.affinity)
-    with join(device) as ranks:
+    with join(device, end=_end) as ranks:
         figures = bench_training(
-            model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks, steps=steps, warmup=warmup
+            model,
+            spec,
+            settings=train_settings,
+            model_settings=model_settings,
+            ranks=ranks,
+            steps=steps,
+            warmup=warmup,
+            profiled=PROFILED_STEPS if profile else 0,
         )
         if not ranks.is_first:
             return
     if json_output:
         _print_json(figures)
-    else:
-        _print_figures(f"training {model}", figures)
+        return
+    tables = cast(Mapping[str, Any], figures.pop("profile", {}))
+    _print_figures(f"training {model}", figures)
+    for name, title in (("parts", "parts of a step"), ("operations", "operations"), ("largest", "the largest")):
+        if name in tables:
+            _print_lines(title, tables[name])
+
+
+PROFILED_STEPS = 5
 
 
 @app.command()
@@ -686,7 +708,7 @@ def bench_infer(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN|EXPORT...", help="runs and exports, side by side")],
     batch_sizes: Annotated[str, typer.Option(metavar="A,B", help="rows of a call")] = "1,64,512,4096",
     threads: Annotated[str | None, typer.Option(metavar="A,B", help="that compute a call; all cores' without")] = None,
-    form: Annotated[Literal["rows", "ranker"], typer.Option(help="of runs; an export has its own")] = "rows",
+    form: Annotated[str, typer.Option(metavar="rows|ranker", help="of runs; an export has its own")] = "rows",
     seconds: Annotated[float, typer.Option(help="of measuring, for each line of the table")] = 1.0,
     warmup: Annotated[int, typer.Option(min=0, help="calls before the clock starts")] = 10,
     json_output: Json = False,
@@ -694,13 +716,14 @@ def bench_infer(
     """Latency (p50 to p99) and rows/s of models and their exports on this machine, by batch size."""
     from recspec.bench import bench_inference
     from recspec.machine import keep_freed_memory
+    from recspec.signature import FORMS
 
     keep_freed_memory()
     figures = bench_inference(
         paths,
         batch_sizes=_sizes("--batch-sizes", batch_sizes),
         threads=_sizes("--threads", threads) if threads is not None else (),
-        form=form,
+        form=_one_of("--form", form, FORMS),
         seconds=seconds,
         warmup=warmup,
     )
@@ -798,10 +821,18 @@ def _sizes(option: str, text: str) -> tuple[int, ...]:
 
 
 def _chunk_type(name: str) -> ChunkType:
-    for known in get_args(ChunkType):
-        if known == name:
-            return cast(ChunkType, name)
-    raise SettingsError(unknown("chunk type", name, get_args(ChunkType)))
+    return cast(ChunkType, _one_of("--to", name, get_args(ChunkType), "chunk type"))
+
+
+Choice = TypeVar("Choice", bound=str)
+
+
+def _one_of(option: str, value: str, known: Sequence[Choice], kind: str = "value") -> Choice:
+    """The value of an option that has so many; typer's own message names no nearest one."""
+    for each in known:
+        if each == value:
+            return each
+    raise SettingsError(f"{option}: {unknown(kind, value, known)}")
 
 
 def _fresh_folder(parent: Path, name: str) -> Path:
@@ -827,6 +858,13 @@ def _told_once() -> Iterator[None]:
         raise
 
 
+def _end(error: RecspecError) -> None:
+    """End at once, wherever this process waits."""
+    err.show_cursor()
+    _print_error(error)
+    os._exit(2)
+
+
 @contextmanager
 def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask the run to write a checkpoint and stop; a second Ctrl-C stops at once."""
@@ -843,6 +881,10 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print_error(error: RecspecError) -> None:
+    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 # --- display ---------------------------------------------------------------------------------------------------------
@@ -1025,11 +1067,12 @@ def _print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> 
         out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}", highlight=False, markup=False)
     title = f"user {answer.user}" if answer.known else f"user {answer.user}: unknown, so the most popular items"
     table = _titled_table(title)
-    for name, justify in (("", "right"), ("item", "right"), ("title", "left"), ("score", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    titled = any(item.title for item in answer.items)
+    for name in ("", "item", *(["title"] if titled else []), "score"):
+        table.add_column(name, justify="left" if name == "title" else "right")
     for rank, item in enumerate(answer.items, start=1):
         score = f"{item.score:.4f}" if answer.known else f"{item.score:.0f}"
-        table.add_row(str(rank), str(item.item), item.title or "", score)
+        table.add_row(str(rank), str(item.item), *([item.title or ""] if titled else []), score)
     out.print(table)
     for note in answer.notes:
         out.print(f"note: {note}", highlight=False, markup=False)
@@ -1120,6 +1163,11 @@ def _cell(value: object) -> str:
 
 def _print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _tell(stage: str) -> None:
+    """A line for each stage of a command that takes its time."""
+    err.print(f"{stage} ...", highlight=False, markup=False)
 
 
 def _step(text: str) -> None:

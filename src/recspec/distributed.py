@@ -6,18 +6,28 @@ is the identity.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import secrets
+import signal
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from recspec.errors import SettingsError
+from recspec import liveness
+from recspec.errors import RecspecError, SettingsError, TrainingError
+from recspec.liveness import Member, Watch
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another before it gives up with an error."""
@@ -32,8 +42,12 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     local_world_size: int = field(default=1, kw_only=True)
     """Ranks on this machine."""
+    restarted: bool = field(default=False, kw_only=True)
+    """Whether torchrun has started these processes anew because one of them died (`--max-restarts`)."""
     before: Callable[[], None] | None = field(default=None, compare=False, repr=False, kw_only=True)
     """What all ranks finish together before anything is summed, gathered or waited for, if anything."""
+    watch: Watch | None = field(default=None, compare=False, repr=False, kw_only=True)
+    """Who tells that another rank was lost; nobody where there is none, or where the first one can't be reached."""
 
     @property
     def is_first(self) -> bool:
@@ -100,6 +114,26 @@ class Ranks:
         dist.send(beside, 0)
         return rows
 
+    @contextmanager
+    def guarded(self, advice: Callable[[], str]) -> Iterator[None]:
+        """Should another rank be lost in this block, the error names it and says what `advice` says of what to do."""
+        if self.world_size == 1:
+            yield
+            return
+        with self.watch.advising(advice) if self.watch is not None else nullcontext():
+            try:
+                yield
+            except RecspecError:
+                raise
+            except Exception as error:
+                broken = _of_collective(error)
+                if self.watch is not None and (lost := self.watch.lost(HEARING if broken else 0.0)) is not None:
+                    raise lost from None
+                if broken:
+                    what = f"rank {self.rank}: an exchange with the other ranks broke off ({_first_line(error)})"
+                    raise TrainingError(f"{what}; {advice()}") from None
+                raise
+
     def _finish_first(self) -> None:
         if self.before is not None:
             self.before()
@@ -139,10 +173,16 @@ def place() -> tuple[int, int]:
 
 
 @contextmanager
-def join(device: str = "auto") -> Iterator[Ranks]:
+def join(device: str = "auto", end: Callable[[RecspecError], None] | None = None) -> Iterator[Ranks]:
     """The ranks that torchrun started (one process when it didn't), left again at the end.
 
-    gloo on CPU, NCCL on GPU. A rank that waits longer than `TIMEOUT` for another raises instead of hanging.
+    gloo on CPU, NCCL on GPU. Where a rank dies or ends with an error, the others end with a `TrainingError` that names
+    it; a rank that does not come back from waiting for it is ended by `end`, in a thread of its own, if that is given.
+    A rank that waits longer than `TIMEOUT` for one that lives raises instead of hanging.
+
+    Raises:
+        TrainingError: if another rank is lost. `told` says of this and any other `RecspecError` of the block whether
+            another process of this machine tells it.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, _ = place()
@@ -152,12 +192,158 @@ def join(device: str = "auto") -> Iterator[Ranks]:
         return
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        yield Ranks(dist.get_rank(), world_size, chosen, local_world_size=local)
+        _start(chosen, world_size)
+        ranks = _introduce(chosen, world_size, end)
+    except Exception as error:
+        if not _of_collective(error):
+            raise
+        what = f"rank {os.environ.get('RANK')} could not meet the other {world_size - 1} ({_first_line(error)})"
+        raise TrainingError(f"{what}; start the same command again") from None
+    with _watching(ranks.watch):
+        try:
+            with ranks.guarded(lambda: "start the same command again"):
+                yield ranks
+        finally:
+            dist.destroy_process_group()  # may wait for the dead, so within the watch
+
+
+def _start(device: torch.device, world_size: int) -> None:
+    store = _store_of_this_start()
+    rank, size = (int(os.environ["RANK"]), world_size) if store is not None else (-1, -1)  # -1: as the environment says
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
+
+
+def _introduce(device: torch.device, world_size: int, end: Callable[[RecspecError], None] | None) -> Ranks:
+    """This rank among the others, once all know each other and whether torchrun started any of them anew."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    ranks = Ranks(dist.get_rank(), world_size, device, local_world_size=local)
+    restarted = ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+    return replace(ranks, restarted=restarted, watch=_meet(ranks, end))
+
+
+def _store_of_this_start() -> Store | None:
+    """A part of torchrun's store that belongs to this start alone; None where no start comes after another.
+
+    torchrun keeps one store over its restarts (torch 2.13), and ranks that are started anew find the addresses of the
+    dead there: gloo's tried them until it gave up.
+    """
+    keeps = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not keeps or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return None
+    port = int(os.environ["MASTER_PORT"])
+    store: Store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=TIMEOUT)  # type: ignore[attr-defined]
+    return PrefixStore(_name_of_start(store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])), store)
+
+
+def _name_of_start(store: Store, rank: int, world_size: int) -> str:
+    """A name that all ranks of this start have in common, and no other start has.
+
+    The first rank makes it up and answers the others' questions, which hold a word that nobody used before; questions
+    of the dead get answers that nobody reads, until each rank has said that it knows the name.
+    """
+    if rank:
+        question = secrets.token_hex(8)
+        store.set(f"recspec/asks/{rank}", question)
+        name: str = store.get(f"recspec/answer/{question}").decode()
+        store.set(f"{name}/knows/{rank}", "1")
+        return name
+    name, missing = f"recspec/start/{secrets.token_hex(8)}", set(range(1, world_size))
+    until = time.monotonic() + TIMEOUT.total_seconds()
+    while missing := {other for other in missing if not store.check([f"{name}/knows/{other}"])}:
+        if time.monotonic() > until:
+            raise dist.DistStoreError(f"ranks {sorted(missing)} did not come")
+        for asks in (f"recspec/asks/{other}" for other in missing):
+            if store.check([asks]):
+                store.set(f"recspec/answer/{store.get(asks).decode()}", name)
+        time.sleep(POLLING)
+    return name
+
+
+POLLING = 0.05
+"""Seconds between the first rank's looks at who has come."""
+
+
+# --- those who die ---------------------------------------------------------------------------------------------------
+
+HEARING = 2.0
+"""Seconds after a collective broke within which it is known that a rank was lost: it may be heard of second."""
+
+
+@contextmanager
+def _watching(watch: Watch | None) -> Iterator[None]:
+    """Until the end of the block the others hear how this rank ends; its error is told once a machine."""
+    if watch is None:
+        yield
+        return
+    ends = False
+
+    def terminated(number: int, _: FrameType | None) -> None:
+        """torchrun ends the others when a process ends; they are about to say why themselves."""
+        if ends:
+            return
+        if (lost := watch.lost(HEARING)) is not None:
+            raise lost
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    in_charge = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminated) if in_charge else None
+    try:
+        yield
+    except BaseException as error:
+        ends = True
+        tells = watch.fail(error)
+        if isinstance(error, RecspecError):
+            error.told = not tells
+        raise
     finally:
-        dist.destroy_process_group()
+        ends = True
+        watch.close()
+        if in_charge:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _meet(ranks: Ranks, end: Callable[[RecspecError], None] | None) -> Watch | None:
+    """All ranks tell each other who they are and connect to the first one; none of them watches if one can't."""
+    me = liveness.this_member(ranks.rank)
+    offered = liveness.offer(one_host=ranks.local_world_size == ranks.world_size) if ranks.is_first else None
+    said = {"host": me.host, "pid": me.pid, "port": offered.port if offered else 0, "token": offered and offered.token}
+    row = torch.frombuffer(bytearray(json.dumps(said).encode().ljust(CARD_BYTES)), dtype=torch.uint8)
+    cards = [json.loads(bytes(card.tolist())) for card in ranks.gather(row[None])]
+    members = [Member(rank, card["host"], card["pid"]) for rank, card in enumerate(cards)]
+    connections: dict[int, socket.socket] = {}
+    try:
+        if offered is not None:
+            connections = liveness.admit(offered, range(1, ranks.world_size))
+        else:
+            one_host = ranks.local_world_size == ranks.world_size
+            address = "127.0.0.1" if one_host else os.environ["MASTER_ADDR"]
+            connections = {0: liveness.reach(address, cards[0]["port"], cards[0]["token"], ranks.rank)}
+        problem = False
+    except OSError:
+        problem = True
+    if ranks.any(problem):
+        for connection in connections.values():
+            connection.close()
+        return None
+    return Watch(members, ranks.rank, connections, end)
+
+
+CARD_BYTES = 512
+"""Of what a rank says of itself: a host's name has 253 letters at most."""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _of_collective(error: Exception) -> bool:
+    """Whether it is how torch tells that an exchange between ranks broke off."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and re.search("gloo|nccl|connection", str(error), re.IGNORECASE) is not None
+    )
 
 
 # --- which rank holds which tables -----------------------------------------------------------------------------------

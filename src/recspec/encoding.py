@@ -370,7 +370,10 @@ class _Number(_OneColumn):
 
     def transformed(self, values: RawValues) -> NDArray[np.float64]:
         """Numbers after low and high, then missing, then the logarithm; NaN where one is missing for good."""
-        numbers = _as_numbers(_arrow(values))
+        return self.of_numbers(_as_numbers(_arrow(values)))
+
+    def of_numbers(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What `transformed` makes of numbers, NaN where one is missing."""
         beyond = np.zeros(len(numbers), bool)
         if self.low is not None:
             beyond |= numbers < self.low

@@ -29,6 +29,9 @@ from typing import Self
 class RecspecError(Exception):
     """A user's mistake, told in one message. `problems` holds each one where several were found at once."""
 
+    told = False
+    """Whether another process of the same run tells it, so that this one need not."""
+
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems: tuple[str, ...] = tuple(problems) or (message,)

@@ -78,6 +78,12 @@ PT2_HOW: Mapping[Precision, str] = {
 }
 
 Floats = NDArray[np.float32]
+Tell = Callable[[str], None]
+"""Told each stage as it begins, in words."""
+
+
+def silent(stage: str) -> None:
+    """Stages that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +161,19 @@ class Difference:
 
 
 def export(
-    trained: Bundle, out: Path, settings: ExportSettings | None = None, data: FeatureSpec | None = None
+    trained: Bundle,
+    out: Path,
+    settings: ExportSettings | None = None,
+    data: FeatureSpec | None = None,
+    *,
+    tell: Tell = silent,
 ) -> Exported:
     """Write a bundle's model as a program to the folder `out`, or into the Triton repository `out`.
 
     Args:
         data: A prepared dataset whose test rows (or valid, or train) the program is checked on, AUC included; rows of
             the specification's shape are made up without.
+        tell: Told each stage as it begins.
 
     Raises:
         ExportError: if the model can't be exported, or the program's probabilities drift beyond the tolerance. Nothing
@@ -170,20 +182,16 @@ def export(
     settings = settings or ExportSettings()
     refuse_to_replace(out, settings)
     model = trained.model.eval()
-    if settings.form == "ranker" and "history" in model.needs:
-        raise ExportError(
-            f"{trained.card.model} reads histories, and such models leave as rows alone; take --form rows, or let "
-            "`recspec serve` rank, which reads a history once a request"
-        )
     signature = signature_of(trained.spec, model.features(), settings.form)
+    tell("reading rows to check the program on" if data is not None else "making up rows to check the program on")
     sample = sample_of(trained, data)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         if settings.format == "triton":
-            return _into_repository(trained, signature, sample, settings, temporary, out)
-        sheet = _write(trained, signature, sample, settings, temporary)
+            return _into_repository(trained, signature, sample, settings, temporary, out, tell)
+        sheet = _write(trained, signature, sample, settings, temporary, tell)
         if out.exists():
             shutil.rmtree(out)
         temporary.rename(out)
@@ -209,21 +217,26 @@ def refuse_to_replace(out: Path, settings: ExportSettings) -> None:
 # --- the program -----------------------------------------------------------------------------------------------------
 
 
-def _write(trained: Bundle, signature: Signature, sample: Sample, settings: ExportSettings, to: Path) -> dict[str, Any]:
+def _write(
+    trained: Bundle, signature: Signature, sample: Sample, settings: ExportSettings, to: Path, tell: Tell
+) -> dict[str, Any]:
     """Write model and sheet into a folder; the sheet."""
     model = trained.model
     tolerance = TOLERANCE[settings.precision] if settings.tolerance is None else settings.tolerance
     check = Check(model, signature, sample)
     kept: list[str] = []
+    tell(f"tracing the model{', compiling it' if settings.format == 'pt2' else ''} in {settings.precision}")
     if settings.format == "pt2":
         program: Program = _compile(model, signature, check.examples, settings.precision, to / PT2_FILE)
     else:
         graph, kept = _narrowed(model, signature, settings, check, tolerance)
         onnx_graph.save(graph, str(to / ONNX_FILE))
         program = OnnxProgram(to / ONNX_FILE, signature, threads=settings.threads)
+    tell(f"comparing the program with the model on {sample.origin}")
     difference = check.of(program)
     if not difference.within(tolerance) and not settings.allow_drift:
         raise ExportError(drift_message(difference, tolerance, settings.precision))
+    tell(f"measuring latency of calls of {', '.join(map(str, settings.batch_sizes))} rows")
     sheet = _sheet(trained, signature, settings, sample, check, program, difference, tolerance, kept)
     sheet["size_bytes"] = sum(each.stat().st_size for each in to.iterdir())
     (to / SHEET).write_text(json.dumps(sheet, indent=2) + "\n", encoding="utf-8")
@@ -305,7 +318,13 @@ def _compile(
 
 
 def _into_repository(
-    trained: Bundle, signature: Signature, sample: Sample, settings: ExportSettings, staged: Path, out: Path
+    trained: Bundle,
+    signature: Signature,
+    sample: Sample,
+    settings: ExportSettings,
+    staged: Path,
+    out: Path,
+    tell: Tell,
 ) -> Exported:
     """A new version of a model in a repository."""
     name = settings.name or trained.card.model
@@ -315,7 +334,7 @@ def _into_repository(
     version = known[-1] + 1 if known else 1
     to = triton_repository.write_model(staged, name, version, signature, settings.triton_backend, settings.batching)
     _refuse_other_inputs(out / name, staged / name)
-    sheet = _write(trained, signature, sample, replace(settings, format="triton"), to)
+    sheet = _write(trained, signature, sample, replace(settings, format="triton"), to, tell)
     sheet["triton"] = {"model": name, "version": version, "backend": settings.triton_backend, "raw": None}
     if settings.raw:
         sheet["triton"]["raw"] = _write_raw(trained, signature, settings, staged, name, version)
@@ -332,7 +351,9 @@ def _write_raw(
         return "none: the dataset was not prepared by recspec, so features are what its files hold"
     try:
         encoders = Encoders.load(trained.folder)
-        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching)
+        names = [port.name for port in signature.inputs]
+        beside = triton_repository.histories_beside(trained.spec, trained.folder, names)
+        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching, beside)
     except ExportError as error:
         return f"none: {error}"
     return f"{name}_raw"

@@ -27,6 +27,7 @@ CROSS_KEY = 0xDECAFCAFFE
 _K0, _K1, _K2 = (np.uint64(k) for k in (0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F))
 _MUL = np.uint64(0xC6A4A7935BD1E995)
 _ONE = np.uint64(1)
+_ALL, _WHOLE_K2 = (1 << 64) - 1, int(_K2)
 
 
 def fingerprint64(texts: pa.Array) -> Prints:
@@ -43,6 +44,29 @@ def fingerprint64_of_bytes(texts: Sequence[bytes]) -> Prints:
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     data = np.frombuffer(b"".join(texts) + bytes(8), np.uint8)
     return _prints(_Bytes(data, np.cumsum(lengths) - lengths, lengths))
+
+
+def fingerprint64_of_one(text: bytes) -> int:
+    """Fingerprint of one byte string; of up to 16 bytes in whole numbers, 2 us where arrays take 60."""
+    size = len(text)
+    if size > 16:
+        return int(fingerprint64_of_bytes([text])[0])
+    mul = (_WHOLE_K2 + 2 * size) & _ALL
+    if size > 7:
+        a, b = int.from_bytes(text[:8], "little") + _WHOLE_K2 & _ALL, int.from_bytes(text[-8:], "little")
+        c = ((b >> 37 | b << 27) & _ALL) * mul + a & _ALL
+        d = (((a >> 25 | a << 39) & _ALL) + b) * mul & _ALL
+    elif size > 3:
+        c, d = size + (int.from_bytes(text[:4], "little") << 3), int.from_bytes(text[-4:], "little")
+    elif size:
+        y, z = text[0] + (text[size >> 1] << 8), size + (text[-1] << 2)
+        mixed = (y * _WHOLE_K2 & _ALL) ^ (z * int(_K0) & _ALL)
+        return (mixed ^ mixed >> 47) * _WHOLE_K2 & _ALL
+    else:
+        return _WHOLE_K2
+    first = (c ^ d) * mul & _ALL
+    second = (d ^ first ^ first >> 47) * mul & _ALL
+    return (second ^ second >> 47) * mul & _ALL
 
 
 def _prints(bytes_: _Bytes) -> Prints:

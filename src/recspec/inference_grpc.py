@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from recspec.errors import RecspecError, RequestError
 from recspec.repository import SERVER, Form, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
+from recspec.telemetry import NO_MODEL
 from recspec.tensors import (
     LARGE,
     STORED,
@@ -150,7 +151,7 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def _count(self, name: str, request: Message, code: grpc.StatusCode, seconds: float) -> None:
         told = self._repository.telemetry
         model = getattr(request, "model_name", "")
-        known = model if model in self._repository.names else ""
+        known = model if model in self._repository.names else NO_MODEL
         told.count("recspec_requests_total", protocol="grpc", route=name, model=known, status=code.name)
         told.observe("recspec_request_seconds", seconds, protocol="grpc", route=name)
 

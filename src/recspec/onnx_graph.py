@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recspec.errors import ExportError, require_extra
+from recspec.onnx_rewrite import numbers_apart, simplify
 from recspec.signature import OUTPUTS, Signature
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ HOW: dict[Precision, str] = {
     "fp16": "weights in fp16; matrix products in fp16 where the device has them (a GPU), in fp32 on a CPU, which "
     "widens both factors",
     "int8": "matrix products with at least 64 inputs and outputs in int8: weights with a step for each output, inputs "
-    "with a step for each row, found as it comes; all else in fp32",
+    "with a step for each row, found as it comes; raw numbers beside embeddings, and all else, in fp32",
 }
 
 MOST_ROWS = 1 << 24
@@ -87,7 +88,7 @@ def to_onnx(program: torch.export.ExportedProgram, signature: Signature) -> Mode
         del found.metadata_props[:]
     del model.graph.metadata_props[:]
     del model.functions[:]
-    return model
+    return simplify(model)
 
 
 def save(model: ModelProto, file: str) -> None:
@@ -184,6 +185,7 @@ def with_int8_products(model: ModelProto, names: Collection[str]) -> ModelProto:
     """
     from onnx import helper
 
+    model = numbers_apart(model, names)
     weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
     positive = _never_negative(model)
     made: list[NodeProto] = []
@@ -232,7 +234,6 @@ def _int8_product(
         "weight": np.ascontiguousarray(whole.T),
         "steps": steps.astype(np.float32),
         "share": np.array(1 / 255, np.float32),
-        "least": np.array(1e-12, np.float32),
         "one": np.array(1, np.float32),
         "zero": np.array(0, np.float32),
         "last": np.array([-1], np.int64),
@@ -251,9 +252,8 @@ def _int8_product(
     if not positive:
         lowest = add("Min", [add("ReduceMin", [x, "last"], "minimum", keepdims=1), "zero"], "lowest")
         x = add("Sub", [x, lowest], "above")
-    step = add(
-        "Max", [add("Mul", [add("ReduceMax", [x, "last"], "maximum", keepdims=1), "share"], "shared"), "least"], "step"
-    )
+    # A row of zeros has the step 0 and divides by it; whatever digits come out, they are multiplied by 0 again.
+    step = add("Mul", [add("ReduceMax", [x, "last"], "maximum", keepdims=1), "share"], "step")
     digits = add("QuantizeLinear", [x, add("Squeeze", [step, "last"], "row step")], "digits", axis=0)
     product = add("MatMulIntegerToFloat", [digits, "weight", "one", "steps"], "product", domain="com.microsoft")
     product = add("Mul", [product, step], "scaled")

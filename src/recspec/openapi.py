@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 from recspec import __version__
 from recspec.bodies import parse_object
 from recspec.errors import RequestError
+from recspec.gaps import row_at
 
 SHOWN = 10
 """Problems of a request that its answer names."""
@@ -88,7 +89,9 @@ def read_question(kind: type[AskedType], body: bytes) -> AskedType:
 
 
 def _place(path: tuple[int | str, ...]) -> str:
-    """`rows[3]` for ("rows", 3); the kinds that a value may have are left out."""
+    """`row 4 (rows[3])` for ("rows", 3), `request.age` else; the kinds that a value may have are left out."""
+    if len(path) == 2 and path[0] in ("rows", "candidates") and isinstance(path[1], int):
+        return row_at(path[1], str(path[0]))
     told = ""
     for part in path:
         if isinstance(part, int):

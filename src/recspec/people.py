@@ -24,6 +24,7 @@ from recspec import answers
 from recspec.answers import Directory
 from recspec.bodies import answer
 from recspec.errors import RequestError, listed
+from recspec.gaps import row_at
 from recspec.openapi import (
     AskedType,
     PredictRequest,
@@ -39,6 +40,8 @@ from recspec.repository import Form, Model, Repository
 from recspec.tensors import DATATYPES
 
 PAGE = "page.html"
+ASKED = "recspec.model"
+"""Where a request's scope keeps the name of the model that was asked, for whoever counts requests."""
 MAX_QUERY, MAX_FOUND = 200, 100
 """Characters of what is looked for, and answers to it."""
 
@@ -111,7 +114,7 @@ async def _answered(
         rows = _rows(asked)
         if rows > limits.max_rows:
             raise RequestError(f"the request has {rows} rows; at most {limits.max_rows} are taken", status=413)
-        with _opened(repository, asked.model, asked.version) as (form, predictor):
+        with _opened(repository, request, asked.model, asked.version) as (form, predictor):
             left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
             found = await form.model.batcher.call(partial(question, predictor, asked), timeout=left)
             milliseconds = round(1000 * (time.perf_counter() - began), 3)
@@ -144,10 +147,12 @@ def _candidates(given: list[Any]) -> list[Any]:
     """
     for index, each in enumerate(given):
         if isinstance(each, bool) or not isinstance(each, (str, int, dict)):
-            raise RequestError(f"candidates[{index}]: expected a raw item id (text or whole number) or an object")
+            raise RequestError(
+                f"{row_at(index, 'candidates')}: expected a raw item id (text or whole number) or an object"
+            )
         if isinstance(each, dict) != isinstance(given[0], dict):
-            raise RequestError(f"candidates[{index}]: expected {'an object' if isinstance(given[0], dict) else 'an id'}"
-                               " as those before it")  # fmt: skip
+            kind = "an object" if isinstance(given[0], dict) else "an id"
+            raise RequestError(f"{row_at(index, 'candidates')}: expected {kind} as those before it")
     return given
 
 
@@ -160,7 +165,9 @@ def _predict(predictor: Predictor, asked: PredictRequest) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(repository: Repository, name: str | None, version: str | None) -> Iterator[tuple[Form, Predictor]]:
+def _opened(
+    repository: Repository, request: Request, name: str | None, version: str | None
+) -> Iterator[tuple[Form, Predictor]]:
     """The model that is asked, with its predictor.
 
     Raises:
@@ -169,7 +176,8 @@ def _opened(repository: Repository, name: str | None, version: str | None) -> It
     names = _names(repository)
     if name is None and len(names) != 1:
         raise RequestError(f"model: say which one is asked; known: {listed(names)}", status=400 if names else 503)
-    with repository.use(name if name is not None else names[0], version or "") as form:
+    request.scope[ASKED] = name if name is not None else names[0]
+    with repository.use(request.scope[ASKED], version or "") as form:
         predictor = form.model.opened.predictor
         if predictor is None:
             raise RequestError(
@@ -199,7 +207,7 @@ async def _found(
         raise RequestError(f"query: has {len(query)} characters; at most {MAX_QUERY} are looked for")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MAX_FOUND):
         raise RequestError(f"limit: is {limit[:20]!r}; expected a whole number from 1 to {MAX_FOUND}")
-    with _opened(repository, asked.get("model"), asked.get("version")) as (form, predictor):
+    with _opened(repository, request, asked.get("model"), asked.get("version")) as (form, predictor):
 
         def find() -> tuple[int, list[dict[str, Any]]]:
             if not answers.knows_users_and_items(predictor):

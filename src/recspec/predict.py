@@ -31,10 +31,21 @@ from recspec import bundle
 from recspec.batch import Batch, num_rows, take, to_device
 from recspec.bundle import Bundle, Seen
 from recspec.distributed import pick_device
-from recspec.encoding import MISSING_ID, UNKNOWN_ID, Encoders, Gap, Lists, Vocabulary, cut, split_lists
+from recspec.encoding import (
+    UNKNOWN_ID,
+    Encoders,
+    Gap,
+    HashEncoder,
+    Lists,
+    Vocabulary,
+    VocabularyEncoder,
+    cut,
+    split_lists,
+)
 from recspec.errors import BundleError, DataError, SettingsError, SpecError, listed, nearest, unknown
 from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
+from recspec.gaps import LEFT_OUT, NO_EVENT, Misread, Predictions, misread_lists, raw_names, row_at
 from recspec.storage import Column, Ragged, open_split
 
 ROWS = 65_536
@@ -45,9 +56,6 @@ SCORES = 1 << 24
 
 TITLE_COLUMNS = ("title", "name", "product_title")
 ROW_FORMATS = (".csv", ".jsonl", ".parquet")
-
-NO_EVENT, LEFT_OUT = "an empty history", "such events are left out"
-"""What stands for a history without events, and for events of unknown items."""
 
 Role = Literal["user", "item"]
 ROLES: tuple[Role, ...] = ("user", "item")
@@ -86,50 +94,6 @@ class Recommendation:
         }
 
 
-@dataclass
-class Predictions:
-    """How many raw rows were scored, and what was missing or unknown in them, by feature."""
-
-    rows: int = 0
-    gaps: dict[str, Gap] = field(default_factory=dict)
-
-    def notes(self) -> list[str]:
-        """A sentence for each thing that stands for missing or unknown values, with the features it stands for."""
-        kinds: dict[str, dict[str, Gap]] = {}
-        for name, gap in self.gaps.items():
-            kinds.setdefault(gap.taken, {})[name] = gap
-        return [_note_of_many(gaps, taken, self.rows) for taken, gaps in kinds.items()]
-
-
-def _note_of_many(gaps: Mapping[str, Gap], taken: str, rows: int) -> str:
-    if len(gaps) == 1:
-        return _note(*next(iter(gaps.items())), rows)
-    counted: dict[tuple[str, int], list[str]] = {}
-    for name, gap in gaps.items():
-        for kind, count in (("no", gap.missing), ("an unknown", gap.unknown)):
-            if count:
-                counted.setdefault((kind, count), []).append(name)
-    told = [f"{count:,} {'has' if count == 1 else 'have'} {kind} {', '.join(names)}"
-            for (kind, count), names in counted.items()]  # fmt: skip
-    then = f"they are scored with {taken}" if taken in (UNKNOWN_ID, MISSING_ID) else f"{taken} is taken"
-    return f"of {rows:,} row{'s' * (rows != 1)} {'; '.join(told)}: {then}"
-
-
-def _note(name: str, gap: Gap, rows: int) -> str:
-    of = f"of {rows:,} row{'s' * (rows != 1)}"
-    if gap.taken == LEFT_OUT:
-        holds = "holds" if gap.unknown == 1 else "hold"
-        return f"{gap.unknown:,} {of} {holds} unknown {name}; {LEFT_OUT}"
-    lack = f"{gap.missing:,} {of} {'has' if gap.missing == 1 else 'have'} no {name}"
-    if gap.taken not in (UNKNOWN_ID, MISSING_ID):
-        return f"{lack}; {gap.taken} is taken"
-    if not gap.missing:
-        lack = f"{gap.unknown:,} {of} {'has' if gap.unknown == 1 else 'have'} an unknown {name}"
-    elif gap.unknown:
-        lack += f" and {gap.unknown:,} an unknown one"
-    return f"{lack}; {'it is' if gap.missing + gap.unknown == 1 else 'they are'} scored with {gap.taken}"
-
-
 class Predictor:
     """A trained model that speaks raw values."""
 
@@ -166,7 +130,38 @@ class Predictor:
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
-        return torch.sigmoid(logits).cpu().numpy(), Predictions(rows.num_rows, gaps)
+        found = Predictions(rows.num_rows, gaps, self.misread(rows), *self.in_vain(rows.column_names))
+        return torch.sigmoid(logits).cpu().numpy(), found
+
+    def misread(self, rows: pa.Table) -> dict[str, Misread]:
+        """Columns of lists that another separator than theirs cuts, so that nothing in them is known."""
+        return misread_lists(rows, self.encoders, self.model.features()) if self.encoders is not None else {}
+
+    def in_vain(self, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Raw columns that nothing is made from, and the features whose columns may have been meant.
+
+        The label and the group may be there. Features are named where a column is none of the dataset's, so that its
+        name may be mistaken: all those that no column gives, an unknown user's id aside.
+        """
+        not_read = self._not_read(columns)
+        if {name.strip() for name in not_read} <= {*raw_names(self.encoders, self.spec.features)}:
+            return not_read, ()
+        given = (self.anonymous_id(columns), *(name for name in self._asked if self._has_column(name, columns)))
+        return not_read, tuple(name for name in self._asked if name not in given)
+
+    def _not_read(self, columns: Sequence[str]) -> tuple[str, ...]:
+        ids = [own for role in ROLES if (own := id_feature(self.spec, role)) is not None]
+        read = {*raw_names(self.encoders, [*self._asked, *ids]), self.spec.label, self.spec.group}
+        return tuple(name for name in columns if name.strip() not in read)
+
+    @property
+    def _asked(self) -> list[str]:
+        """The features that rows may give: of a history its items and numbers, for the catalogue knows the others."""
+        if self.encoders is None:
+            return [*self.model.features()]
+        past, items = self.spec.role("history"), self._history_of_items
+        return [name for name in self.model.features()
+                if name not in past or name == items or not self.spec.features[name].is_categorical]  # fmt: skip
 
     def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, Gap]]:
         """Features of raw rows as the model reads them (all of the model's by default), and what was unknown in them.
@@ -175,6 +170,9 @@ class Predictor:
             DataError: as `predict`.
         """
         wanted = self.model.features() if features is None else features
+        anonymous = self.anonymous_id(rows.column_names)
+        if anonymous is not None:
+            rows = rows.append_column(anonymous, pa.nulls(rows.num_rows, pa.string()))
         looked_up = self._from_catalogues(wanted, rows.column_names)
         past = [name for name in wanted if name in self.spec.role("history")]
         given = [name for name in wanted if name not in looked_up and name not in past]
@@ -271,6 +269,17 @@ class Predictor:
         known: NDArray[np.generic] = self.items.features[own].cpu().numpy()
         return known
 
+    def anonymous_id(self, columns: Sequence[str]) -> str | None:
+        """The user's id where no column holds it, though unknown users have one: such rows are an unknown user's.
+
+        A column with nearly that name that nothing reads was rather meant to hold it; then nothing stands for it.
+        """
+        user = id_feature(self.spec, "user") if self.spec.role("user") else None
+        if user is None or self.encoders is None or self._has_column(user, columns):
+            return None
+        has_unknown = isinstance(self.encoders.encoders.get(user), VocabularyEncoder | HashEncoder)
+        return user if has_unknown and not nearest(user, self._not_read(columns)) else None
+
     def _encode_columns(self, rows: pa.Table, names: Sequence[str]) -> Mapping[str, NDArray[np.generic] | Lists]:
         if self.encoders is not None:
             return self.encoders.encode(rows, names)
@@ -295,7 +304,11 @@ class Predictor:
 
     def can_encode(self, feature: str, columns: Sequence[str], features: Sequence[str]) -> bool:
         """Whether a feature comes from raw columns, or from the catalogue of a user or item among `features`."""
-        return self._has_column(feature, columns) or feature in self._from_catalogues(features, columns)
+        return (
+            self._has_column(feature, columns)
+            or feature == self.anonymous_id(columns)
+            or feature in self._from_catalogues(features, columns)
+        )
 
     def _has_column(self, feature: str, columns: Sequence[str]) -> bool:
         if self.encoders is not None and feature in self.encoders.encoders:
@@ -465,16 +478,36 @@ def predict_file(
                 raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
             names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
             chosen = () if columns is None else _chosen(columns, list(names), rows)
-            probability, found = predictor.predict(table)
-            total.rows += found.rows
-            for name, gap in found.gaps.items():
-                total.gaps[name] = total.gaps[name] + gap if name in total.gaps else gap
+            with _counted_from(total.rows):
+                probability, found = predictor.predict(table)
+            total += found
             scored = table.append_column("probability", pa.array(probability))
             if columns is not None:
                 scored = scored.select([names[name] for name in chosen] + ["probability"])
                 scored = scored.rename_columns([*chosen, "probability"])
             write(scored)
     return total
+
+
+_ROW = re.compile(r"((?:raw rows: )?(?:column '.*?': )?)row ([0-9]+)\b")
+
+
+def renumbered(problem: str, told: Callable[[int], str]) -> str:
+    """What is wrong with encoded rows, with its row, whose place in its table `told` gets, told otherwise."""
+    return _ROW.sub(lambda found: found[1] + told(int(found[2]) - 1), problem, count=1)
+
+
+@contextmanager
+def _counted_from(first: int) -> Iterator[None]:
+    """Counts the rows of a file through all of its blocks, in what is wrong with them."""
+    try:
+        yield
+    except DataError as error:
+        if not first:
+            raise
+        problems = [problem.removeprefix("raw rows: ") for problem in error.problems]
+        told = [renumbered(problem, lambda place: row_at(first + place)) for problem in problems]
+        raise DataError.of("raw rows", told) from None
 
 
 def predict_split(

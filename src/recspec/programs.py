@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from recspec.batch import Batch
 from recspec.errors import BundleError, nearest, require_extra
 from recspec.models.base import Model
-from recspec.signature import LOGIT, PROBABILITY, Port, Signature
+from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature
+from recspec.signature import SHEET as SHEET
 
-SHEET = "sheet.json"
 ONNX_FILE, PT2_FILE = "model.onnx", "model.pt2"
+
+BLOCK = 1024
+"""Rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows."""
 
 Arrays = dict[str, NDArray[Any]]
 """Input name -> (B, 1) or (B, L)."""
@@ -145,10 +149,19 @@ class OnnxProgram:
         except Exception as error:  # its exceptions have no common base but this
             raise BundleError(f"{source if isinstance(source, Path) else 'ONNX program'}: {error}") from None
         self.signature = signature
+        self._of_request = {port.name for port in signature.of_level("request")}
 
     def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each."""
-        return dict(zip((PROBABILITY, LOGIT), self._session.run([PROBABILITY, LOGIT], inputs), strict=True))
+        """`probability` and `logit`, (B, 1) each; of many rows in blocks, whose hidden layers stay in the cache."""
+        rows = max(len(each) for name, each in inputs.items() if name not in self._of_request)
+        if rows <= BLOCK:
+            return dict(zip(OUTPUTS, self._session.run(OUTPUTS, inputs), strict=True))
+        parts = [
+            self._session.run(OUTPUTS, {name: each if name in self._of_request else each[start : start + BLOCK]
+                                        for name, each in inputs.items()})
+            for start in range(0, rows, BLOCK)
+        ]  # fmt: skip
+        return {name: np.concatenate(part) for name, part in zip(OUTPUTS, zip(*parts, strict=True), strict=True)}
 
 
 class Pt2Program:

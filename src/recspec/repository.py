@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
@@ -31,7 +32,7 @@ from recspec import __version__, bundle, config
 from recspec.batching import Batcher, Compute, Duration, Limits, Statistics
 from recspec.bodies import Intake
 from recspec.bundle import Seen
-from recspec.encoding import Encoders
+from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError, RequestError, SettingsError, nearest
 from recspec.evaluate import id_feature
 from recspec.predict import ROLES, Predictor
@@ -40,7 +41,7 @@ from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature, sign
 from recspec.storage import Ragged
 from recspec.telemetry import Labels, Telemetry
 from recspec.tensors import DATATYPES, Tensor, checked
-from recspec.triton_repository import TYPES, raw_columns
+from recspec.triton_repository import TYPES, columns_of, histories_beside, raw_columns
 
 RAW = "_raw"
 EXPORT = "export"
@@ -204,8 +205,22 @@ class Opened:
         assert self.predictor is not None
         assert self.predictor.encoders is not None
         table = pa.table({port.name: _raw_column(port, columns[port.name]) for port in self.raw})
-        encoded = self.predictor.encoders.encode(table, [port.name for port in self.signature.inputs])
+        table = _without_empty_texts(table, self.predictor.encoders)
+        past = [port.name for port in self.signature.inputs if port.name in self.predictor.spec.role("history")]
+        given = [port.name for port in self.signature.inputs if port.name not in past]
+        encoded: dict[str, object] = {**self.predictor.encoders.encode(table, given)}
+        if past:
+            histories, _ = self.predictor.encode(self._without_empty_numbers(table, past), past)
+            encoded |= {name: tensor.cpu().numpy() for name, tensor in histories.items()}
         return {port.name: _feature(port, encoded[port.name], rows) for port in self.signature.inputs}
+
+    def _without_empty_numbers(self, table: pa.Table, past: Sequence[str]) -> pa.Table:
+        """The raw columns without those of events' numbers that are empty in every row, which may be left out."""
+        assert self.predictor is not None
+        assert self.predictor.encoders is not None
+        numbers = [name for name in past if not self.predictor.spec.features[name].is_categorical]
+        named = {column for name in numbers for column in columns_of(name, self.predictor.encoders, {})}
+        return table.drop_columns([name for name in named if _is_empty(table.column(name))])
 
 
 def _raw_column(port: Port, values: NDArray[Any]) -> pa.Array:
@@ -214,6 +229,23 @@ def _raw_column(port: Port, values: NDArray[Any]) -> pa.Array:
         flat = pa.array(values.ravel(), kind, from_pandas=True)
         return pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]), flat)
     return pa.array(values[:, 0], kind, from_pandas=True)
+
+
+def _without_empty_texts(table: pa.Table, encoders: Encoders) -> pa.Table:
+    """The raw columns with null for empty texts, but where TensorFlow chains an empty one as a value."""
+    crosses = [each for each in encoders.encoders.values() if isinstance(each, CrossEncoder) and each.needs_all]
+    chained = {column for each in crosses for column in each.columns}
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if pa.types.is_string(column.type) and name not in chained:
+            table = table.set_column(place, name, pc.if_else(pc.equal(column, ""), None, column))
+    return table
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    """Whether no row of a raw column holds a value."""
+    values = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    return bool(values.null_count == len(values))
 
 
 def _feature(port: Port, column: object, rows: int) -> NDArray[Any]:
@@ -240,7 +272,7 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     else:
         predictor = _detached(Predictor.open(folder, device=settings.device))
         signature = signature_of(predictor.spec, predictor.model.features(), "rows")
-        raw = _raw_ports(predictor.encoders, signature)
+        raw = _raw_ports(predictor, signature)
         program, note = _fastest(folder, TorchProgram(predictor, signature), settings)
         opened = Opened(folder, program, _platform(program), predictor, raw, content, note)
     zeros = {port.name: np.zeros((1, port.width), NUMPY[port.dtype]) for port in opened.signature.inputs}
@@ -302,9 +334,12 @@ def _detached(predictor: Predictor) -> Predictor:
     return predictor
 
 
-def _raw_ports(encoders: Encoders | None, signature: Signature) -> tuple[Port, ...]:
+def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
+    if predictor.encoders is None:
+        return ()
     try:
-        return tuple(column.port for column in raw_columns(encoders, signature)) if encoders is not None else ()
+        beside = histories_beside(predictor.spec, predictor.bundle.folder, predictor.model.features())
+        return tuple(column.port for column in raw_columns(predictor.encoders, signature, beside))
     except ExportError:  # a feature without an encoder: there is no raw form
         return ()
 
@@ -500,8 +535,9 @@ class Repository:
             outputs = await form.model.batcher.infer(inputs, rows, timeout=seconds)
             wrong = ~np.isfinite(outputs[LOGIT][:, 0])
             if wrong.any():
-                raise RequestError(f"row {int(wrong.argmax())}: the model's answer is no finite number; its inputs are "
-                                   "too large")  # fmt: skip
+                index = int(wrong.argmax())
+                raise RequestError(f"row {index + 1} (logit[{index}]): the model's answer is no finite number; its "
+                                   "inputs are too large")  # fmt: skip
             return form.model, outputs
 
     async def _encoded(self, model: Model, columns: Arrays, rows: int, seconds: float) -> Arrays:

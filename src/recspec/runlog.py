@@ -6,8 +6,11 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TextIO
+
+from recspec.errors import TrainingError
 
 Event = Mapping[str, object]
 """What happened: `{"event": "step", "step": 10, "loss": 0.5, ...}`; one JSON line of `log.jsonl`."""
@@ -26,7 +29,8 @@ class RunLog:
         """Start appending; only the first rank writes."""
         if not self.is_first:
             return
-        self.file = (self.folder / "log.jsonl").open("a", encoding="utf-8")
+        with self._told():
+            self.file = (self.folder / "log.jsonl").open("a", encoding="utf-8")
         if self.wants_curves and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -43,20 +47,33 @@ class RunLog:
         if not self.is_first or self.file is None:
             return
         line: Event = {"event": event, "time": round(time.time(), 3), **values}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        with self._told():
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
         self.on_event(line)
         if self.curves is not None and isinstance(values.get("step"), int):
-            for name, value in _numbers(values):
-                self.curves.add_scalar(f"{event}/{name}", value, values["step"])
+            with self._told():
+                for name, value in _numbers(values):
+                    self.curves.add_scalar(f"{event}/{name}", value, values["step"])
 
     def close(self) -> None:
         """Flush and close what is open."""
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-        if self.curves is not None:
-            self.curves.close()
+        with suppress(OSError):  # of a full disk, which `write` has told
+            if self.file is not None:
+                self.file.close()
+            if self.curves is not None:
+                self.curves.close()
+        self.file = self.curves = None
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"{self.folder}: the log could not be written: {error}; make room, and the same command with --resume "
+                "continues from the last checkpoint"
+            ) from None
 
 
 class _Curves(Protocol):

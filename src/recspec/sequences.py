@@ -260,6 +260,13 @@ class Events:
         many = bool(self.sizes) and len(self.rows) >= SLICED * len(self.sizes)
         return many and self.present is None and self.rows.device.type == "cpu"
 
+    @property
+    def there(self) -> Tensor:
+        """Which of the places (B, L) hold an event."""
+        if self.present is not None:
+            return self.present.view(self.num_rows, self.length)
+        return self.padded(torch.ones_like(self.rows, dtype=torch.bool), False)
+
     def flat(self, padded: Tensor) -> Tensor:
         """(B, L, ...) -> (T, ...): what belongs to the events."""
         flat = padded.flatten(0, 1)

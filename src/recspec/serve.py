@@ -42,7 +42,7 @@ from recspec.batching import Limits
 from recspec.bodies import answer, refusal
 from recspec.errors import RecspecError, RequestError, SettingsError
 from recspec.repository import Repository, RepositorySettings, Source
-from recspec.telemetry import Telemetry
+from recspec.telemetry import NO_MODEL, Telemetry
 
 if TYPE_CHECKING:
     from grpc import aio
@@ -168,8 +168,8 @@ class _Front:
         return RequestError("expected the header 'Authorization: Bearer TOKEN'", status=401)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        told, asked = self._repository.telemetry, scope.get("path_params", {}).get("model", "")
-        model = asked if asked in self._repository.names else ""
+        told, asked = self._repository.telemetry, scope.get("path_params", {}).get("model", scope.get(people.ASKED))
+        model = asked if asked in self._repository.names else NO_MODEL
         route = getattr(scope.get("endpoint"), "__name__", "none")
         told.count("recspec_requests_total", protocol="http", route=route, model=model, status=str(status))
         told.observe("recspec_request_seconds", seconds, protocol="http", route=route)
@@ -212,6 +212,8 @@ class Server:
         settings = self.settings
         listening = _listen(settings.host, settings.http_port)
         try:
+            if settings.grpc_port:  # gRPC itself would write of a taken port into the log before it fails
+                _listen(settings.host, settings.grpc_port, "gRPC").close()
             await self.repository.start()
             grpc_port = await self._start_grpc()
         except BaseException:
@@ -315,7 +317,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
     """A socket that listens.
 
     Raises:
@@ -325,7 +327,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise SettingsError(f"HTTP: can't listen at {host}:{port}: {error.strerror or error}; take another") from None
+        option = f"--{protocol.lower()}-port"
+        why = str(error.strerror or error).partition(" (while attempting")[0]
+        raise SettingsError(f"{protocol}: can't listen at {host}:{port}: {why}; take another {option}") from None
 
 
 class _Uvicorn(uvicorn.Server):

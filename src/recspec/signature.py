@@ -21,6 +21,9 @@ PortType = Literal["int32", "int64", "float32", "float64", "string"]
 PROBABILITY, LOGIT = "probability", "logit"
 OUTPUTS = (PROBABILITY, LOGIT)
 
+SHEET = "sheet.json"
+"""Beside every program: its signature, and what was measured of it."""
+
 _NARROW = {"bool", "int8", "int16", "int32", "uint8", "uint16"}
 """Stored types whose ids fit int32."""
 

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 
 Labels = tuple[tuple[str, str], ...]
 
+NO_MODEL = "-"
+"""Stands for the model of a request that asked none, or none that is served: names come from the server alone."""
+
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0)
 
 COUNTERS: Mapping[str, str] = {
-    "recspec_requests_total": "Requests answered, by protocol, route, model and status.",
+    "recspec_requests_total": "Requests answered, by protocol, route, model (- for none) and status.",
     "recspec_rows_total": "Rows scored, by model and version.",
     "recspec_batches_total": "Batches computed, by model and version.",
     "recspec_rejected_total": "Requests refused or given up, by model and reason (queue, time).",

@@ -39,6 +39,10 @@ NUMBERS = frozenset(TYPES.values()) - {"string", "resource", "variant"}
 MOST_INDEX_BYTES = 1 << 28
 MOST_GRAPH_BYTES = 1 << 31
 MOST_KEY_BYTES = 1 << 28
+SHOWN = 20
+"""Models that a message lists."""
+DEEPEST = 3
+"""Folders below the one that was named in which models are looked for, as in export/best/1700000000."""
 """Of all keys together, which leave out what they share and so may be far longer than the file."""
 
 MOST_DIMENSIONS, MOST_ROWS = 8, 1 << 40
@@ -234,15 +238,27 @@ def _in_folder(folder: Path) -> Saved:
         return Saved(variables, graph if graph.is_file() else None)
     if (folder / "checkpoint").is_file():
         return find(_latest(folder))
-    indices = sorted(file.name for file in folder.iterdir() if file.suffix == ".index")
-    models = sorted(file.parent.name for file in folder.glob("*/saved_model.pb"))
-    if len(indices) == 1:
-        return find(folder / indices[0])
-    if indices or models:
-        raise DataError(f"{folder}: holds several models: {listed([*indices, *models])}; name one of them")
+    found = _models_in(folder)
+    if len(found) == 1 and found[0].parent == folder and _has_index(found[0]):
+        return find(found[0])
+    if found:
+        number = f"{len(found)} models" if len(found) > 1 else "a model further in"
+        lines = "".join(f"\n  {path}" for path in found[:SHOWN])
+        more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise DataError(f"{folder}: holds {number}; name the one to import:{lines}{more}")
     raise DataError(
         f"{folder}: neither a SavedModel (variables/variables.index) nor a folder of checkpoints (checkpoint, *.index)"
     )
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Checkpoints' prefixes right in a folder; and SavedModels and folders of checkpoints up to `DEEPEST` below it."""
+    found = {file.with_suffix("") for file in folder.glob("*.index")}
+    for depth in range(1, DEEPEST + 1):
+        below = "*/" * depth
+        found |= {file.parent for name in ("saved_model.pb", "checkpoint") for file in folder.glob(below + name)}
+        found |= {file.parent for file in folder.glob(f"{below}*.index") if file.parent.name != "variables"}
+    return sorted(found)
 
 
 def _latest(folder: Path) -> Path:

@@ -289,10 +289,14 @@ def _wrong_value(port: Port, array: Values) -> str | None:
         if array.min() >= 0 and array.max() < port.num_ids:
             return None
         row, place = np.argwhere((array < 0) | (array >= port.num_ids))[0]
-        return f"input '{port.name}': row {row} is {array[row, place]}; expected an id in [0, {port.num_ids})"
+        return f"{_row(port, row)} is {array[row, place]}; expected an id in [0, {port.num_ids})"
     if port.dtype in ("float32", "float64"):
         wrong = ~np.isfinite(array) if port.dtype == "float32" else np.isinf(array)
         if wrong.any():
             row, place = np.argwhere(wrong)[0]
-            return f"input '{port.name}': row {row} is {array[row, place]}; expected a finite number"
+            return f"{_row(port, row)} is {array[row, place]}; expected a finite number"
     return None
+
+
+def _row(port: Port, place: int) -> str:
+    return f"input '{port.name}': row {place + 1} ({port.name}[{place}])"

@@ -261,7 +261,7 @@ def train(
         SpecError: if the dataset lacks a role the model needs, or a split.
         SettingsError: if a setting does not fit the dataset.
         CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
-        TrainingError: if the loss is no longer a number.
+        TrainingError: if the loss is no longer a number, another rank is lost, or the disk is full.
         Interrupted: if `stop_requested` says so; a checkpoint is written first.
     """
     ranks = ranks or Ranks()
@@ -272,12 +272,13 @@ def train(
     if threads != before:
         torch.set_num_threads(threads)
     try:
-        training = TrainingRun(model_name, spec, run, settings, model_settings, ranks, on_event, stop_requested)
-        training.why_threads = why_threads
-        try:
-            return training.train(resume)
-        finally:
-            training.log.close()
+        with ranks.guarded(lambda: _how_to_go_on(run)):
+            training = TrainingRun(model_name, spec, run, settings, model_settings, ranks, on_event, stop_requested)
+            training.why_threads = why_threads
+            try:
+                return training.train(resume or (ranks.restarted and ranks.any(_has_checkpoint(run))))
+            finally:
+                training.log.close()
     finally:
         if threads != before:
             torch.set_num_threads(before)
@@ -350,7 +351,12 @@ class TrainingRun:
         self.log = RunLog(run, on_event, is_first=ranks.is_first, tensorboard=settings.tensorboard)
         self.why_precision = why
         self.why_threads = "as the caller's program has it"
-        for note in (*_capped(self.model), *_not_divided(settings, ranks), *_padding_unsaid(spec)):
+        for note in (
+            *_capped(self.model),
+            *_not_divided(settings, ranks),
+            *_not_watched(ranks),
+            *_padding_unsaid(spec),
+        ):
             self.log.note(note)
 
     def train(self, resume: bool) -> Result:
@@ -512,6 +518,7 @@ class TrainingRun:
         if interrupted or due:
             self._save()
         if interrupted:
+            self.ranks.barrier()  # torchrun ends the others once one has ended, and the first is still writing
             self.log.write("interrupted", step=state.step)
             raise Interrupted(
                 f"stopped at step {state.step} as asked; nothing is lost: the same command with --resume continues"
@@ -602,8 +609,7 @@ class TrainingRun:
             state.best_metrics = {of: dict(values) for of, values in metrics.items()}
             whole = self.shards.whole(self.model.state_dict())
             if self.ranks.is_first:
-                path = self.folder / "checkpoints" / BEST
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path = self.folder / CHECKPOINTS / BEST
                 checkpoint.write_tensors(path, whole, {"format": bundle.FORMAT, "epoch": state.epoch})
             else:
                 checkpoint.take_part(whole)
@@ -649,7 +655,7 @@ class TrainingRun:
             metrics=state.best_metrics if use_best else {},
         )
         if self.ranks.is_first:
-            best = self.folder / "checkpoints" / BEST
+            best = self.folder / CHECKPOINTS / BEST
             bundle.save(
                 self.folder / "bundle", self.model, card, seen=self._seen(), weights=best if use_best else weights
             )
@@ -713,7 +719,7 @@ class TrainingRun:
             "scaler": self.scaler.state_dict(),
         }
         checkpoint.save(
-            self.folder / "checkpoints",
+            self.folder / CHECKPOINTS,
             Checkpoint(*tensors, state, average),
             step=self.progress.step,
             keep=self.settings.keep_checkpoints,
@@ -721,9 +727,10 @@ class TrainingRun:
 
     def _restore(self) -> None:
         """Continue from the newest whole checkpoint; every rank reads it."""
-        saved, notes = checkpoint.load_latest(self.folder / "checkpoints", self.shards.held)
+        saved, notes = checkpoint.load_latest(self.folder / CHECKPOINTS, self.shards.held)
         for note in notes:
             self.log.note(note)
+        self._check_same_step(saved)
         self._check_same_run(saved)
         self._check_not_done(saved)
         self.model.load_state_dict(dict(saved.weights))
@@ -733,6 +740,17 @@ class TrainingRun:
             self.average.restore(cast(Mapping[str, Tensor], saved.average))
         for name, value in cast(dict[str, object], saved.state["progress"]).items():
             setattr(self.progress, name, value)
+
+    def _check_same_step(self, saved: Checkpoint) -> None:
+        """Refuse to go on where ranks found different checkpoints: one may read what another can't."""
+        step = int(cast(dict[str, int], saved.state["progress"])["step"])
+        steps = self.ranks.gather(torch.tensor([step])).tolist()
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"{self.folder / CHECKPOINTS}: the newest whole checkpoints that ranks find are of steps "
+                f"{', '.join(f'{found} (rank {rank})' for rank, found in enumerate(steps))}; every host must read the "
+                "same files"
+            )
 
     def _check_not_done(self, saved: Checkpoint) -> None:
         """Refuse fewer epochs than the run has behind it; they can't be taken back."""
@@ -1070,6 +1088,7 @@ class TrainingRun:
 
 # --- choices ---------------------------------------------------------------------------------------------------------
 
+CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 HELD_OUT = "held out"
 
@@ -1170,6 +1189,16 @@ def _not_divided(settings: PlacementSettings, ranks: Ranks) -> list[str]:
     return ["train.shard_embeddings is always, and there is one process: nothing to divide; torchrun starts several"]
 
 
+def _not_watched(ranks: Ranks) -> list[str]:
+    if ranks.world_size == 1 or ranks.watch is not None:
+        return []
+    told = (
+        "the first rank takes no connections from the others beside torch's own, so a rank that dies may be noticed "
+        "as late as after 10 minutes; let its host accept them on any port"
+    )
+    return [told]
+
+
 def _padding_unsaid(spec: FeatureSpec) -> list[str]:
     names = spec.leaves_padding_unsaid
     if not names:
@@ -1240,6 +1269,18 @@ def arithmetic(precision: str, deterministic: bool) -> Iterator[None]:
 
 def _start_afresh(folder: Path) -> None:
     """Refuse to write over a run that is there; a folder without one is made."""
-    if (folder / "bundle").exists() or (folder / "checkpoints").exists():
+    if (folder / "bundle").exists() or _has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return checkpoint.newest(folder / CHECKPOINTS) is not None
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """What to do after a run broke off."""
+    step = checkpoint.newest(folder / CHECKPOINTS)
+    if step is None:
+        return "no checkpoint was written yet: start the same command again"
+    return f"the same command with --resume continues from the checkpoint of step {step:,}"

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
 from recspec import hashing, triton_encode, triton_onnx
 from recspec.encoding import CrossEncoder, Encoder, Encoders, HashEncoder, NumberEncoder, VocabularyEncoder
 from recspec.errors import ExportError
+from recspec.feature_spec import FeatureSpec
 from recspec.signature import OUTPUTS, Level, Port, PortType, Signature
 
 Backend = Literal["onnxruntime", "python"]
@@ -53,40 +58,84 @@ class RawColumn:
     features: tuple[str, ...]
 
 
-UNKNOWN_KEYS = ("buckets", "otherwise", "whole", "needs_all")
-"""Of encoders of models that TensorFlow trained: `triton_encode` would give other ids than theirs."""
+@dataclass(frozen=True)
+class Beside:
+    """A history that stands beside the one of the items' own ids."""
+
+    items: str
+    """The history of the items' ids."""
+    of_items: NDArray[np.generic] | None
+    """What it holds of an item, by the item's id; None: numbers, which the rows bring."""
 
 
-def raw_columns(encoders: Encoders, signature: Signature) -> tuple[RawColumn, ...]:
+def histories_beside(spec: FeatureSpec, folder: Path, features: Collection[str]) -> dict[str, Beside]:
+    """Which of a model's histories come from the items of another one: by the item catalogue in `folder`, or numbers.
+
+    A history that is in neither way known is left out.
+    """
+    past = [name for name in spec.role("history") if name in features]
+    if not past or not spec.role("item"):
+        return {}
+    own = {spec.vocabulary(name): name for name in reversed(spec.role("item")) if spec.features[name].is_categorical}
+    pairs = {name: own.get(spec.vocabulary(name)) for name in past if spec.features[name].is_categorical}
+    items = next((name for name, item in pairs.items() if item == spec.item_id), None)
+    if items is None:
+        return {}
+    known = _of_items(spec, folder, {item for item in pairs.values() if item is not None} - {spec.item_id})
+    made = {name: Beside(items, None) for name in past if name not in pairs}
+    return made | {name: Beside(items, known[item]) for name, item in pairs.items() if item in known}
+
+
+def _of_items(spec: FeatureSpec, folder: Path, names: Collection[str]) -> dict[str, NDArray[np.generic]]:
+    """Columns of the item catalogue, by the item's id: those below the first one's are nobody's."""
+    catalogues = spec.metadata.get("catalogues")
+    file = catalogues.get("item") if isinstance(catalogues, Mapping) else None
+    if not isinstance(file, str) or not names:
+        return {}
+    held = [name for name in names if name in pq.read_schema(folder / file).names]
+    table = pq.read_table(folder / file, columns=held)
+    columns = {name: table.column(name).to_numpy() for name in held}
+    nobody = int(spec.reserves_unknown(spec.item_id))
+    return {name: np.concatenate([np.zeros(nobody, each.dtype), each]) for name, each in columns.items()}
+
+
+def raw_columns(
+    encoders: Encoders, signature: Signature, beside: Mapping[str, Beside] | None = None
+) -> tuple[RawColumn, ...]:
     """The raw columns that a program's features are made from, in order; texts unless read as numbers alone.
 
     Raises:
         ExportError: naming features without an encoder, and columns that request and item features share.
     """
+    beside = beside or {}
     problems = [
-        f"feature '{port.name}' has no encoder" for port in signature.inputs if port.name not in encoders.encoders
+        f"feature '{port.name}' has no encoder"
+        for port in signature.inputs
+        if port.name not in encoders.encoders and (port.name not in beside or beside[port.name].of_items is None)
     ]
     problems += [
-        f"feature '{port.name}': the ensemble does not apply '{key}' of its encoder; `recspec serve` answers raw rows"
+        f"feature '{port.name}': numbers of events, but no history of the items' own ids to stand beside"
         for port in signature.inputs
-        for key in UNKNOWN_KEYS
-        if getattr(encoders.encoders.get(port.name), key, None)
-        and not isinstance(encoders.encoders[port.name], NumberEncoder)
+        if port.is_list and isinstance(encoders.encoders.get(port.name), NumberEncoder) and port.name not in beside
     ]
     if problems:
         raise ExportError.of("raw values", problems)
     readers: dict[str, list[Port]] = {}
     for port in signature.inputs:
-        for column in columns_of(port.name, encoders.encoders[port.name]):
+        for column in columns_of(port.name, encoders, beside):
             readers.setdefault(column, []).append(port)
     made = []
     for column, ports in readers.items():
         levels: set[Level] = {port.level for port in ports}
         if len(levels) > 1:
             problems.append(f"column '{column}' makes request and item features; take --form rows")
-        numeric = all(_reads_numbers(encoders.encoders[port.name], column) for port in ports)
+        read_by = [encoders.encoders[_reader(port.name, column, encoders, beside)] for port in ports]
+        numeric = all(_reads_numbers(encoder, column) for encoder in read_by)
         # Lists that are no text with a separator come as several values a row, however many.
-        wide = any(port.is_list and getattr(encoders.encoders[port.name], "separator", None) is None for port in ports)
+        wide = any(
+            port.is_list and getattr(encoder, "separator", None) is None
+            for port, encoder in zip(ports, read_by, strict=True)
+        )
         port = Port(column, "float64" if numeric else "string", -1 if wide else 1, ports[0].level)
         made.append(RawColumn(port, tuple(port.name for port in ports)))
     if problems:
@@ -94,14 +143,27 @@ def raw_columns(encoders: Encoders, signature: Signature) -> tuple[RawColumn, ..
     return tuple(made)
 
 
-def columns_of(feature: str, encoder: Encoder) -> tuple[str, ...]:
-    """The raw columns that a feature is made from."""
+def columns_of(feature: str, encoders: Encoders, beside: Mapping[str, Beside]) -> tuple[str, ...]:
+    """The raw columns that a feature is made from; the items' first for a history beside theirs."""
+    if feature in beside:
+        own = () if beside[feature].of_items is not None else columns_of(feature, encoders, {})
+        return columns_of(beside[feature].items, encoders, {}) + own
+    encoder = encoders.encoders[feature]
     return encoder.columns if isinstance(encoder, CrossEncoder) else (encoder.column or feature,)
+
+
+def _reader(feature: str, column: str, encoders: Encoders, beside: Mapping[str, Beside]) -> str:
+    """The feature by whose encoder a column is read: its own, or that of the items' history."""
+    if feature in beside and column in columns_of(beside[feature].items, encoders, {}):
+        return beside[feature].items
+    return feature
 
 
 def _reads_numbers(encoder: Encoder, column: str) -> bool:
     if isinstance(encoder, CrossEncoder):
         return column in encoder.boundaries
+    if isinstance(encoder, NumberEncoder) and encoder.separator is not None:
+        return False  # a list that is one text
     return not isinstance(encoder, (VocabularyEncoder, HashEncoder))
 
 
@@ -123,19 +185,26 @@ def write_model(
 
 
 def write_raw(
-    folder: Path, name: str, version: int, signature: Signature, encoders: Encoders, batching: Batching
+    folder: Path,
+    name: str,
+    version: int,
+    signature: Signature,
+    encoders: Encoders,
+    batching: Batching,
+    beside: Mapping[str, Beside] | None = None,
 ) -> None:
     """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values.
 
     Raises:
         ExportError: if some feature's raw value is not known.
     """
-    columns = [column.port for column in raw_columns(encoders, signature)]
+    beside = beside or {}
+    columns = [column.port for column in raw_columns(encoders, signature, beside)]
     encode = folder / f"{name}_encode" / str(version)
     encode.mkdir(parents=True)
     _copy_module(triton_encode, encode / "model.py")
     _copy_module(hashing, encode / "hashing.py")
-    _write_encoders(encode, columns, signature, encoders)
+    _write_encoders(encode, columns, signature, encoders, beside)
     text = _config(f"{name}_encode", ['backend: "python"'], columns, signature.inputs, signature, batching)
     (encode.parent / "config.pbtxt").write_text(text, encoding="utf-8")
     raw = folder / f"{name}_raw"
@@ -147,27 +216,41 @@ def write_raw(
     (raw / "config.pbtxt").write_text(text, encoding="utf-8")
 
 
-def _write_encoders(to: Path, columns: Sequence[Port], signature: Signature, encoders: Encoders) -> None:
-    features = [
-        {
-            "name": port.name,
-            "dtype": port.dtype,
-            "width": port.width,
-            "is_list": port.is_list,
-            "columns": list(columns_of(port.name, encoders.encoders[port.name])),
-            "encoder": encoders.encoders[port.name].model_dump(mode="json"),
-        }
-        for port in signature.inputs
-    ]
-    told = {"columns": [{"name": port.name, "dtype": port.dtype} for port in columns], "features": features}
+def _write_encoders(
+    to: Path, columns: Sequence[Port], signature: Signature, encoders: Encoders, beside: Mapping[str, Beside]
+) -> None:
+    told = {
+        "columns": [{"name": port.name, "dtype": port.dtype} for port in columns],
+        "features": [_feature(port, encoders, beside) for port in signature.inputs],
+    }
     (to / triton_encode.ENCODE_FILE).write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
     (to / "vocabularies").mkdir()
     for port in signature.inputs:
-        encoder = encoders.encoders[port.name]
+        encoder = encoders.encoders.get(beside[port.name].items if port.name in beside else port.name)
         if isinstance(encoder, VocabularyEncoder):
             values = encoders.vocabularies[encoder.vocabulary].values.to_pylist()
             file = to / "vocabularies" / f"{encoder.vocabulary}.json"
             file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    (to / triton_encode.OF_ITEMS).mkdir()
+    for feature, own in beside.items():
+        if own.of_items is not None:
+            np.save(to / triton_encode.OF_ITEMS / f"{feature}.npy", own.of_items, allow_pickle=False)
+
+
+def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> dict[str, object]:
+    """One feature as `triton_encode` reads it."""
+    encoder = encoders.encoders.get(port.name)
+    told: dict[str, object] = {
+        "name": port.name,
+        "dtype": port.dtype,
+        "width": port.width,
+        "is_list": port.is_list,
+        "columns": list(columns_of(port.name, encoders, beside)),
+        "encoder": encoder.model_dump(mode="json") if encoder is not None else {},
+    }
+    if port.name in beside:
+        told["items"] = encoders.encoders[beside[port.name].items].model_dump(mode="json")
+    return told
 
 
 def _copy_module(module: object, to: Path) -> None:

@@ -48,6 +48,9 @@ EXPECTED = (
     "2023: X.jsonl.gz or X.csv.gz, with meta_X.jsonl.gz",
 )
 
+KEYS_SHOWN = 8
+"""Columns of a file that a message names."""
+
 META_PROGRESS = 100_000
 """Lines of what is said of the items between two reports of progress."""
 TITLES = 50_000
@@ -106,7 +109,29 @@ def find(raw: Path, category: str | None) -> Files:
     if not found:
         shown = listed(path.name for path in paths[:12]) + (f" and {len(paths) - 12} more" if len(paths) > 12 else "")
         raise DataError.of(f"{raw}: holds no reviews; found {shown or 'nothing'}", EXPECTED)
-    return _of_category(raw, found, paths, category)
+    if category in found and len(found[category]) == 1:
+        return _of_category(raw, found, paths, category)
+    wrong = {path: what for files in found.values() for path in files if (what := _lacking(path)) is not None}
+    fitting = {each: kept for each, files in found.items() if (kept := [path for path in files if path not in wrong])}
+    if not fitting and len(wrong) > 1:
+        told = [f"{path.relative_to(raw)}: {what}" for path, what in wrong.items()]
+        left = f"; the first {PROBLEMS_SHOWN} of {len(told)}" if len(told) > PROBLEMS_SHOWN else ""
+        raise DataError.of(f"{raw}: no file there holds reviews{left}", told[:PROBLEMS_SHOWN])
+    return _of_category(raw, fitting or found, paths, category)
+
+
+def _lacking(path: Path) -> str | None:
+    """What keeps a file from being one of reviews; None where it is one."""
+    try:
+        names = _names(path)
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    if any(layout.fits(names) for layout in LAYOUTS):
+        return None
+    missing = [[key for key in (each.user, each.item, each.time) if key not in names] for each in LAYOUTS]
+    nearest_one = min(range(len(LAYOUTS)), key=lambda place: len(missing[place]))
+    held = listed(names[:KEYS_SHOWN]) + (f" and {len(names) - KEYS_SHOWN} more" if len(names) > KEYS_SHOWN else "")
+    return f"lacks {listed(missing[nearest_one])} of the layout of {LAYOUTS[nearest_one].releases}; it has {held}"
 
 
 def _of_category(raw: Path, found: Mapping[str, list[Path]], paths: Sequence[Path], category: str | None) -> Files:
@@ -151,7 +176,7 @@ def layout_of(path: Path) -> Layout:
     Raises:
         DataError: if it is empty, or holds something else.
     """
-    names = read_header(TextFile(path, {})) if _is_csv(path) else _keys(path)
+    names = _names(path)
     for layout in LAYOUTS:
         if layout.fits(names):
             return layout
@@ -179,6 +204,11 @@ def read(backend: Backend, path: Path, layout: Layout, *, rated: bool) -> Table:
         TIMESTAMP: time if layout.per_second == 1 else time / layout.per_second,
     }
     return table.select(ROW, **columns, **({RATING: table[layout.rating]} if rated else {}))
+
+
+def _names(path: Path) -> list[str]:
+    """The columns of the header, or the keys of the first review."""
+    return read_header(TextFile(path, {})) if _is_csv(path) else _keys(path)
 
 
 def _is_csv(path: Path) -> bool:

@@ -20,7 +20,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
-from recspec.models.din import Head, Inputs, SequenceSettings, blocks
+from recspec.models.din import Head, Inputs, SequenceSettings, blocks, columns_of
 from recspec.sequences import AttentionUnit, Events, Gru, NextEvent, events_of
 
 
@@ -96,20 +96,20 @@ class Dien(Model):
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request; the GRU runs once a request, AUGRU once a pair."""
         requests, candidates = num_rows(request), num_rows(items)
-        if not (requests and candidates):
+        if not torch.compiler.is_compiling() and not (requests and candidates):
             return torch.zeros(requests, candidates, device=self.device)
         events = self._events(request)
         ours, theirs = self.inputs(request, events, target=False), self.inputs(items)
         states = self.evolution.interests(ours.events, events)
-        columns = self.inputs.side_columns(request, items)
+        own, others = self.inputs.side_columns(request, items)
+        back = sorted(range(len(own) + len(others)), key=[*own, *others].__getitem__)
         scores = []
         for rows, happened, present in blocks(events, states, candidates * 3 * self.evolution.hidden_dim):
             pairs = events_of(present.repeat_interleave(candidates, dim=0))
-            target = theirs.target.repeat(len(happened), 1)
+            target = theirs.target.repeat(happened.shape[0], 1)
             last = self.evolution(pairs.flat(happened.repeat_interleave(candidates, dim=0)), target, pairs)
-            side = target.new_zeros(len(target), self.inputs.side_dim)
-            side[:, columns[0]] = ours.side[rows].repeat_interleave(candidates, dim=0)
-            side[:, columns[1]] = theirs.side.repeat(len(happened), 1)
+            both = ours.side[rows].repeat_interleave(candidates, dim=0), theirs.side.repeat(happened.shape[0], 1)
+            side = columns_of(torch.cat(both, dim=1), back)
             scores.append(self.head(torch.cat([target, last, side], dim=1)).view(-1, candidates))
         return torch.cat(scores)
 

@@ -8,7 +8,7 @@ L the longest history of a block.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -106,7 +106,7 @@ class Din(Model):
         What comes of an event alone is computed once a request, what comes of an item alone once an item.
         """
         requests, candidates = num_rows(request), num_rows(items)
-        if not (requests and candidates):
+        if not torch.compiler.is_compiling() and not (requests and candidates):
             return torch.zeros(requests, candidates, device=self.device)
         events = self.inputs.histories.events(request)
         ours, theirs = self.inputs(request, events, target=False), self.inputs(items)
@@ -135,7 +135,7 @@ class Din(Model):
             parts = []
             events, of_targets = self.unit.of_events(happened).unsqueeze(2), self.unit.of_targets(target)
             step = max(1, SCORE_FLOATS // max(1, happened.shape[0] * happened.shape[1] * self._width))
-            for some, of_some in zip(torch.split(target, step), torch.split(of_targets, step), strict=True):
+            for some, of_some in zip(*(split(each, step) for each in (target, of_targets)), strict=True):
                 first = self.unit.of_products(happened.unsqueeze(2) * some) + events + of_some
                 parts.append(self.unit.after_first(first.flatten(0, 2)).view(*happened.shape[:2], -1))
             weights = torch.cat(parts, dim=2)
@@ -211,15 +211,12 @@ class Inputs(nn.Module):
             torch.cat(side, dim=1) if len(side) > 1 else side[0],
         )
 
-    def side_columns(self, *batches: Collection[str]) -> tuple[Tensor, ...]:
-        """Which of the columns of what else is known come from each of some batches, as masks."""
+    def side_columns(self, *batches: Collection[str]) -> tuple[list[int], ...]:
+        """Which of the columns of what else is known come from each of some batches, in order."""
         order = self.embeddings.order(self.others)
         widths = {name: self.embeddings.widths[name] for name in order} | dict.fromkeys(self.numbers, 1)
-        repeats = torch.tensor(list(widths.values()), dtype=torch.int64)
-        return tuple(
-            torch.tensor([name in batch for name in widths], dtype=torch.bool).repeat_interleave(repeats)
-            for batch in batches
-        )
+        names = [name for name, width in widths.items() for _ in range(width)]
+        return tuple([place for place, name in enumerate(names) if name in batch] for batch in batches)
 
 
 class Head(nn.Module):
@@ -241,26 +238,39 @@ class Head(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, self.out(x.to(self.out.weight.dtype))).squeeze(1)
 
-    def parts(self, target: int, interest: int, *side: Tensor) -> tuple[Tensor, ...]:
+    def parts(self, target: int, interest: int, *side: Sequence[int]) -> tuple[Tensor, ...]:
         """Columns of the first layer: for the target, for what was made of the history, and for each part of the side.
 
         Args:
             target: columns of the target.
             interest: columns of what was made of the history.
-            side: masks of the columns of the rest.
+            side: which of the columns of the rest.
         """
         weight = self.mlp.first.weight
         own, made, rest = torch.split(weight, [target, interest, weight.shape[1] - target - interest], dim=1)
-        return own, made, *(rest[:, mask.to(rest.device)] for mask in side)
+        return own, made, *(columns_of(rest, columns) for columns in side)
 
 
 def blocks(events: Events, values: Tensor, floats: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Some rows at a time, what their events have (R, L, D), and which are there (R, L).
 
-    `floats` is how many numbers one event asks for; a block asks for `SCORE_FLOATS` or has one row.
+    `floats` is how many numbers one event asks for; a block asks for `SCORE_FLOATS` or has one row. A program that is
+    exported, which takes any number of items, has one block.
     """
+    if torch.compiler.is_compiling():
+        yield slice(None), events.padded(values), events.there
+        return
     step = max(1, SCORE_FLOATS // max(1, events.length * floats))
-    present = events.padded(torch.ones_like(events.rows, dtype=torch.bool), False)
-    parts = torch.split(events.padded(values), step), torch.split(present, step)
+    parts = torch.split(events.padded(values), step), torch.split(events.there, step)
     for start, (happened, there) in zip(range(0, events.num_rows, step), zip(*parts, strict=True), strict=True):
         yield slice(start, start + step), happened, there
+
+
+def split(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Parts of at most `size` rows; in a program that is exported, which takes any number of rows, the whole."""
+    return (x,) if torch.compiler.is_compiling() else torch.split(x, size)
+
+
+def columns_of(x: Tensor, columns: Sequence[int]) -> Tensor:
+    """Some columns of a matrix, named so that an exported program's shapes don't depend on values."""
+    return x.index_select(1, torch.tensor(columns, dtype=torch.int64, device=x.device))

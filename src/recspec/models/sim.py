@@ -24,7 +24,7 @@ from recspec.errors import DataError, SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
 from recspec.models.dien import DienSettings, Evolution
-from recspec.models.din import Head, Inputs, SequenceSettings
+from recspec.models.din import Head, Inputs, SequenceSettings, split
 from recspec.search import (
     Column,
     History,
@@ -33,7 +33,7 @@ from recspec.search import (
     TargetQueries,
     latest_best,
 )
-from recspec.sequences import AttentionUnit, Events, NextEvent, events_of, jagged_events
+from recspec.sequences import AttentionUnit, Events, NextEvent, events_of
 
 GAP_STEP = 0.5
 """Width of a bucket of gaps, which are ln(1 + days): the borders lie at 0.6, 1.7, 3.5, 6.4, 11, 19, 32, 54 days, ..."""
@@ -194,7 +194,8 @@ class Sim(Model):
         keep get no weight, so none is copied for a pair.
         """
         requests, candidates = num_rows(request), num_rows(items)
-        if not (requests and candidates):
+        compiling = torch.compiler.is_compiling()  # then all at once, whatever the number of items
+        if not compiling and not (requests and candidates):
             return torch.zeros(requests, candidates, device=self.device)
         request = self._with_a_place(request)
         theirs, ids = self.inputs(items), self.histories.target(items)[self.hard_feature]
@@ -205,14 +206,14 @@ class Sim(Model):
         heads = self.settings.heads if self.settings.exact == "multihead" else 1
         at_once = max(1, SCORES // (heads * request[self.histories.mark].shape[1]))
         at_once = at_once if self.settings.short == "none" else min(at_once, PAIRS)
+        step = requests if compiling else max(1, at_once // candidates)
         scores = []
-        for start in range(0, requests, max(1, at_once // candidates)):
-            block = {name: each[start : start + max(1, at_once // candidates)] for name, each in request.items()}
+        for start in range(0, requests, step):
+            block = {name: each[start : start + step] for name, each in request.items()}
             ours = self._asked(block)
             own = F.linear(ours.side, of_request)
             parts = []
-            split = (torch.split(each, at_once) for each in (theirs.target, ids, other))
-            for some, same, known in zip(*split, strict=True):
+            for some, same, known in zip(*(split(each, at_once) for each in (theirs.target, ids, other)), strict=True):
                 first = F.linear(self._made(ours, some, same), of_made) + own.unsqueeze(1) + known
                 parts.append(self.head.after_first(first.flatten(0, 1)).view(num_rows(block), -1))
             scores.append(torch.cat(parts, dim=1))
@@ -227,7 +228,7 @@ class Sim(Model):
         vectors = vectors.view(*windows.long.shape, self.inputs.event_dim)
         gaps = [self._bucket(request[name])[:, :length] for name in self._gap_names]
         with_gaps = [F.embedding(own, table) for own, table in zip(gaps, self.gaps if gaps else (), strict=True)]
-        events = jagged_events(windows.short)
+        events = events_of(windows.short)
         latest = {**request, **windows.latest(request, list(pairs.values()))}
         read = self.inputs(latest, events, target=False)
         states = self.evolution.interests(read.events, events) if self.settings.short == "dien" else read.events
@@ -236,7 +237,7 @@ class Sim(Model):
 
     def _made(self, ours: _Asked, target: Tensor, ids: Tensor) -> Tensor:
         """What is made of some requests' histories for some items: (R, N, made_dim)."""
-        pairs = ours.present.unsqueeze(1).expand(-1, len(target), -1)  # (R, N, L)
+        pairs = ours.present.unsqueeze(1).expand(-1, target.shape[0], -1)  # (R, N, L)
         if self.settings.search == "hard":
             allowed = pairs & (ours.ids.unsqueeze(1) == ids.view(-1, 1))
             scores = torch.zeros(allowed.shape, device=allowed.device)
@@ -257,8 +258,8 @@ class Sim(Model):
 
     def _short_pairs(self, ours: _Asked, target: Tensor) -> Tensor:
         """What is made of the latest events of each pair (R, N, its width)."""
-        times, there = len(target), ours.events.padded(torch.ones_like(ours.events.rows, dtype=torch.bool), False)
-        events = jagged_events(there.repeat_interleave(times, dim=0))
+        times, there = target.shape[0], ours.events.there  # an exporter leaves shapes open, and fixes len()
+        events = events_of(there.repeat_interleave(times, dim=0))
         short = events.flat(ours.events.padded(ours.short).repeat_interleave(times, dim=0))
         own = target.repeat(len(there), 1)
         made = (

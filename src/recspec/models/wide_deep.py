@@ -129,16 +129,16 @@ class WideDeep(Model):
         if any(set(cross) & set(request) and set(cross) & set(items) for cross in crosses):
             return super().score_items(request, items)
         requests, candidates = num_rows(request), num_rows(items)
-        scores = torch.zeros(requests, candidates, device=self.device)
+        scores: Tensor | float = 0.0
         if self.settings.use_wide:
-            scores = scores + self.wide.part(request)[:, None] + self.wide.part(items) + self.wide.bias
-        if not self.settings.use_deep:
-            return scores
+            scores = (self.wide.part(request) + self.wide.bias)[:, None] + self.wide.part(items)
+            if not self.settings.use_deep:
+                return scores
         ours, theirs = self.deep.first_layer(request), self.deep.first_layer(items)
         if torch.compiler.is_compiling():
             return scores + self.deep.after_first(ours.unsqueeze(1) + theirs)
         if not (requests and candidates):
-            return scores
+            return torch.zeros(requests, candidates, device=self.device)
         step = max(1, SCORE_FLOATS // theirs.numel())
         rows = [self.deep.after_first(part.unsqueeze(1) + theirs) for part in torch.split(ours, step)]
         return scores + torch.cat(rows)
@@ -174,18 +174,18 @@ class Wide(nn.Module):
 
     def part(self, batch: Batch) -> Tensor:
         """What the features that a batch holds add to the logit, (B,), without the bias."""
-        total = torch.zeros(num_rows(batch), device=self.bias.device)
+        parts: list[Tensor] = []
         if ids := [name for name in self.ids if name in batch]:
-            total = total + self.tables(batch, ids).sum(1)
+            parts.append(self.tables(batch, ids).sum(1))
         if numbers := [name for name in self.numbers if name in batch]:
             slopes = [self.slopes[self.numbers.index(name)] for name in numbers]
             own = torch.stack(slopes) if len(numbers) < len(self.numbers) else self.slopes
-            total = total + torch.stack([batch[name] for name in numbers], dim=1) @ own
+            parts.append(torch.stack([batch[name] for name in numbers], dim=1) @ own)
         crosses = [(place, cross) for place, cross in enumerate(self.crosses) if set(cross) <= set(batch)]
         if crosses:
             buckets = [self.bucket(batch, cross) + place * self.cross_buckets for place, cross in crosses]
-            total = total + F.embedding(torch.stack(buckets, dim=1), self.cross_weights).sum((1, 2))
-        return total
+            parts.append(F.embedding(torch.stack(buckets, dim=1), self.cross_weights).sum((1, 2)))
+        return sum(parts[1:], parts[0]) if parts else torch.zeros(num_rows(batch), device=self.bias.device)
 
     def bucket(self, batch: Batch, cross: Sequence[str]) -> Tensor:
         """The bucket (B,) of each row's combination: its own while the combinations fit, else a hash of it."""

@@ -1,0 +1,201 @@
+"""Quality does not depend on what makes training fast: one recipe in several precisions and ways to update tables.
+
+Real data, the same recipe, several seeds: the metric on test of each setting, its mean and spread over the seeds, and
+whether the mean lies among the seeds of fp32. Below that, what `train.deterministic` costs, and whether two of its runs
+give the same weights, byte for byte.
+
+    RECSPEC_DATA=FOLDER python benchmarks/precisions.py [--models neumf wide_deep] [--seeds 0 1 2]
+
+Sparse updates with Adam are lazy (docs/training.md): another algorithm, which `auto` therefore never takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _side_by_side import Found, where_and_when, write
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A recipe on a real data set, and the metric on test that it is judged by."""
+
+    dataset: str
+    raw: str
+    recipe: str
+    protocol: str
+    metric: str
+    prepare: Mapping[str, object]
+
+
+TASKS = {
+    "neumf": Task(
+        "movielens", "movielens-100k", "neumf-ml-latest-small.yaml", "sampled", "ndcg@10", {}
+    ),
+    "wide_deep": Task("adult", "adult", "wide-deep-adult.yaml", "rows", "auc", {}),
+    "dlrm": Task(
+        "criteo", "criteo-kaggle/train_first80k.tsv", "dlrm-criteo-sample.yaml", "rows", "auc",
+        {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
+    ),
+    "dcnv2": Task(
+        "criteo", "criteo-kaggle/train_first80k.tsv", "dcnv2-criteo-sample.yaml", "rows", "auc",
+        {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
+    ),
+    "din": Task("amazon", "amazon-beauty", "din-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
+}  # fmt: skip
+
+BASE = "fp32"
+SETTINGS: dict[str, Mapping[str, object]] = {
+    BASE: {"precision": "fp32"},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "sparse updates always": {"precision": "fp32", "sparse_gradients": "always"},
+    "sparse updates never": {"precision": "fp32", "sparse_gradients": "never"},
+    "compile off": {"precision": "fp32", "compile": False},
+    "compile on": {"precision": "fp32", "compile": True},
+}
+
+
+def main() -> None:
+    """Every model, every setting, every seed, and the report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=sorted(TASKS), default=["neumf", "wide_deep", "dlrm"])
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), help="all but `compile on` by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "precisions.json")
+    arguments = parser.parse_args()
+    chosen = arguments.settings or [name for name in SETTINGS if name != "compile on"]
+    if BASE not in chosen:
+        chosen = [BASE, *chosen]
+
+    import torch
+
+    from recspec.machine import keep_freed_memory
+
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    root = Path(os.environ.get("RECSPEC_DATA", REPOSITORY.parent / "shared" / "data"))
+    report: dict[str, Any] = {"models": {}, "seeds": arguments.seeds, "threads": arguments.threads}
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in arguments.models:
+            task = TASKS[model]
+            if not (root / task.raw).exists():
+                print(f"{model}: {root / task.raw} is not there; set RECSPEC_DATA", file=sys.stderr)
+                continue
+            report["models"][model] = _of_model(model, task, root, chosen, arguments.seeds, Path(scratch) / model)
+            write({**report, **where_and_when()}, arguments.out)  # after each model: a later one may take hours
+
+
+def _of_model(
+    model: str, task: Task, root: Path, chosen: Sequence[str], seeds: Sequence[int], scratch: Path
+) -> dict[str, Any]:
+    spec = _prepare(task, root, scratch / "data")
+    found = {
+        name: [_run(model, task, spec, scratch / f"{name}-{seed}".replace(" ", "-"), {**SETTINGS[name], "seed": seed})
+               for seed in seeds]
+        for name in chosen
+    }  # fmt: skip
+    base = [run["value"] for run in found[BASE]]
+    summary = {name: _summary(runs, base) for name, runs in found.items()}
+    title = f"{model} on {task.raw}, test {task.protocol}/{task.metric}, seeds {', '.join(map(str, seeds))}"
+    print(f"\n{title}\n{'':24}{'mean':>10}{'lowest':>10}{'highest':>10}{'from fp32':>12}{'within':>8}{'seconds':>9}")
+    for name, row in summary.items():
+        print(
+            f"{name:24}{row['mean']:10.4f}{row['lowest']:10.4f}{row['highest']:10.4f}{row['from fp32']:+12.4f}"
+            f"{'yes' if row['within the seeds of fp32'] else 'NO':>8}{row['seconds']:9.1f}"
+        )
+    deterministic = _deterministic(model, task, spec, scratch)
+    print(f"deterministic: {deterministic}")
+    metric = f"{task.protocol}/{task.metric}"
+    return {"data": task.raw, "recipe": task.recipe, "metric": metric, **summary, "deterministic": deterministic}
+
+
+def _prepare(task: Task, root: Path, out: Path) -> Any:
+    from recspec import config
+    from recspec.datasets import DATASETS
+    from recspec.feature_spec import FeatureSpec
+
+    dataset = DATASETS[task.dataset]
+    dataset.prepare(root / task.raw, out, config.build(dataset.Settings, task.dataset, task.prepare))
+    return FeatureSpec.load(out)
+
+
+def _run(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Found:
+    """Train and evaluate on test; the metric, and how long training took."""
+    from recspec import bundle
+    from recspec.evaluate import evaluate
+
+    result = _train(model, task, spec, run, chosen)
+    report = evaluate(bundle.load(run), spec, "test", protocols=(task.protocol,))
+    value = report.metrics[task.protocol][task.metric]
+    print(f"{model} {dict(chosen)}: {value:.4f}, {result.seconds:.1f} s", file=sys.stderr)
+    return {"value": value, "seconds": result.seconds}
+
+
+def _train(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Any:
+    from recspec import config
+    from recspec.models import MODELS
+    from recspec.train import TrainSettings, train
+
+    recipe = config.load_recipe(REPOSITORY / "recipes" / task.recipe)
+    return train(
+        model,
+        spec,
+        run,
+        settings=config.build(TrainSettings, model, recipe.train, {"tensorboard": False}, chosen),
+        model_settings=config.build(MODELS[model].Settings, model, recipe.settings),
+    )
+
+
+def _summary(runs: Sequence[Found], base: Sequence[float]) -> Found:
+    values = [run["value"] for run in runs]
+    mean = statistics.mean(values)
+    return {
+        "values": values,
+        "mean": mean,
+        "lowest": min(values),
+        "highest": max(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "from fp32": mean - statistics.mean(base),
+        "within the seeds of fp32": min(base) <= mean <= max(base),
+        "seconds": statistics.mean(run["seconds"] for run in runs),
+    }
+
+
+def _deterministic(model: str, task: Task, spec: Any, scratch: Path) -> Found:
+    """One epoch with and without `train.deterministic`, in turns: the cost, and whether its runs give equal weights."""
+    shared = {"precision": "fp32", "epochs": 1, "seed": 0, "evaluate_every": 1}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    weights: dict[bool, list[str]] = {False: [], True: []}
+    for turn in range(2):
+        for asked in (False, True):
+            run = scratch / f"deterministic-{asked}-{turn}"
+            started = time.process_time()
+            _train(model, task, spec, run, {**shared, "deterministic": asked})
+            seconds[asked].append(time.process_time() - started)
+            file = run / "bundle" / "weights.safetensors"
+            weights[asked].append(hashlib.sha256(file.read_bytes()).hexdigest())
+    return {
+        "equal_weights": len(set(weights[True])) == 1,
+        "equal_weights_without": len(set(weights[False])) == 1,
+        "cpu_seconds": min(seconds[True]),
+        "cpu_seconds_without": min(seconds[False]),
+        "ratio": round(min(seconds[True]) / min(seconds[False]), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Raw values of one request to a program's inputs, in microseconds where columns of a table take milliseconds.
+
+Scalar features alone, and values as clean as a program sends them: texts, whole numbers, numbers. Ids are remembered by
+raw value, and what is met first is encoded by `recspec.encoding`; so both always agree. Anything else is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.encoding import (
+    UNKNOWN,
+    BucketEncoder,
+    Encoder,
+    Encoders,
+    HashEncoder,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+)
+from recspec.hashing import fingerprint64_of_one
+from recspec.signature import Port
+
+REMEMBERED = 1 << 20
+"""Raw values of a feature whose ids are remembered; beyond that all are forgotten."""
+
+FEW = 64
+"""New values up to which a hash is computed one by one, and not as a column."""
+
+WHOLE = 1 << 53
+"""Whole numbers below this are exact as float64, and in 64 bits."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Lookup:
+    """The features of one side of a request (or of whole rows) that can be encoded quickly."""
+
+    def __init__(self, encoders: Encoders, ports: Sequence[Port]) -> None:
+        found = {port.name: encoders.encoders.get(port.name) for port in ports}
+        self._ids = [
+            (name, _sources(name, encoder), _Ids(encoders, name))
+            for name, encoder in found.items()
+            if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None
+        ]
+        numbers = [(name, encoder) for name, encoder in found.items() if encoder and _is_one_number(encoder)]
+        self._plain = _Plain([(name, encoder) for name, encoder in numbers if _is_plain(encoder)])
+        self._numbers = [(name, _sources(name, encoder), _transform(encoder)) for name, encoder in numbers
+                         if not _is_plain(encoder)]  # fmt: skip
+        self.features = frozenset({name for name, *_ in self._ids} | {name for name, _ in numbers})
+        self.sources = tuple(dict.fromkeys(name for port in ports for name in _sources(port.name, found[port.name])))
+        """Names that the raw columns may bear."""
+        self._types = {port.name: np.dtype(port.dtype) for port in ports}
+
+    def columns(self, columns: Mapping[str, Sequence[Any]]) -> Arrays | None:
+        """Inputs (B, 1) of raw columns of B values each; None where a column is missing or holds something unusual."""
+        made: Arrays = {}
+        for name, sources, ids in self._ids:
+            values = _given(columns, sources)
+            found = None if values is None else ids.of(values)
+            if found is None:
+                return None
+            made[name] = np.array(found, self._types[name])[:, None]
+        for name, sources, transform in self._numbers:
+            values = _given(columns, sources)
+            numbers = None if values is None else _as_numbers(values)
+            if numbers is None:
+                return None
+            made[name] = transform(numbers[0])[:, None].astype(self._types[name])
+        return made if self._plain.add(columns, made) else None
+
+
+class _Ids:
+    """The ids of a feature's raw values, by value."""
+
+    def __init__(self, encoders: Encoders, feature: str) -> None:
+        self._encoders, self._feature = encoders, feature
+        self._known: dict[type, dict[str | int | None, int]] = {str: {}, int: {}}
+        encoder = encoders.encoders[feature]
+        self._hash = encoder if isinstance(encoder, HashEncoder) and not (encoder.strip or encoder.whole) else None
+        digits = (text for text in getattr(encoder, "missing_values", ()) if text.lstrip("-").isdigit())
+        as_written = all(text == str(int(text)) for text in digits)
+        self._whole_hash = encoder if isinstance(encoder, HashEncoder) and as_written else None
+
+    def of(self, values: Sequence[Any]) -> list[int] | None:
+        """An id for each value; None where they are neither all texts nor all whole numbers."""
+        kinds = set(map(type, values))
+        kinds.discard(type(None))
+        if len(kinds) != 1:
+            return None
+        known = self._known.get(kinds.pop())
+        if known is None:
+            return None
+        ids = list(map(known.get, values))
+        if None in ids:
+            if not self._learn({value for value, id_ in zip(values, ids, strict=True) if id_ is None}, known):
+                return None
+            ids = list(map(known.get, values))
+        return ids  # type: ignore[return-value]
+
+    def _learn(self, values: set[str | int | None], known: dict[str | int | None, int]) -> bool:
+        """Encode values met first; False where that is left to the columns' way."""
+        if known is self._known[int] and any(value is not None and abs(value) >= WHOLE for value in values):  # type: ignore[arg-type]
+            return False
+        if len(known) + len(values) > REMEMBERED:
+            known.clear()
+        if len(values) <= FEW and (encoder := self._hash if known is self._known[str] else self._whole_hash):
+            try:
+                known.update({value: _hashed(encoder, value) for value in values})
+            except UnicodeEncodeError:
+                return False
+            return True
+        told = list(values)
+        if told == [None]:
+            told.append("" if known is self._known[str] else 0)
+        found = self._encoders.encode_column(self._feature, told)
+        assert not isinstance(found, tuple), "a scalar feature has one id a value"
+        known.update(zip(told, found.tolist(), strict=True))
+        return True
+
+
+def _hashed(encoder: HashEncoder, value: str | int | None) -> int:
+    text = "" if value is None else str(value)
+    if not text or text in encoder.missing_values:
+        return UNKNOWN
+    return 1 + fingerprint64_of_one(text.encode()) % (encoder.cardinality - 1)
+
+
+class _Plain:
+    """Numbers that are scaled, or taken as they are: all in one matrix."""
+
+    def __init__(self, encoders: Sequence[tuple[str, Encoder]]) -> None:
+        self._sources = [(name, _sources(name, encoder)) for name, encoder in encoders]
+        scales = [encoder if isinstance(encoder, ScaleEncoder) else None for _, encoder in encoders]
+        self._mean = np.array([each.mean if each else 0.0 for each in scales])[:, None]
+        self._std = np.array([each.std if each else 1.0 for each in scales])[:, None]
+
+    def add(self, columns: Mapping[str, Sequence[Any]], made: Arrays) -> bool:
+        """Put the inputs (B, 1) beside the others; False where a column is missing or holds something unusual."""
+        if not self._sources:
+            return True
+        found = [_given(columns, sources) for _, sources in self._sources]
+        given = [values for values in found if values is not None]
+        if len(given) < len(found):
+            return False
+        numbers = _as_numbers(*given)
+        if numbers is None:
+            return False
+        scaled = np.nan_to_num((numbers - self._mean) / self._std, copy=False, nan=0.0).astype(np.float32)
+        for (name, _), row in zip(self._sources, scaled, strict=True):
+            made[name] = row[:, None]
+        return True
+
+
+def _as_numbers(*columns: Sequence[Any]) -> NDArray[np.float64] | None:
+    """Numbers (C, B) of C columns as float64, NaN where one is missing; None where something else is among them."""
+    kinds = set[type]().union(*(map(type, values) for values in columns))
+    if not kinds <= {float, int, type(None)}:
+        return None
+    try:
+        numbers = np.array(columns, np.float64)
+    except OverflowError:
+        return None
+    if np.isinf(numbers).any() or (int in kinds and (np.abs(numbers) >= WHOLE).any()):
+        return None
+    return numbers
+
+
+def _transform(encoder: Encoder) -> Callable[[NDArray[np.float64]], NDArray[Any]]:
+    if isinstance(encoder, BucketEncoder):
+        boundaries = np.array(encoder.boundaries)
+        return lambda numbers: np.where(np.isnan(numbers), 0, np.searchsorted(boundaries, numbers, side="right") + 1)
+    if isinstance(encoder, ScaleEncoder):
+        mean, std = encoder.mean, encoder.std
+        return lambda numbers: np.nan_to_num((encoder.of_numbers(numbers) - mean) / std, nan=0.0)
+    assert isinstance(encoder, NumberEncoder), encoder
+    return lambda numbers: np.nan_to_num(encoder.of_numbers(numbers), nan=0.0)
+
+
+def _is_one_number(encoder: Encoder) -> bool:
+    if isinstance(encoder, NumberEncoder) and encoder.length is not None:
+        return False
+    return isinstance(encoder, (NumberEncoder, ScaleEncoder, BucketEncoder)) and not encoder.missing_values
+
+
+def _is_plain(encoder: Encoder) -> bool:
+    if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        return False
+    unset = (encoder.low, encoder.high, encoder.missing, encoder.log_plus)
+    return unset == (None,) * 4 and not encoder.log1p
+
+
+def _sources(feature: str, encoder: Encoder | None) -> tuple[str, ...]:
+    """Names that the feature's raw column may bear."""
+    column = getattr(encoder, "column", None)
+    return (feature,) if column is None else (feature, column)
+
+
+def _given(columns: Mapping[str, Sequence[Any]], sources: Sequence[str]) -> Sequence[Any] | None:
+    return next((columns[name] for name in sources if name in columns), None)

@@ -1,0 +1,164 @@
+"""Ranker: a raw request and its candidates in, probabilities out, through an exported program.
+
+The short way from JSON to an answer: what is usual in a request is encoded by `recspec.lookup`, what is not (lists,
+crosses, histories, columns that a catalogue knows) by the `Predictor`; one call of the program scores all candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recspec.answers import Row, table_of
+from recspec.encoding import Encoders
+from recspec.errors import BundleError, DataError, RequestError, listed
+from recspec.lookup import Arrays, Lookup
+from recspec.predict import Predictor
+from recspec.programs import Program, as_inputs, open_program
+from recspec.signature import PROBABILITY, Port, Signature
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+class Ranker:
+    """An exported program that speaks raw values. Any number of threads may call it."""
+
+    def __init__(self, predictor: Predictor, program: Program) -> None:
+        """Join a trained model's encoders and a program exported from it.
+
+        Raises:
+            BundleError: if the program takes other features than the model.
+        """
+        inputs, spec = program.signature.inputs, predictor.spec
+        theirs, ours = {port.name for port in inputs}, set(predictor.model.features())
+        if theirs != ours:
+            differing = listed(sorted(theirs ^ ours))
+            raise BundleError(
+                f"{predictor.bundle.folder}: only one of model and export reads {differing}; the export was made of "
+                "another model: export this one"
+            )
+        self.predictor, self.program = predictor, program
+        items, encoders = set(spec.role("item")), predictor.encoders or Encoders({}, {})
+        self._request = _Side(encoders, [port for port in inputs if port.name not in items], "request")
+        self._items = _Side(encoders, [port for port in inputs if port.name in items], "candidates")
+        if not self._items.ports:
+            raise BundleError(f"{predictor.bundle.folder}: the model reads no item feature, so candidates can't differ")
+
+    @classmethod
+    def open(cls, run: str | Path, export: Path, *, threads: int | None = None) -> Ranker:
+        """Open a run (or bundle) and the export made of it.
+
+        Args:
+            threads: That compute one call; all cores' by default.
+
+        Raises:
+            BundleError: if either is missing, damaged, or not of the other.
+        """
+        return cls(Predictor.open(run, device="cpu"), open_program(export, threads=threads))
+
+    def probabilities(self, request: Row, candidates: Sequence[Row] | Columns) -> NDArray[np.float32]:
+        """The probability (N,) of each of N candidates, in their order.
+
+        Args:
+            request: Raw values of the user and the context.
+            candidates: Raw values of the items: an object each, or a column of N values each.
+
+        Raises:
+            RequestError: naming every value that can't be read.
+        """
+        rows = len(next(iter(candidates.values()), ())) if isinstance(candidates, Mapping) else len(candidates)
+        if not rows:
+            return np.zeros(0, np.float32)
+        found: NDArray[np.float32] = self.program.run(self.inputs(request, candidates))[PROBABILITY][:, 0]
+        return found
+
+    def inputs(self, request: Row, candidates: Sequence[Row] | Columns) -> Arrays:
+        """The program's inputs: (N, L) of the candidates, (1, L) of the request, or (N, L) in the form `rows`.
+
+        Raises:
+            RequestError: as `probabilities`.
+        """
+        try:
+            once = self._request.quickly({name: (value,) for name, value in request.items()})
+            if once is None:
+                once = self._request.encode(self.predictor, [request])
+            columns = candidates if isinstance(candidates, Mapping) else self._items.columns(candidates)
+            many = None if columns is None else self._items.quickly(columns)
+            if many is None:
+                many = self._items.encode(self.predictor, _rows(candidates))
+        except DataError:
+            return self._together(request, _rows(candidates))
+        if self.program.signature.form == "rows":
+            rows = len(next(iter(many.values())))
+            once = {name: np.repeat(each, rows, axis=0) for name, each in once.items()}
+        return once | many
+
+    def _together(self, request: Row, rows: Sequence[Row]) -> Arrays:
+        """Inputs where a feature needs columns of both sides, as a cross does."""
+        both = _Side(Encoders({}, {}), self.program.signature.inputs, "request and candidates")
+        try:
+            inputs = both.encode(self.predictor, [{**request, **row} for row in rows])
+        except DataError as error:
+            raise RequestError.of("request and candidates", error.problems) from None
+        if self.program.signature.form == "rows":
+            return inputs
+        for port in self._request.ports:
+            if (inputs[port.name] != inputs[port.name][:1]).any():
+                raise RequestError(
+                    f"{port.name} differs from candidate to candidate, and the export takes one for all; "
+                    "export the model with --form rows"
+                )
+            inputs[port.name] = inputs[port.name][:1]
+        return inputs
+
+
+class _Side:
+    """The inputs that belong to the request, or to its candidates."""
+
+    def __init__(self, encoders: Encoders, ports: Sequence[Port], where: str) -> None:
+        self.ports, self._where = tuple(ports), where
+        self._names = [port.name for port in ports]
+        self._lookup = Lookup(encoders, ports)
+        self._all = self._lookup.features == set(self._names)
+
+    def quickly(self, columns: Columns) -> Arrays | None:
+        """Inputs (B, 1) of columns, or None where some need more."""
+        return self._lookup.columns(columns) if self._all else None
+
+    def columns(self, rows: Sequence[Row]) -> Columns | None:
+        """Rows as columns, of those that are read; None where rows don't have the same ones."""
+        if not self._all:
+            return None
+        names = [name for name in self._lookup.sources if name in rows[0]]
+        try:
+            if len(names) < 2:
+                return {name: [row[name] for row in rows] for name in names}
+            return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
+        except KeyError:
+            return None
+
+    def encode(self, predictor: Predictor, rows: Sequence[Row]) -> Arrays:
+        """Inputs (B, L) of rows of any kind.
+
+        Raises:
+            DataError, RequestError: naming what is missing or can't be read.
+        """
+        if not self.ports:
+            return {}
+        table: pa.Table = table_of(rows, self._where)
+        if predictor.encoders is not None:
+            table = table.rename_columns(predictor.encoders.named(table.column_names))
+        batch, _ = predictor.encode(table, self._names)
+        return as_inputs(batch, Signature("rows", self.ports))
+
+
+def _rows(candidates: Sequence[Row] | Columns) -> Sequence[Row]:
+    if not isinstance(candidates, Mapping):
+        return candidates
+    return [dict(zip(candidates, values, strict=True)) for values in zip(*candidates.values(), strict=True)]
