@@ -225,6 +225,26 @@ def test_dot_products_in_half_precision(dtype: torch.dtype) -> None:
 
 
 @with_triton
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_a_rate_that_lies_beside_the_table_is_read_when_rows_are_updated(rule: kernels.Rule) -> None:
+    ends = []
+    for rate in (0.25, torch.full((), 0.25, device=DEVICE)):
+        weight, gradient = torch.ones(5, 3, device=DEVICE), torch.ones(4, 3, device=DEVICE)
+        ids = torch.tensor([4, 0, 4, -1], device=DEVICE)
+        states = [torch.ones(5, 1 if rule == "rowwise_adagrad" else 3, device=DEVICE) for _ in range(2)]
+        kept = {"sgd": 0, "adam": 2}.get(rule, 1)
+        corrections = torch.tensor([0.5, 0.5], device=DEVICE)
+        betas = (0.9, 0.99)
+        kernels.update_rows(
+            rule, weight, ids, gradient, states[:kept], lr=rate, eps=1e-8, betas=betas, corrections=corrections
+        )
+        ends.append(weight)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0][1], torch.ones(3, device=DEVICE))
+    assert not torch.equal(ends[0][4], ends[0][0])
+
+
+@with_triton
 def test_dot_products_of_vectors_that_lie_apart() -> None:
     apart = drawn(2, 5, 6)[:, ::2]
     torch.testing.assert_close(kernels.dots(apart), kernels.dots_plain(apart), rtol=1e-4, atol=1e-4)
@@ -250,11 +270,12 @@ def compiled(kernel, known, **types):
 
 gather = {"width": 19, "block_n": 64, "block_d": 32}
 compiled(kernels._gather_rows, gather, ids="*i32", store="*fp32", out="*bf16", num_ids="i32", features="i32")
-numbers = dict.fromkeys(("gradient", "weight", "first", "second", "corrections"), "*fp32")
-scalars = dict.fromkeys(("lr", "eps", "rest1", "rest2"), "fp32")
+numbers = dict.fromkeys(("gradient", "weight", "first", "second", "corrections", "lr"), "*fp32")
+scalars = dict.fromkeys(("eps", "rest1", "rest2"), "fp32")
 for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
     known = {"width": 19, "block_n": 16, "block_d": 32, "rule": rule}
-    compiled(kernels._update_rows, known, num_ids="i32", num_rows="i32", **numbers, **scalars)
+    for ids in ("*i32", "*i64"):
+        compiled(kernels._update_rows, known, ids=ids, num_ids="i32", num_rows="i32", **numbers, **scalars)
 for number, precision in (("*fp32", "ieee"), ("*fp32", "tf32"), ("*bf16", "tf32")):
     known = {"features": 5, "width": 19, "block_f": 16, "block_d": 32, "precision": precision}
     for kernel in (kernels._dots, kernels._dots_backward):

@@ -571,3 +571,23 @@ def test_batches_arrive_on_the_gpu(budget: int, long: bool, tmp_path: Path) -> N
         for name, tensor in here.items():
             assert there[name].is_cuda
             assert torch.equal(there[name].cpu(), tensor)
+
+
+def test_orders_that_are_made_ahead_are_the_same(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 50})
+    plain, ahead = (Loader(spec, "train", batch_size=20, seed=3) for _ in range(2))
+    ahead._makes_orders_ahead = True
+    for epoch in (0, 1, 2, 5, 0):
+        for one, other in zip(plain.batches(epoch), ahead.batches(epoch), strict=True):
+            assert all(torch.equal(one.batch[name], other.batch[name]) for name in one.batch)
+
+
+def test_a_loader_says_where_its_rows_are_and_takes_another_batch_size(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": 50})
+    loader = Loader(spec, "train", batch_size=20)
+    assert loader.held == "held in memory"
+    other = loader.resized(50)
+    assert (loader.num_batches, other.num_batches) == (3, 1)
+    next(iter(other.batches()))
+    assert other.held.startswith("held on cpu, ")
+    assert Loader(spec, "train", batch_size=20, memory_budget=1).held == "streamed from files"

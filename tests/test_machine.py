@@ -154,3 +154,52 @@ def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_bf16_is_taken_where_it_is_faster(cpuinfo: str, fast: bool) -> None:
     assert machine.fast_bf16(cpuinfo) is fast
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "quota", "processes", "expected"),
+    [
+        (3, {"OMP_NUM_THREADS": "1"}, 1, 1, (3, "as asked")),
+        (None, {"OMP_NUM_THREADS": "8"}, 1, 1, (8, "as OMP_NUM_THREADS says")),
+        (None, {}, None, 1, (8, "the cores that torch found")),
+        (None, {}, 16, 1, (8, "the cores that torch found")),
+        (None, {}, 2, 1, (2, "the container may use 2 cores at once")),
+        (None, {}, 4, 2, (2, "the container may use 4 cores at once")),
+        (None, {}, 1, 2, (1, "the container may use 1 cores at once")),
+    ],
+)
+def test_threads_have_a_reason(
+    asked: int | None, environment: dict[str, str], quota: int | None, processes: int, expected: tuple[int, str]
+) -> None:
+    assert machine.pick_threads(asked, 8, environment, quota, processes=processes) == expected
+
+
+def test_a_thread_that_torchrun_left_is_said_to_be_its_doing() -> None:
+    found = machine.pick_threads(None, 1, {"OMP_NUM_THREADS": "1"}, None, processes=2)
+    assert found == (1, "as OMP_NUM_THREADS says; torchrun sets it to 1 where nobody did")
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("200000 100000\n", 2),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("max 100000\n", None),
+        ("", None),
+        ("1 0", None),
+    ],
+)
+def test_a_control_groups_quota_is_read(text: str, cores: int | None) -> None:
+    assert machine.parse_quota(text) == cores
+
+
+def test_what_becomes_of_freed_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_keeps_freed_memory", True)
+    assert machine.freed_memory().startswith("kept by the process: ")
+    monkeypatch.setattr(machine, "_keeps_freed_memory", False)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert machine.freed_memory() == "as MALLOC_ARENA_MAX in the environment says"
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    assert machine.freed_memory().startswith("left to the system's allocator; ")

@@ -20,6 +20,7 @@ from recspec.optim import (
     SCHEDULES,
     Optimizers,
     OptimizerSettings,
+    _follow_the_leader,
     learning_rate_factor,
     numbers_beside,
     polynomial_decay,
@@ -699,3 +700,73 @@ def test_the_schedule_published_for_criteo_terabyte() -> None:
 def test_a_decay_that_ends_before_it_starts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"decay_end 0\.3 is not after decay_start 0\.5"):
         OptimizerSettings(schedule="linear", decay_start=0.5, decay_end=0.3)
+
+
+# --- rates that lie beside the parameters ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_rate_beside_the_parameters_moves_them_as_a_number_does(name: str, sparse: bool) -> None:
+    if sparse and name == "adamw":
+        pytest.skip("it moves every row")
+    ends = []
+    for beside in (False, True):
+        weight = nn.Parameter(torch.linspace(-1, 1, 12).view(4, 3))
+        optimizers = Optimizers([("weight", weight)], settings(name, schedule="linear", warmup_epochs=0.5))
+        if beside:
+            optimizers.keep_rates_on_device()
+        for step in range(5):
+            optimizers.set_learning_rates(step, steps_per_epoch=4, epochs=1)  # 0 at the last
+            gradient = torch.sin(torch.arange(12.0).view(4, 3) + step)
+            gradient[1] = 0
+            weight.grad = gradient.to_sparse(1) if sparse else gradient
+            optimizers.step()
+        assert optimizers.learning_rates == {"": 0.0}
+        ends.append(weight.detach())
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-5, atol=1e-6)
+
+
+def test_adagrad_that_is_not_fused_never_asks_for_its_rate() -> None:
+    """On a GPU torch's Adagrad asks the device for a rate that lies there; ours is held against torch's."""
+    ends = []
+    for beside in (False, True):
+        weight, other = nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.ones(3))
+        given = settings("adagrad", weight_decay=0.1)
+        optimizers = Optimizers([("weight", weight), ("other", other)], given)
+        optimizers.parts[""].param_groups[0]["fused"] = False
+        if beside:
+            optimizers.keep_rates_on_device()
+        for _ in range(3):
+            weight.grad = torch.tensor([0.5, -4.0])
+            optimizers.step()
+        assert [float(count) for count in optimizers.counters_on_host()] == [3.0, 0.0]
+        ends.append(weight.detach())
+    torch.testing.assert_close(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.3])
+@pytest.mark.parametrize("rate", [0.5, 0.0])
+def test_ftrl_with_a_rate_that_only_the_device_knows(rate: float, l1: float) -> None:
+    weight, gradient = torch.tensor([0.4, -0.2, 0.0]), torch.tensor([1.0, 0.1, -2.0])
+    accumulator, linear = torch.full((3,), 0.1), torch.tensor([0.2, 0.0, -0.1])
+    root = (accumulator + gradient**2).sqrt()
+    z = linear + gradient - (root - accumulator.sqrt()) / (rate or 1) * weight
+    pulled = torch.where(z.abs() <= l1, torch.zeros(3), z - z.sign() * l1)
+    expected = -pulled / (root / (rate or 1) + 2 * 0.05) if rate else weight.clone()
+    _follow_the_leader(weight, accumulator, linear, gradient, torch.tensor(rate), l1, 0.05)
+    torch.testing.assert_close(weight, expected)
+    torch.testing.assert_close(linear, z if rate else torch.tensor([0.2, 0.0, -0.1]))
+
+
+def test_optimizers_are_told_that_they_are_recorded_and_afterwards_not() -> None:
+    optimizers = Optimizers([("weight", nn.Parameter(torch.ones(2)))], settings("adam"))
+    with optimizers.being_recorded():
+        assert optimizers.parts[""].param_groups[0]["capturable"]
+    assert not optimizers.parts[""].param_groups[0]["capturable"]
+
+
+def test_what_updates_whole_parameters_is_told() -> None:
+    optimizers = Optimizers(model().named_parameters(), settings("adam"), {"wide": settings("ftrl")})
+    told = "adam (fused: one pass over weights and state), wide: ftrl (own formula, block by block on a CPU)"
+    assert optimizers.described == told

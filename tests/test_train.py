@@ -24,7 +24,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader, Part
 from recspec.models import MODELS
 from recspec.synthesize import synthesize
-from recspec.train import Average, TrainSettings, pick_precision, train
+from recspec.train import Average, TrainSettings, pick_batch_size, pick_precision, train
 from tests import made_up
 
 SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2}
@@ -597,3 +597,40 @@ def test_a_valid_split_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> No
     model_settings = MODELS["wide_deep"].Settings(hidden=(4,), embedding_dim=2, dropout=0.0)
     with pytest.raises(SettingsError, match=r"rows of 'valid' are of one class, so AUC has no value there"):
         train("wide_deep", spec, tmp_path / "run", settings=settings(batch_size=4), model_settings=model_settings)
+
+
+# --- what is chosen where nobody says --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "samples", "device", "size", "why"),
+    [
+        (7, 10, "cpu", 7, "as asked"),
+        (None, 0, "cpu", 256, "0 steps for an epoch of 0 samples"),
+        (None, 10_000, "cpu", 256, "40 steps for an epoch of 10,000 samples"),
+        (None, 1_000_000, "cpu", 4096, "245 steps for an epoch of 1,000,000 samples"),
+        (None, 10**8, "cpu", 65536, "1,526 steps for an epoch of 100,000,000 samples; no more than that on a cpu"),
+        (None, 10**8, "cuda", 131072, "763 steps for an epoch of 100,000,000 samples; no more than that on a cuda"),
+    ],
+)
+def test_a_batch_size_that_nobody_gave_makes_some_hundred_steps(
+    asked: int | None, samples: int, device: str, size: int, why: str
+) -> None:
+    assert pick_batch_size(asked, samples, torch.device(device)) == (size, why)
+
+
+def test_every_choice_is_told_with_its_reason(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = run(data, tmp_path / "run", epochs=1, batch_size=None, threads=1)
+    start = events(folder, "start")[0]
+    choices = start["choices"]
+    assert isinstance(choices, dict)
+    assert list(choices) == [
+        "batch_size", "precision", "threads", "freed memory", "optimizer", "memory_budget", "compile", "cuda_graphs"
+    ]  # fmt: skip
+    assert start["batch_size"] == 256
+    assert choices["batch_size"].startswith("256: ")
+    assert choices["threads"] == "1: as asked"
+    assert choices["optimizer"] == "adam (fused: one pass over weights and state)"
+    assert choices["compile"] == "false: does not pay on a CPU"
+    assert choices["cuda_graphs"] == "none: the run is on cpu"
+    assert bundle.load(folder).card.train["batch_size"] == 256

@@ -956,6 +956,10 @@ class _TrainingDisplay:
             highlight=False,
             markup=False,
         )
+        choices = event.get("choices")
+        for name, what in choices.items() if isinstance(choices, Mapping) else ():
+            if name != "precision":
+                err.print(f"{name}: {what}", highlight=False, markup=False)
         for line in _placement_lines(event):
             err.print(line, highlight=False, markup=False)
         if event["not_read"]:

@@ -558,7 +558,7 @@ def dot_interaction(vectors: Tensor, backend: kernels.Backend | None = None) -> 
         return cast(Tensor, kernels.Dots.apply(vectors))  # type: ignore[no-untyped-call]
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
         gram = torch.bmm(vectors, vectors.transpose(1, 2))
-        return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1]).to(vectors.device))
+        return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1], vectors.device))
     return cast(Tensor, _DotInteraction.apply(vectors))  # type: ignore[no-untyped-call]
 
 
@@ -569,7 +569,7 @@ class _DotInteraction(torch.autograd.Function):
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
         ctx.save_for_backward(vectors)
         gram = torch.bmm(vectors, vectors.transpose(1, 2))
-        return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1]).to(vectors.device))
+        return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1], vectors.device))
 
     @staticmethod
     @once_differentiable
@@ -578,7 +578,7 @@ class _DotInteraction(torch.autograd.Function):
         rows, features = vectors.shape[:2]
         # A pair's gradient stands on both sides of the diagonal; the diagonal reads the column of zeros at the end.
         gradient = F.pad(gradient, (0, 1))
-        both = gradient.index_select(1, _symmetric(features).to(vectors.device)).view(rows, features, features)
+        both = gradient.index_select(1, _symmetric(features, vectors.device)).view(rows, features, features)
         return torch.bmm(both, vectors)
 
 
@@ -628,7 +628,7 @@ class _BesideDots(torch.autograd.Function):
         product = first.new_empty(block, vectors, dim)
         slopes = torch.empty_like(first), torch.empty_like(others)
         # A pair's gradient stands on both sides of the diagonal, which is overwritten.
-        places = (_symmetric(vectors) + dim).clamp(max=gradient.shape[1] - 1)
+        places = (_symmetric(vectors, first.device) + dim).clamp(max=gradient.shape[1] - 1)
         for own, rest, slope, of_first, of_others in zip(
             *(torch.split(each, block) for each in (first, others, gradient, *slopes)), strict=True
         ):
@@ -650,31 +650,35 @@ def _laid(first: Tensor, others: Tensor, into: Tensor) -> Tensor:
     return into[:rows]
 
 
-def _lower_triangle(features: int) -> Tensor:
+def _lower_triangle(features: int, device: torch.device) -> Tensor:
     """Places in a flattened square matrix of what stands below its diagonal, row by row."""
     if torch.compiler.is_compiling():  # what is made while a program is traced must not outlive it
-        return _made_lower_triangle(features)
-    return _kept_lower_triangle(features)
+        return _made_lower_triangle(features, device)
+    return _kept_lower_triangle(features, device)
 
 
 @cache
-def _kept_lower_triangle(features: int) -> Tensor:
-    return _made_lower_triangle(features)
+def _kept_lower_triangle(features: int, device: torch.device) -> Tensor:
+    """Kept on the device, which would be waited for at every step."""
+    return _made_lower_triangle(features, torch.device("cpu")).to(device)
 
 
-def _made_lower_triangle(features: int) -> Tensor:
-    square = torch.arange(features * features).view(features, features)
+def _made_lower_triangle(features: int, device: torch.device) -> Tensor:
+    if device.type == "cuda":  # a mask's number of places is asked of the device
+        row, column = torch.tril_indices(features, features, offset=-1, device=device).unbind()
+        return row * features + column
+    square = torch.arange(features * features, device=device).view(features, features)
     return square[torch.ones_like(square, dtype=torch.bool).tril(-1)]
 
 
 @cache
-def _symmetric(features: int) -> Tensor:
+def _symmetric(features: int, device: torch.device) -> Tensor:
     """For each place of a flattened square matrix, which pair it is; the number of pairs on the diagonal."""
     pairs = features * (features - 1) // 2
     square = torch.full((features, features), pairs)
     row, column = torch.tril_indices(features, features, offset=-1)
     square[row, column] = square[column, row] = torch.arange(pairs)
-    return square.flatten()
+    return square.flatten().to(device)
 
 
 def linear_of_parts(layer: nn.Linear, parts: Sequence[tuple[Tensor, Sequence[int]]]) -> Tensor:

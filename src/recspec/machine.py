@@ -22,6 +22,8 @@ from recspec.errors import SettingsError, unknown
 Affinity = Literal["disabled", "all", "single", "single_unique", "unique_interleaved", "unique_contiguous"]
 AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
+_keeps_freed_memory = False
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt (malloc.h)."""
 
@@ -57,8 +59,53 @@ def keep_freed_memory() -> bool:
         return False
     if platform.libc_ver()[0] != "glibc":
         return False
+    global _keeps_freed_memory
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+    _keeps_freed_memory = bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+    return _keeps_freed_memory
+
+
+def freed_memory() -> str:
+    """What becomes of freed memory in this process, and why, in a line."""
+    if _keeps_freed_memory:
+        return "kept by the process: handing it back and asking anew costs page faults at every step"
+    asked = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
+    if asked:
+        return f"as {', '.join(sorted(asked))} in the environment says"
+    return "left to the system's allocator; recspec.machine.keep_freed_memory() was not called or is not of this system"
+
+
+def pick_threads(
+    asked: int | None, torchs: int, environment: Mapping[str, str], quota: int | None, *, processes: int = 1
+) -> tuple[int, str]:
+    """Threads of a process's computations on a CPU, and why.
+
+    Args:
+        asked: what the settings say.
+        torchs: torch's own number.
+        environment: the process's.
+        quota: cores that its container may use at once, if that is limited.
+        processes: of this run on this machine.
+    """
+    if asked is not None:
+        return asked, "as asked"
+    if "OMP_NUM_THREADS" in environment:
+        torchrun = "; torchrun sets it to 1 where nobody did" if processes > 1 and torchs == 1 else ""
+        return torchs, f"as OMP_NUM_THREADS says{torchrun}"
+    if quota is not None and max(1, quota // processes) < torchs:
+        return max(1, quota // processes), f"the container may use {quota} cores at once"
+    return torchs, "the cores that torch found"
+
+
+def cores_at_once() -> int | None:
+    """Cores that this process's container may use at once; None where Linux does not limit them."""
+    return parse_quota(_read("/sys/fs/cgroup/cpu.max"))
+
+
+def parse_quota(text: str) -> int | None:
+    """`200000 100000` as Linux writes a control group's time and period -> 2 cores; None for `max` or anything else."""
+    match = re.fullmatch(r"(\d+) (\d+)\s*", text)
+    return max(1, int(match[1]) // int(match[2])) if match and int(match[2]) else None
 
 
 def wait_politely() -> None:

@@ -133,6 +133,7 @@ class Optimizers:
         self.parts: Mapping[str, optim.Optimizer] = {
             part: _make(self.settings[part], held) for part, held in members.items() if held
         }
+        self._rates = {part: self.settings[part].learning_rate for part in self.parts}
         self._places: Mapping[str, tuple[optim.Optimizer, nn.Parameter]] = {
             f"{part}/{name}": (self.parts[part], parameter)
             for part, held in members.items()
@@ -142,7 +143,55 @@ class Optimizers:
     @property
     def learning_rates(self) -> Mapping[str, float]:
         """Each part's rate as it stands."""
-        return {part: float(optimizer.param_groups[0]["lr"]) for part, optimizer in self.parts.items()}
+        return dict(self._rates)
+
+    @property
+    def described(self) -> str:
+        """Which optimizer updates what, and how, in a line."""
+        return ", ".join(
+            f"{part + ': ' if part else ''}{self.settings[part].optimizer} ({_way(optimizer)})"
+            for part, optimizer in self.parts.items()
+        )
+
+    def keep_rates_on_device(self) -> None:
+        """From here on a rate is a number in the parameters' memory, which a recorded step reads when it is played.
+
+        It is float32 there, and a Python number before: rates differ by their last digit, 6e-8 of themselves.
+        """
+        for part, optimizer in self.parts.items():
+            for group in optimizer.param_groups:
+                beside = group["params"][0].device
+                group["lr"] = torch.full((), self._rates[part], dtype=torch.float32, device=beside)
+
+    @contextmanager
+    def being_recorded(self) -> Iterator[None]:
+        """Optimizers that ask whether they may be recorded as a CUDA graph are told so until the end of the block."""
+        asking = [group for each in self.parts.values() for group in each.param_groups if "capturable" in group]
+        before = [group["capturable"] for group in asking]
+        for group in asking:
+            group["capturable"] = True
+        try:
+            yield
+        finally:
+            for group, was in zip(asking, before, strict=True):
+                group["capturable"] = was
+
+    def counters_on_host(self) -> list[Tensor]:
+        """Counts of steps that lie in the host's memory, where a step that is played as a CUDA graph can't count."""
+        states = [state for optimizer in self.parts.values() for state in optimizer.state.values()]
+        return [count for state in states if (count := state.get("step")) is not None and count.device.type == "cpu"]
+
+    def why_not_recorded(self, name: str) -> str | None:
+        """What keeps the update of a table's rows from having the same shapes at every step; nothing where it can."""
+        optimizer, weight = next(
+            self._places[f"{part}/{name}"] for part in self.parts if f"{part}/{name}" in self._places
+        )
+        assert isinstance(optimizer, _Rows)
+        if optimizer.rule is None:
+            return f"optimizer '{self.settings_of(name).optimizer}' has no kernel for the rows seen"
+        if not kernels.uses_triton(optimizer.backend, weight.device):
+            return "without Triton equal ids are counted before their rows are updated"
+        return None if kernels.can_update(weight) else "its rows are wider than the kernels take"
 
     def settings_of(self, name: str) -> OptimizerSettings:
         """What holds for a parameter."""
@@ -187,8 +236,13 @@ class Optimizers:
                 step_at=[round(epoch * steps_per_epoch) for epoch in settings.step_epochs],
                 step_factor=settings.step_factors,
             )
+            rate = settings.learning_rate * factor
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * factor
+                if not isinstance(group["lr"], Tensor):
+                    group["lr"] = rate
+                elif rate != self._rates[part]:  # a constant rate costs no launch
+                    group["lr"].fill_(rate)
+            self._rates[part] = rate
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update every parameter that has a gradient.
@@ -451,7 +505,7 @@ class Sgd(_Rows, optim.SGD):
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """w <- w - lr g of the rows."""
         with _rows_of(ids, weight) as (rows,):  # index_add_ takes twice as long
-            rows.sub_(gradient, alpha=group["lr"])
+            _subtract(rows, gradient, group["lr"])
 
 
 class Adagrad(_Rows, optim.Adagrad):
@@ -471,6 +525,26 @@ class Adagrad(_Rows, optim.Adagrad):
         )
         self._step_supports_amp_scaling = False
         self.moves_every_row = _moving(settings, "weight_decay")
+
+    def _step_whole(self) -> None:
+        groups = [group for group in self.param_groups if isinstance(group["lr"], Tensor) and not group["fused"]]
+        if not groups:
+            super()._step_whole()
+        for group in groups:  # torch's own asks the device for the rate
+            seen = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not seen:
+                continue
+            gradients, sums = [each.grad for each in seen], [self.state[each]["sum"] for each in seen]
+            if group["weight_decay"]:
+                gradients = list(torch._foreach_add(gradients, seen, alpha=group["weight_decay"]))
+            for each in seen:
+                self.state[each]["step"] += 1
+            torch._foreach_addcmul_(sums, gradients, gradients)
+            roots = torch._foreach_sqrt(sums)
+            torch._foreach_add_(roots, group["eps"])
+            moves = torch._foreach_div(gradients, roots)
+            torch._foreach_mul_(moves, group["lr"])
+            torch._foreach_sub_(seen, moves)
 
     def row_states(self, group: Group, weight: Tensor) -> list[Tensor]:  # noqa: ARG002
         """The sums of squares (rows, dim)."""
@@ -609,7 +683,7 @@ class RmsProp(_Own):
         for root, rows, square, slope, speed in _blocks(1, weight, state["square"], gradient, state["velocity"]):
             square.mul_(group["rho"]).addcmul_(slope, slope, value=1 - group["rho"])
             speed.mul_(group["momentum"]).addcdiv_(slope, torch.sqrt(square, out=root).add_(group["eps"]))
-            rows.sub_(speed, alpha=group["lr"])
+            _subtract(rows, speed, group["lr"])
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         """The formula on the rows; the decay of the steps that a row was not seen in is made up."""
@@ -652,7 +726,11 @@ class RmsProp(_Own):
             )
         else:
             square.mul_(group["rho"]).addcmul_(gradient, gradient, value=1 - group["rho"])
-            weight.addcdiv_(gradient, square.sqrt().add_(group["eps"]), value=-group["lr"])
+            root = square.sqrt().add_(group["eps"])
+            if isinstance(group["lr"], Tensor):
+                _subtract(weight, gradient / root, group["lr"])
+            else:
+                weight.addcdiv_(gradient, root, value=-group["lr"])
 
 
 def _missed(rho: float, step: int, row_step: Tensor) -> Tensor:
@@ -702,6 +780,10 @@ class Ftrl(_Own):
     def _update(group: Group, block: tuple[Tensor, ...]) -> None:
         before, root, weight, accumulator, linear, gradient = block
         rate, l1, l2 = group["lr"], group["l1"], group["l2"]
+        if isinstance(rate, Tensor) and rate.device.type != "cpu":
+            _follow_the_leader(weight, accumulator, linear, gradient, rate, l1, l2)
+            return
+        rate = float(rate)
         if rate == 0:
             return
         torch.sqrt(accumulator, out=before)
@@ -711,6 +793,21 @@ class Ftrl(_Own):
             root.add_(2 * l2 * rate)
         pulled = nn.functional.softshrink(linear, l1) if l1 else linear
         torch.addcdiv(before.zero_(), pulled, root, value=-rate, out=weight)
+
+
+def _follow_the_leader(
+    weight: Tensor, accumulator: Tensor, linear: Tensor, gradient: Tensor, rate: Tensor, l1: float, l2: float
+) -> None:
+    """`Ftrl`'s formula with a rate that only the device knows: a step at rate 0 is computed and left out."""
+    moves = rate > 0
+    known = torch.where(moves, rate, 1.0)
+    total = torch.addcmul(accumulator, gradient, gradient)
+    root = total.sqrt()
+    sums = linear + gradient - (root - accumulator.sqrt()) / known * weight
+    pulled = nn.functional.softshrink(sums, l1) if l1 else sums
+    found = -pulled / (root / known + 2 * l2)
+    for kept, new in ((weight, found), (linear, sums), (accumulator, total)):
+        kept.copy_(torch.where(moves, new, kept))
 
 
 class RowwiseAdagrad(_Own):
@@ -757,7 +854,27 @@ class RowwiseAdagrad(_Own):
     @staticmethod
     def _update(group: Group, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
         total.add_(gradient.square().mean(1, keepdim=True))
-        weight.addcmul_(gradient, total.sqrt().add_(group["eps"]).reciprocal_(), value=-group["lr"])
+        inverse = total.sqrt().add_(group["eps"]).reciprocal_()
+        if isinstance(group["lr"], Tensor):
+            _subtract(weight, gradient * inverse, group["lr"])
+        else:
+            weight.addcmul_(gradient, inverse, value=-group["lr"])
+
+
+def _way(optimizer: optim.Optimizer) -> str:
+    """How whole parameters are updated."""
+    (group,) = optimizer.param_groups
+    if isinstance(optimizer, _Own):
+        return "own formula, block by block on a CPU"
+    return "fused: one pass over weights and state" if group.get("fused") else "torch's, many parameters at once"
+
+
+def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
+    """weight - rate * update, in place; nobody waits for a rate that lies on a device."""
+    if isinstance(rate, Tensor):
+        weight.sub_(update * rate)
+    else:
+        weight.sub_(update, alpha=rate)
 
 
 def _moving(settings: OptimizerSettings, *names: str) -> str | None:

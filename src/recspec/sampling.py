@@ -95,7 +95,7 @@ class NegativeSampler:
         if self.positives is not None:
             for redraw in range(1, REDRAWS + 1):
                 known = self._known(batch[self.user], drawn)
-                if not known.any():
+                if known.device.type == "cpu" and not known.any():  # a GPU would be waited for
                     break
                 drawn = torch.where(known, self._draw(total, device, kind, epoch, step, redraw)[:, mine], drawn)
         return {name: self._extended(name, tensor, drawn.reshape(-1)) for name, tensor in batch.items()}

@@ -255,7 +255,9 @@ def _products(table: Tensor, rows: Tensor, places: Places, queries: Tensor) -> T
     """query[b] table[rows[t]] for the events t of row b: (T,). Nothing of T W numbers is made."""
     shape = (len(queries), len(table))
     if shape[0] * shape[1] <= DENSE * len(rows):  # a few rows, often asked for: each is multiplied once
-        return (queries @ table.t()).flatten().index_select(0, torch.add(rows, places.rows, alpha=len(table)))
+        with torch.autocast("cpu", enabled=False):  # what is summed with these has the tables' type
+            products = queries @ table.t()
+        return products.flatten().index_select(0, torch.add(rows, places.rows, alpha=len(table)))
     _know_of_csr()
     wanted = torch.sparse_csr_tensor(places.offsets, rows, table.new_zeros(len(rows)), shape, check_invariants=False)
     return cast(Tensor, torch.sparse.sampled_addmm(wanted, queries.contiguous(), table.t(), beta=0.0).values())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol, cast
@@ -335,9 +336,24 @@ class Events:
         return self.present.view(-1, *[1] * (x.dim() - 1))
 
 
+_in_one_shape: ContextVar[bool] = ContextVar("in_one_shape", default=False)
+
+
+@contextmanager
+def in_one_shape() -> Iterator[None]:
+    """Events are in the padded form until the end of the block: the shapes of a step are those of any other."""
+    token = _in_one_shape.set(True)
+    try:
+        yield
+    finally:
+        _in_one_shape.reset(token)
+
+
 def events_of(present: Tensor) -> Events:
     """Events that stand where `present` (B, L) says, in the form that suits what is going on."""
-    return padded_events(present) if torch.compiler.is_compiling() else jagged_events(present)
+    if _in_one_shape.get() or torch.compiler.is_compiling():
+        return padded_events(present)
+    return jagged_events(present)
 
 
 def jagged_events(present: Tensor) -> Events:

@@ -8,6 +8,7 @@ function of (seed, epoch, step), so a run that was killed continues to the same 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recspec import __version__, bundle, checkpoint, config, kernels, metrics
+from recspec import __version__, bundle, checkpoint, config, kernels, machine, metrics
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
@@ -42,8 +43,10 @@ from recspec.optim import (
     sparse_pays,
     updates_rows_exactly,
 )
+from recspec.replay import CudaRecorder, Recorder, Replay
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, holds_negatives, negatives_by_default, sampler_for
+from recspec.sequences import in_one_shape
 from recspec.sharding import PlacementSettings, Shards, build, place
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -53,7 +56,12 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     """How a model is trained. A recipe's section `train`, and `--set train.NAME=VALUE`."""
 
     epochs: int = Field(10, ge=0, description="passes over the training rows")
-    batch_size: int = Field(65536, ge=1, description="rows a step over all ranks, drawn negatives included")
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="rows a step over all ranks, drawn negatives included; when not given a power of two that makes "
+        "some 200 steps of an epoch, at most 65536 on a CPU and 131072 on a GPU",
+    )
     accumulate: int = Field(1, ge=1, description="micro-batches a step is split into; their gradients are averaged")
     parts: dict[str, dict[str, object]] = Field(
         {},
@@ -99,6 +107,14 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     seed: int = Field(0, ge=0, description="of weights, order, negatives and dropout")
     deterministic: bool = Field(False, description="only deterministic kernels; slower on a GPU")
     compile: bool = Field(False, description="torch.compile the step; pays on a GPU")
+    cuda_graphs: Literal["auto", "never", "always"] = Field(
+        "auto",
+        description="record a step and play it with one launch: auto on a GPU where every step has the same shapes; "
+        "always refuses where it can't be",
+    )
+    threads: int | None = Field(
+        None, ge=1, description="threads of a process's computations on a CPU; torch's number when not given"
+    )
     affinity: Affinity = Field(
         "disabled", description="which cores each process of a machine keeps to; see docs/training.md"
     )
@@ -122,7 +138,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
             )
         if "test" in self.train_splits:
             raise ValueError("train_splits names 'test', which only `recspec evaluate` opens")
-        if self.accumulate > self.batch_size:
+        if self.batch_size is not None and self.accumulate > self.batch_size:
             raise ValueError(f"accumulate {self.accumulate} is more than batch_size {self.batch_size}")
         parse_bytes(self.memory_budget)
         return self
@@ -200,6 +216,9 @@ class Average:
     def update(self, step: int) -> None:
         """Take in the weights after step number `step`, the first being 0."""
         new = 1 - min(self.decay, (1 + step) / (10 + step))
+        if all(mean.device.type == "cuda" for mean in self.tensors.values()):  # a launch for many of them
+            torch._foreach_lerp_(list(self.tensors.values()), [self.weights[name] for name in self.tensors], new)
+            return
         for name, mean in self.tensors.items():
             mean.lerp_(self.weights[name], new)
 
@@ -246,12 +265,23 @@ def train(
         Interrupted: if `stop_requested` says so; a checkpoint is written first.
     """
     ranks = ranks or Ranks()
-    with ranks.guarded(lambda: _how_to_go_on(run)):
-        training = TrainingRun(model_name, spec, run, settings, model_settings, ranks, on_event, stop_requested)
-        try:
-            return training.train(resume or (ranks.restarted and ranks.any(_has_checkpoint(run))))
-        finally:
-            training.log.close()
+    before = torch.get_num_threads()
+    threads, why_threads = machine.pick_threads(
+        settings.threads, before, os.environ, machine.cores_at_once(), processes=ranks.local_world_size
+    )
+    if threads != before:
+        torch.set_num_threads(threads)
+    try:
+        with ranks.guarded(lambda: _how_to_go_on(run)):
+            training = TrainingRun(model_name, spec, run, settings, model_settings, ranks, on_event, stop_requested)
+            training.why_threads = why_threads
+            try:
+                return training.train(resume or (ranks.restarted and ranks.any(_has_checkpoint(run))))
+            finally:
+                training.log.close()
+    finally:
+        if threads != before:
+            torch.set_num_threads(before)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -296,7 +326,12 @@ class TrainingRun:
         self.valid = _valid_of(spec, settings)
         self.model, self.shards = self._make_model(model_settings)
         self.num_negatives = _num_negatives(spec, settings)
-        self.loader = self._make_loader(held_out=False)
+        self.why_not_recorded = self._why_not_recorded()
+        loader = self._make_loader(held_out=False)
+        samples = loader.num_rows * (1 + self.num_negatives)
+        self.batch_size, self.why_batch_size = pick_batch_size(settings.batch_size, samples, ranks.device)
+        self.settings = settings = settings.model_copy(update={"batch_size": self.batch_size})
+        self.loader = loader.resized(max(1, self.batch_size // (1 + self.num_negatives)))
         self.sampler = self._make_sampler()
         self.steps_per_epoch = self.loader.num_batches
         trained = _without_frozen(self.model, settings.frozen)
@@ -307,6 +342,8 @@ class TrainingRun:
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.average = Average(self.model, settings.average) if settings.average else None
         self.objective = self._make_objective()
+        self.why_not_recorded = self.why_not_recorded or self._why_no_update_is_recorded()
+        self.replay = self._make_replay()
         self.progress = _Progress()
         self.metric = settings.metric or _default_metric(spec)
         self.last_loss = torch.zeros(())
@@ -314,6 +351,7 @@ class TrainingRun:
         self.agreed_step = self.agree_at = 0
         self.log = RunLog(run, on_event, is_first=ranks.is_first, tensorboard=settings.tensorboard)
         self.why_precision = why
+        self.why_threads = "as the caller's program has it"
         for note in (
             *_capped(self.model),
             *_not_divided(settings, ranks),
@@ -379,12 +417,28 @@ class TrainingRun:
         batch = share.batch
         if self.sampler is not None:
             batch = self.sampler(share, epoch=state.epoch, step=state.step)
-        rows = num_rows(batch)
+        if self.replay is not None:
+            loss = self.replay(batch)
+        else:
+            loss = self._update(batch, share.num_rows, share.total_rows)
+        if self.average is not None:
+            self.average.update(state.step)
+        return loss
+
+    def _update(self, batch: Batch, own_share: int, all_shares: int) -> Tensor:
+        """Gradients of a batch and a step of the optimizers; gives the mean loss over all ranks' rows.
+
+        Args:
+            batch: this rank's rows, drawn negatives included.
+            own_share: this rank's rows without those; 0 where the batch is one row of filling.
+            all_shares: likewise, those of all ranks.
+        """
+        settings, rows = self.settings, num_rows(batch)
         # Every rank takes as many micro-batches as the one with most rows: they look up rows of each other's tables.
-        most = math.ceil(share.total_rows / self.ranks.world_size) * (1 + self.num_negatives)
+        most = math.ceil(all_shares / self.ranks.world_size) * (1 + self.num_negatives)
         micro = math.ceil(most / settings.accumulate)
         # DDP averages over ranks and the loss over rows: weights make it the mean over the rows of all ranks.
-        weight = self.ranks.world_size * share.num_rows / share.total_rows
+        weight = self.ranks.world_size * own_share / all_shares
         total = torch.zeros((), device=self.ranks.device)
         for start in range(0, most, micro):
             part = take(batch, slice(start, start + micro)) if settings.accumulate > 1 else batch
@@ -404,8 +458,6 @@ class TrainingRun:
         self.optimizers.step(self.scaler)
         self.scaler.update()
         self.optimizers.zero_grad()
-        if self.average is not None:
-            self.average.update(state.step)
         return total / self.ranks.world_size
 
     def _no_sync(self, last: bool) -> AbstractContextManager[None]:
@@ -727,7 +779,7 @@ class TrainingRun:
     def _check_same_run(self, saved: Checkpoint) -> None:
         """Refuse to continue another run: its weights would train on under settings it never had."""
         may_change = {"affinity", "log_every", "checkpoint_minutes", "keep_checkpoints", "tensorboard"}
-        may_change |= {*PlacementSettings.model_fields, "embedding_backend"}
+        may_change |= {*PlacementSettings.model_fields, "embedding_backend", "cuda_graphs", "threads"}
         parts = (self.settings, *self.settings.part_settings.values())
         if all(part.schedule in ("constant", "step") for part in parts):
             may_change.add("epochs")
@@ -787,7 +839,7 @@ class TrainingRun:
 
     def _make_loader(self, *, held_out: bool) -> Loader:
         share = self.settings.valid_share if self.valid == HELD_OUT else 0.0
-        positives_per_batch = max(1, self.settings.batch_size // (1 + self.num_negatives))
+        positives_per_batch = max(1, (self.settings.batch_size or 1) // (1 + self.num_negatives))
         used = {*(self.model.features() if held_out else self.model.loss_features()), self.spec.label}
         features = tuple(name for name in self.spec.columns(self.train_splits[0]) if name in used)
         loader = Loader(
@@ -800,7 +852,8 @@ class TrainingRun:
             world_size=self.ranks.world_size,
             memory_budget=parse_bytes(self.settings.memory_budget),
             device=self.ranks.device,
-            fixed_length=self.settings.compile,
+            # A history's lists stay as wide as they must be where a step is not recorded.
+            fixed_length=self.settings.compile or self.why_not_recorded is None,
             positives_only=self.num_negatives > 0
             and self.spec.has_series
             and ("valid" in self.train_splits or holds_negatives(self.spec)),
@@ -890,7 +943,7 @@ class TrainingRun:
             if settings.sparse_gradients == "always":
                 raise SettingsError("train.clip_norm measures whole gradients; leave train.sparse_gradients at auto")
             return chosen
-        rows = math.ceil(settings.batch_size / self.ranks.world_size)
+        rows = math.ceil(self.batch_size / self.ranks.world_size)
         for prefix, module in self.model.named_modules():
             for key, store in module.stores.items() if isinstance(module, Embeddings) else ():
                 if key in module.updates or not store.requires_grad:
@@ -900,11 +953,79 @@ class TrainingRun:
                 held = self.shards.num_rows(name) // self.ranks.world_size if divided else store.shape[0]
                 pays = sparse_pays(held, store.shape[1], rows * module.ids_per_row(key))
                 exact = updates_rows_exactly(self.optimizers.settings_of(name))
-                if settings.sparse_gradients == "always" or (pays and exact):
+                if settings.sparse_gradients == "always" or (pays and exact and not settings.compile):
                     module.sparse.add(key)
                     if not divided:
                         chosen[name] = store
         return chosen
+
+    def _why_not_recorded(self) -> str | None:
+        """What keeps a step from being recorded, of what is known before there is a loader."""
+        settings, ranks = self.settings, self.ranks
+        steady = MODELS[self.model_name].steady_shapes or settings.compile or settings.cuda_graphs == "always"
+        reasons = {
+            f"the run is on {ranks.device.type}": ranks.device.type != "cuda",
+            "train.cuda_graphs is never": settings.cuda_graphs == "never",
+            f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,
+            "tables are divided or left on the host, and their rows are fetched": bool(self.shards.stores),
+            "precision fp16 looks for overflows after every step; bf16 does not": self.precision == "fp16",
+            f"{self.model_name} has other shapes at every step, those of its histories' events; with "
+            "train.cuda_graphs=always they are padded": not steady,
+        }
+        return next((why for why, is_so in reasons.items() if is_so), None)
+
+    def _why_no_update_is_recorded(self) -> str | None:
+        """What keeps the updates of rows of embedding tables from being recorded."""
+        for prefix, module in self.model.named_modules():
+            for key in module.sparse if isinstance(module, Embeddings) else ():
+                name = f"{prefix}.stores.{key}"
+                why_not = self.optimizers.why_not_recorded(name)
+                if not why_not and any(module.widths[each] == int(key) for each in module.lists):
+                    why_not = "its lists hold another number of ids at every step"
+                if not why_not and self.settings.compile:
+                    why_not = "a compiled step knows no kernels for the rows seen"
+                if why_not:
+                    return f"{name} has sparse gradients, and {why_not}; train.sparse_gradients=never records it"
+        return None
+
+    def _make_replay(self) -> Replay | None:
+        """What plays the step, where it may be recorded.
+
+        Raises:
+            SettingsError: if it must be, and can't.
+        """
+        why_not = self.why_not_recorded
+        if why_not is not None:
+            if self.settings.cuda_graphs == "always":
+                raise SettingsError(f"train.cuda_graphs is always, but {why_not}; auto takes what is there")
+            return None
+        self.optimizers.keep_rates_on_device()
+
+        def step(batch: Batch) -> Tensor:
+            rows = num_rows(batch) // (1 + self.num_negatives)
+            with in_one_shape():
+                return self._update(batch, rows, rows)
+
+        rows = self.loader.batch_size * (1 + self.num_negatives)
+        return Replay(step, self._recorder(), rows=rows, tell=self._tell_of_recording)
+
+    def _recorder(self) -> Recorder:
+        return CudaRecorder(
+            self.ranks.device,
+            recording=self.optimizers.being_recorded,
+            counters=self.optimizers.counters_on_host,
+            forget=self.optimizers.zero_grad,
+        )
+
+    def _tell_of_recording(self, what: str) -> None:
+        """Log whether steps are played.
+
+        Raises:
+            TrainingError: if they must be, and can't.
+        """
+        self.log.write("note", message=what)
+        if self.settings.cuda_graphs == "always" and self.replay is not None and self.replay.why_not is not None:
+            raise TrainingError(f"train.cuda_graphs is always, and there is {what}; auto goes on without")
 
     def _make_objective(self) -> nn.Module:
         objective: nn.Module = Objective(self.model)
@@ -945,13 +1066,33 @@ class TrainingRun:
             "precision_reason": self.why_precision,
             "embedding_backend": self.embedding_backend,
             "sparse_gradients": list(self.sparse) + [name for name in self.shards.stores if self._is_sparse(name)],
+            "cuda_graphs": self.replay is not None,
+            "cuda_graphs_reason": self.why_not_recorded or "every step has the same shapes",
             "sharding": str(self.shards.placement.plan).splitlines() if self.shards.stores else None,
             "offloaded": sorted(self.shards.placement.offloaded),
             "placement_reason": self.shards.placement.why,
-            "batch_size": self.settings.batch_size,
+            "batch_size": self.batch_size,
+            "choices": self._choices(),
             "not_read": {role: names for role, names in unread(self.model, self.spec).items() if names},
             "splits": list(self.train_splits),
             "metric": self.metric if self.valid else None,
+        }
+
+    def _choices(self) -> dict[str, str]:
+        """What was chosen for this device, each with its reason; a setting of that name takes its place."""
+        settings = self.settings
+        recorded = "recorded after the first steps" if self.replay is not None else "none"
+        on_gpu = self.ranks.device.type == "cuda"
+        compiles = "pays on a GPU, and costs a minute at the start" if on_gpu else "does not pay on a CPU"
+        return {
+            "batch_size": f"{self.batch_size:,}: {self.why_batch_size}",
+            "precision": f"{self.precision}: {self.why_precision}",
+            "threads": f"{torch.get_num_threads()}: {self.why_threads}",
+            "freed memory": machine.freed_memory(),
+            "optimizer": self.optimizers.described,
+            "memory_budget": f"{settings.memory_budget}: rows {self.loader.held}",
+            "compile": f"{str(settings.compile).lower()}: {'as asked' if settings.compile else compiles}",
+            "cuda_graphs": f"{recorded}: {self.why_not_recorded or 'every step has the same shapes'}",
         }
 
     def _size(self, name: str) -> int:
@@ -994,6 +1135,22 @@ def pick_precision(asked: Precision, device: torch.device, *, steady: bool = Tru
     if cpu_is_intels():
         return "fp32", "this CPU multiplies nothing faster"
     return "tf32", "this CPU is not faster in bf16; products go through oneDNN, in fp32 arithmetic here"
+
+
+STEPS_PER_EPOCH = 200
+MOST_ROWS = {"cpu": 65536, "cuda": 131072}
+FEWEST_ROWS = 256
+
+
+def pick_batch_size(asked: int | None, samples: int, device: torch.device) -> tuple[int, str]:
+    """Rows of a step, and why; `samples` is how many an epoch has."""
+    if asked is not None:
+        return asked, "as asked"
+    most = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
+    wanted = 1 << max(0, (samples // STEPS_PER_EPOCH).bit_length() - 1)
+    size = min(most, max(FEWEST_ROWS, wanted))
+    why = f"{math.ceil(samples / size):,} steps for an epoch of {samples:,} samples"
+    return size, f"{why}; no more than that on a {device.type}" if wanted > most else why
 
 
 def unread(model: Model, spec: FeatureSpec) -> dict[str, tuple[str, ...]]:
@@ -1115,6 +1272,8 @@ def _mix(seed: int, step: int, rank: int) -> int:
 def arithmetic(precision: str, deterministic: bool) -> Iterator[None]:
     """Matrix products as the precision says, and deterministic kernels if asked, until the end of the block."""
     before = torch.get_float32_matmul_precision()
+    if deterministic:  # cuBLAS asks the environment for it, and reads it when it is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision({"fp32": "highest"}.get(precision, "medium"))
     if deterministic:
