@@ -161,7 +161,10 @@ def spec_of(model: str, data: Mapping[str, FeatureSpec]) -> FeatureSpec:
 
 
 def make_run(model: str, data: Mapping[str, FeatureSpec], folder: Path, **values: object) -> TrainingRun:
-    given = {"batch_size": 500, "precision": "fp32", "tensorboard": False, "learning_rate": 0.01, **values}
+    given = {
+        "batch_size": 500, "precision": "fp32", "tensorboard": False, "learning_rate": 0.01, "cuda_graphs": "auto",
+        **values,
+    }  # fmt: skip
     settings = TrainSettings.model_validate(given)
     model_settings = MODELS[model].Settings.model_validate(SIZES[model])
     return TrainingRun(model, spec_of(model, data), folder, settings, model_settings, Ranks())

@@ -101,7 +101,7 @@ def bench_training(
         "settings": run.model.settings.model_dump(mode="json"),
         "samples_per_second": round(speed),
         "milliseconds_per_step": round(1000 * seconds / steps, 3),
-        "batch_size": settings.batch_size,
+        "batch_size": run.batch_size,
         "negatives": run.num_negatives,
         "rows": run.loader.num_rows,
         "loader": run.loader.mode,

@@ -108,9 +108,9 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     deterministic: bool = Field(False, description="only deterministic kernels; slower on a GPU")
     compile: bool = Field(False, description="torch.compile the step; pays on a GPU")
     cuda_graphs: Literal["auto", "never", "always"] = Field(
-        "auto",
-        description="record a step and play it with one launch: auto on a GPU where every step has the same shapes; "
-        "always refuses where it can't be",
+        "never",
+        description="record a step on a GPU and play it with one launch: auto where every step has the same shapes; "
+        "always refuses where it can't be; not the default, since no GPU has run it yet",
     )
     threads: int | None = Field(
         None, ge=1, description="threads of a process's computations on a CPU; torch's number when not given"
