@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from recspec import lookup
 from recspec.encoding import (
+    UNKNOWN,
     BucketEncoder,
     Encoder,
     Encoders,
@@ -34,7 +35,7 @@ ENCODERS: dict[str, Encoder] = {
     "number's id": VocabularyEncoder(vocabulary="numbers", missing_values=("-1",), otherwise=9),
     "hash": HashEncoder(cardinality=1000),
     "hash, whole": HashEncoder(cardinality=50, whole=True, missing_values=("", "-1")),
-    "hash, blanks": HashEncoder(cardinality=50, strip=True, missing_values=("?", "007")),
+    "hash, blanks": HashEncoder(cardinality=50, strip=True, missing_values=("?", "007", "--5")),
     "number": NumberEncoder(),
     "number, cut": NumberEncoder(low=-2, high=50, outside=1.5, missing=3.0, log1p=True),
     "scale": ScaleEncoder(mean=3.0, std=1.7),
@@ -123,15 +124,27 @@ def test_lists_and_features_without_an_encoder_are_no_part_of_it() -> None:
     assert Lookup(encoders, ports).features == frozenset()
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "REMEMBERED", 4)
-    quick = Lookup(Encoders(ENCODERS, VOCABULARIES), [port("hash")])
-    for start in range(0, 30, 3):
-        values = list(range(start, start + 3))
-        found = quick.columns({"hash": values})
+@pytest.mark.parametrize("name", ["hash", "text", "number's id"])
+def test_what_is_remembered_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgetting in the middle of a call changes nothing, and unknown values are not remembered."""
+    monkeypatch.setattr(lookup, "REMEMBERED", 2)
+    monkeypatch.setattr(lookup, "FEW", 1)
+    quick = Lookup(Encoders(ENCODERS, VOCABULARIES), [port(name)])
+    for start in range(0, 60, 3):
+        values: list[Any] = [42, *range(start, start + 4)]
+        values = [str(value) for value in values] if name == "text" else values
+        found = quick.columns({name: values})
         assert found is not None
-        np.testing.assert_array_equal(found["hash"][:, 0], slowly("hash", values))
-        assert max(len(known) for known in quick._ids[0][2]._known.values()) <= 4
+        np.testing.assert_array_equal(found[name][:, 0], slowly(name, values))
+        known = quick._ids[0][2]._known
+        assert max(map(len, known.values())) <= 6
+        assert UNKNOWN not in {id_ for ids in known.values() for id_ in ids.values()}
+
+
+def test_a_long_text_is_left_to_the_encoders() -> None:
+    quick = Lookup(Encoders(ENCODERS, VOCABULARIES), [port("hash")])
+    assert quick.columns({"hash": ["x" * 256]}) is not None
+    assert quick.columns({"hash": ["x", "y" * 257]}) is None
 
 
 def test_the_encoders_refuse_what_it_leaves_to_them() -> None:

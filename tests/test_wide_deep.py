@@ -261,17 +261,36 @@ def test_a_list_of_numbers_is_refused() -> None:
         build(a_spec(prices={"dtype": "float32", "length": 3}, **TWO_IDS))
 
 
-def test_the_first_layers_parts_follow_their_weight() -> None:
-    """They are kept from request to request, and cut anew when the weight has changed."""
+def test_the_first_layers_parts_are_kept_by_a_model_that_only_answers() -> None:
+    """And let go when it is trained, loaded or moved: fused optimizers change weights without a trace."""
     model = build(a_spec(**MIXED), hidden=(8, 4))
     items = {"b": torch.arange(4), "tags": torch.tensor([[1, 2, 0]] * 4)}
     request = {"a": torch.tensor([2]), "price": torch.tensor([0.5])}
-    with torch.inference_mode():
-        before = model.score_items(request, items)
+
+    def scores_are_those_of_pairs() -> None:
+        with torch.inference_mode():
+            torch.testing.assert_close(model.score_items(request, items), Model.score_items(model, request, items))
+
+    scores_are_those_of_pairs()
+    assert model.deep._first_parts is None
+    model.settle()
+    scores_are_those_of_pairs()
+    assert model.deep._first_parts is not None
     assert len(model.deep._first_parts) == 2
-    with torch.no_grad():
-        model.deep.mlp.first.weight.mul_(2.0)
-        after = model.score_items(request, items)
-        pairs = Model.score_items(model, request, items)
-    torch.testing.assert_close(after, pairs)
-    assert not torch.equal(before, after)
+    before = model.state_dict()
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    model.loss({**request, **{name: tensor[:1] for name, tensor in items.items()}, "label": torch.ones(1)}).backward()
+    optimizer.step()
+    model.eval()
+    scores_are_those_of_pairs()
+    for change in (
+        lambda: model.load_state_dict({name: 2 * value for name, value in before.items()}),
+        lambda: model.load_state_dict({name: 3 * value for name, value in before.items()}, assign=True),
+        lambda: model.double().float(),
+    ):
+        model.settle()
+        scores_are_those_of_pairs()
+        change()
+        assert model.deep._first_parts is None
+        scores_are_those_of_pairs()

@@ -31,6 +31,12 @@ CONNECTING = 20.0
 GRACE = 15.0
 """Seconds that a rank has to end by itself once another is lost; it may be writing a checkpoint that is whole then."""
 
+HELLO = 32 + 8
+"""Bytes of a first word: the token, and the rank."""
+
+STRANGERS = 1000
+"""Connections that may be open at once while the ranks meet."""
+
 ANSWERING = 5.0
 """Seconds that a rank waits for the first one to say whether to tell an error."""
 
@@ -90,19 +96,56 @@ def admit(offered: Offer, ranks: Sequence[int]) -> dict[int, socket.socket]:
     """
     found: dict[int, socket.socket] = {}
     until = time.monotonic() + CONNECTING
-    with offered.listener as listener:
-        while missing := set(ranks) - set(found):
-            listener.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                raise OSError(f"ranks {sorted(missing)} did not reach port {offered.port}") from None
-            rank = _introduced(connection, offered.token)
-            if rank in missing:
-                found[rank] = _kept_alive(connection)
-            else:
+    with offered.listener as listener, selectors.DefaultSelector() as selector:
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ)
+        try:
+            while missing := set(ranks) - set(found):
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise OSError(f"ranks {sorted(missing)} did not reach port {offered.port}")
+                for key, _ in selector.select(left):
+                    if key.data is None:
+                        _listen_to(listener, selector)
+                    elif _has_said_all(key):
+                        selector.unregister(key.fileobj)
+                        connection, rank = cast(socket.socket, key.fileobj), _introduced(bytes(key.data), offered.token)
+                        if rank in missing and rank not in found:
+                            connection.setblocking(True)
+                            found[rank] = _kept_alive(connection)
+                        else:
+                            connection.close()
+        except OSError:
+            for connection in found.values():
                 connection.close()
+            raise
+        finally:
+            for key in [key for key in selector.get_map().values() if key.data is not None]:
+                cast(socket.socket, key.fileobj).close()
     return found
+
+
+def _listen_to(listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    """Take a connection in, beside those of whom nothing is known yet."""
+    with suppress(OSError):
+        connection, _ = listener.accept()
+        if len(selector.get_map()) > STRANGERS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        selector.register(connection, selectors.EVENT_READ, bytearray())
+
+
+def _has_said_all(key: selectors.SelectorKey) -> bool:
+    """Read on; whether who is there has said who they are, or has gone."""
+    try:
+        said = cast(socket.socket, key.fileobj).recv(HELLO - len(key.data))
+    except BlockingIOError:
+        return False
+    except OSError:
+        said = b""
+    key.data.extend(said)
+    return not said or len(key.data) == HELLO
 
 
 def reach(address: str, port: int, token: str, rank: int) -> socket.socket:
@@ -112,22 +155,22 @@ def reach(address: str, port: int, token: str, rank: int) -> socket.socket:
         OSError: if there is none to be had.
     """
     connection = _kept_alive(socket.create_connection((address, port), timeout=CONNECTING))
-    connection.sendall(_line({"token": token, "rank": rank}))
+    connection.sendall(_hello(token, rank))
     connection.settimeout(None)
     return connection
 
 
-def _introduced(connection: socket.socket, token: str) -> int:
+def _hello(token: str, rank: int) -> bytes:
+    """What a rank says first: always as many bytes, so that nothing of a stranger's is read beyond them."""
+    return f"{token}{rank:8d}".encode()
+
+
+def _introduced(said: bytes, token: str) -> int:
     """The rank that a connection says it is of; -1 for a stranger."""
-    connection.settimeout(CONNECTING / 4)
-    try:
-        with connection.makefile("rb") as stream:
-            said = json.loads(stream.readline(1024))
-        known = secrets.compare_digest(str(said["token"]), token)
-        connection.settimeout(None)
-        return int(said["rank"]) if known else -1
-    except (OSError, ValueError, KeyError, TypeError):
+    if len(said) != HELLO or not secrets.compare_digest(said[: len(token)], token.encode()):
         return -1
+    number = said[len(token) :].strip()
+    return int(number) if number.isdigit() else -1
 
 
 def _kept_alive(connection: socket.socket) -> socket.socket:

@@ -6,6 +6,7 @@ raw value, and what is met first is encoded by `recspec.encoding`; so both alway
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,11 @@ from recspec.encoding import (
 from recspec.hashing import fingerprint64_of_one
 from recspec.signature import Port
 
-REMEMBERED = 1 << 20
-"""Raw values of a feature whose ids are remembered; beyond that all are forgotten."""
+REMEMBERED = 1 << 16
+"""Raw values of a feature whose ids are remembered beside as many as its vocabulary has; then all are forgotten."""
+
+LONGEST = 256
+"""Characters of a text that is looked up; a longer one is left to the columns' way."""
 
 FEW = 64
 """New values up to which a hash is computed one by one, and not as a column."""
@@ -84,8 +88,10 @@ class _Ids:
         self._encoders, self._feature = encoders, feature
         self._known: dict[type, dict[str | int | None, int]] = {str: {}, int: {}}
         encoder = encoders.encoders[feature]
+        vocabulary = encoders.vocabularies[encoder.vocabulary] if isinstance(encoder, VocabularyEncoder) else ()
+        self._most = REMEMBERED + len(vocabulary)
         self._hash = encoder if isinstance(encoder, HashEncoder) and not (encoder.strip or encoder.whole) else None
-        digits = (text for text in getattr(encoder, "missing_values", ()) if text.lstrip("-").isdigit())
+        digits = (text for text in getattr(encoder, "missing_values", ()) if re.fullmatch(r"-?[0-9]+", text))
         as_written = all(text == str(int(text)) for text in digits)
         self._whole_hash = encoder if isinstance(encoder, HashEncoder) and as_written else None
 
@@ -99,31 +105,37 @@ class _Ids:
         if known is None:
             return None
         ids = list(map(known.get, values))
-        if None in ids:
-            if not self._learn({value for value, id_ in zip(values, ids, strict=True) if id_ is None}, known):
-                return None
-            ids = list(map(known.get, values))
-        return ids  # type: ignore[return-value]
+        if None not in ids:
+            return ids  # type: ignore[return-value]
+        learned = self._learn({value for value, id_ in zip(values, ids, strict=True) if id_ is None}, known)
+        if learned is None:
+            return None
+        return [learned[value] if id_ is None else id_ for value, id_ in zip(values, ids, strict=True)]
 
-    def _learn(self, values: set[str | int | None], known: dict[str | int | None, int]) -> bool:
-        """Encode values met first; False where that is left to the columns' way."""
-        if known is self._known[int] and any(value is not None and abs(value) >= WHOLE for value in values):  # type: ignore[arg-type]
-            return False
-        if len(known) + len(values) > REMEMBERED:
+    def _learn(
+        self, values: set[str | int | None], known: dict[str | int | None, int]
+    ) -> dict[str | int | None, int] | None:
+        """Ids of values met first; None where they are left to the columns' way. What is unknown is not remembered."""
+        texts = known is self._known[str]
+        if not all(value is None or (len(value) <= LONGEST if isinstance(value, str) else abs(value) < WHOLE)
+                   for value in values):  # fmt: skip
+            return None
+        try:
+            if len(values) <= FEW and (encoder := self._hash if texts else self._whole_hash):
+                learned = {value: _hashed(encoder, value) for value in values}
+            else:
+                told = list(values)
+                if told == [None]:
+                    told.append("" if texts else 0)
+                found = self._encoders.encode_column(self._feature, told)
+                assert not isinstance(found, tuple), "a scalar feature has one id a value"
+                learned = dict(zip(told, found.tolist(), strict=True))
+        except UnicodeEncodeError:
+            return None
+        if len(known) + len(learned) > self._most:
             known.clear()
-        if len(values) <= FEW and (encoder := self._hash if known is self._known[str] else self._whole_hash):
-            try:
-                known.update({value: _hashed(encoder, value) for value in values})
-            except UnicodeEncodeError:
-                return False
-            return True
-        told = list(values)
-        if told == [None]:
-            told.append("" if known is self._known[str] else 0)
-        found = self._encoders.encode_column(self._feature, told)
-        assert not isinstance(found, tuple), "a scalar feature has one id a value"
-        known.update(zip(told, found.tolist(), strict=True))
-        return True
+        known.update({value: id_ for value, id_ in learned.items() if id_ != UNKNOWN})
+        return learned
 
 
 def _hashed(encoder: HashEncoder, value: str | int | None) -> int:

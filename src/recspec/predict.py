@@ -102,7 +102,8 @@ class Predictor:
 
     def __init__(self, trained: Bundle, device: torch.device) -> None:
         self.bundle, self.spec, self.device = trained, trained.spec, device
-        self.model = trained.model
+        self.model = trained.model.eval()
+        self.model.settle()
         self.encoders = _encoders(trained)
         self._items: _Catalogue | None = None
         self._users: _Catalogue | None = None

@@ -76,6 +76,9 @@ class Model(nn.Module, ABC):
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows) if rows else torch.zeros(0, candidates)
 
+    def settle(self) -> None:  # noqa: B027
+        """Called where a model only answers from now on: what depends on its weights alone may be computed once."""
+
     @property
     def device(self) -> torch.device:
         """Where its batches must lie; tables whose rows are fetched may lie elsewhere."""

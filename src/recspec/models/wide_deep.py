@@ -12,7 +12,7 @@ Shapes: B rows; X the width of the MLP's input; D of its first hidden layer; R r
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +119,11 @@ class WideDeep(Model):
         deep = cast(Tensor, self.deep(batch))
         return deep + self.wide(batch) if self.settings.use_wide else deep
 
+    def settle(self) -> None:
+        """See `Model.settle`."""
+        if self.settings.use_deep:
+            self.deep.settle()
+
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
 
@@ -213,7 +218,8 @@ class Deep(nn.Module):
         self.width = sum(widths.values()) + sum(self.indicators.values()) + len(self.numbers)
         self.features = (*widths, *self.indicators, *self.numbers)
         self.mlp = Mlp((self.width, *settings.hidden), dropout=settings.dropout)
-        self._first_parts: dict[tuple[str, ...], tuple[int, Tensor]] = {}
+        self._first_parts: dict[tuple[str, ...], Tensor] | None = None
+        """Once the weights won't change any more: the first layer's, by features."""
         for layer in self.mlp.layers:
             nn.init.zeros_(cast(nn.Linear, layer).bias)
         self.out = nn.Linear(settings.hidden[-1], 1)
@@ -244,15 +250,30 @@ class Deep(nn.Module):
         return F.linear(self.inputs(batch, names), self._first_weight(tuple(names)), bias)
 
     def _first_weight(self, names: tuple[str, ...]) -> Tensor:
-        """The part (D, X) of the first layer's weight that belongs to some features; kept while it stays as it is."""
-        weight = self.mlp.first.weight
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference():
-            return weight[:, self._columns(names)]
-        version, part = self._first_parts.get(names, (-1, weight))
-        if version != weight._version or part.device != weight.device:
-            part = weight[:, self._columns(names)]
-            self._first_parts[names] = weight._version, part
-        return part
+        """The part (D, X) of the first layer's weight that belongs to some features; kept once the model is settled."""
+        kept = None if torch.is_grad_enabled() or torch.compiler.is_compiling() else self._first_parts
+        if kept is None:
+            return self.mlp.first.weight[:, self._columns(names)]
+        if names not in kept:
+            kept[names] = self.mlp.first.weight[:, self._columns(names)]
+        return kept[names]
+
+    def settle(self) -> None:
+        """The weights won't change any more, until training, loading or moving them."""
+        self._first_parts = {}
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's; what was kept of the weights is let go."""
+        self._first_parts = None
+        return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self._first_parts = None
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._first_parts = None
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def after_first(self, x: Tensor) -> Tensor:
         """Logits (...) from what the first linear layer gives, (..., D); overwrites it."""
