@@ -87,6 +87,25 @@ def test_numbers_are_multiplied_apart_from_embeddings() -> None:
     assert numbers_apart(simplify(as_exported()), []) == simplify(as_exported())
 
 
+def test_ids_of_two_types_are_cast_one_by_one() -> None:
+    nodes: list[object] = []
+    for name in "ax":
+        nodes += [
+            helper.make_node("Squeeze", [name, "one"], [f"{name}1"]),
+            helper.make_node("Cast", [f"{name}1"], [f"{name}2"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", [f"{name}2", "one"], [f"{name}3"]),
+        ]
+    nodes += [
+        helper.make_node("Concat", ["a3", "x3"], ["probability"], axis=1),
+        helper.make_node("Identity", ["probability"], ["logit"]),
+    ]
+
+    def made() -> object:
+        return graph(nodes, {"one": np.array([1])}, {"probability": 2, "logit": 2})
+
+    np.testing.assert_array_equal(answers(simplify(made()))["probability"], answers(made())["probability"])
+
+
 def test_what_is_read_twice_or_is_an_output_stays() -> None:
     nodes = [
         helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),

@@ -141,6 +141,9 @@ def test_the_work_of_a_layer_is_counted_by_hand(rows: FeatureSpec, tmp_path: Pat
 
 
 def test_adams_state_is_moved_too(rows: FeatureSpec, tmp_path: Path) -> None:
+    torch.optim.Adam(
+        [torch.nn.Parameter(torch.zeros(1))]
+    )  # from then on torch hooks the step of the class extended too
     run = a_run("neumf", rows, tmp_path, GMF, optimizer="adam")
     taken = endless(run)
     next(taken)  # which makes the state

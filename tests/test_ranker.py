@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ pytest.importorskip("onnxruntime")
 def exported(predictor: Predictor, folder: Path, form: Any) -> Ranker:
     if not folder.exists():
         export(predictor.bundle, folder, ExportSettings(form=form, batch_sizes=(1,), seconds=0.0, threads=1))
-    return Ranker.open(predictor.bundle.folder, folder, threads=1)
+    return Ranker.open(str(predictor.bundle.folder), str(folder), threads=1)
 
 
 @pytest.fixture(scope="module", params=["ranker", "rows"])
@@ -92,6 +93,29 @@ def test_no_candidate_gives_nothing(rankers: dict[str, Ranker]) -> None:
 def test_a_missing_column_is_named(rankers: dict[str, Ranker]) -> None:
     with pytest.raises(RequestError, match="item_id"):
         rankers["films"].probabilities({"user_id": "u1"}, [{"kind": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("request_", "candidates", "told"),
+    [
+        (None, [], "request: is null; expected an object"),
+        ([1], [], "request: is of type list"),
+        ({}, "u1", "candidates: is of type str; expected a list of objects, or columns"),
+        ({}, None, "candidates: is null"),
+        ({}, [7], "candidate 1 (candidates[0]) is of type int; expected an object of raw values, as {'item_id': ...}"),
+        (
+            {},
+            {"item_id": 7},
+            "candidates: expected columns of one length; found values by column: 'item_id': no column",
+        ),
+        ({}, {"item_id": [7], "kind": []}, "found values by column: 'item_id': 1, 'kind': 0"),
+        ({"item_id": 3}, [{"item_id": 3}], "'item_id' stands in the request, and belongs to the candidates"),
+        ({}, [{"user_id": 3, "item_id": 3}], "'user_id' stands in the candidates, and belongs to the request"),
+    ],
+)
+def test_what_is_no_request_is_told(rankers: dict[str, Ranker], request_: Any, candidates: Any, told: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(told)):
+        rankers["films"].probabilities(request_, candidates)
 
 
 def test_another_models_export_is_refused(rankers: dict[str, Ranker]) -> None:

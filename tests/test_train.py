@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from recspec import bundle
+from recspec import train as train_module
 from recspec.checkpoint import read_tensors
 from recspec.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError
 from recspec.evaluate import evaluate_model
@@ -606,17 +607,42 @@ def test_a_valid_split_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> No
     ("asked", "samples", "device", "size", "why"),
     [
         (7, 10, "cpu", 7, "as asked"),
-        (None, 0, "cpu", 256, "0 steps for an epoch of 0 samples"),
-        (None, 10_000, "cpu", 256, "40 steps for an epoch of 10,000 samples"),
-        (None, 1_000_000, "cpu", 4096, "245 steps for an epoch of 1,000,000 samples"),
-        (None, 10**8, "cpu", 65536, "1,526 steps for an epoch of 100,000,000 samples; no more than that on a cpu"),
-        (None, 10**8, "cuda", 131072, "763 steps for an epoch of 100,000,000 samples; no more than that on a cuda"),
+        (None, 0, "cpu", 256, "no fewer unless asked, for an epoch of 0 samples"),
+        (None, 10_000, "cpu", 256, "no fewer unless asked, for an epoch of 10,000 samples"),
+        (None, 1_000_000, "cpu", 4096, "200 to 400 steps for an epoch of 1,000,000 samples"),
+        (None, 10**8, "cpu", 65536, "no more on a cpu unless asked, for an epoch of 100,000,000 samples"),
+        (None, 10**8, "cuda", 131072, "no more on a cuda unless asked, for an epoch of 100,000,000 samples"),
     ],
 )
 def test_a_batch_size_that_nobody_gave_makes_some_hundred_steps(
     asked: int | None, samples: int, device: str, size: int, why: str
 ) -> None:
     assert pick_batch_size(asked, samples, torch.device(device)) == (size, why)
+
+
+def test_a_run_goes_on_with_the_batch_size_that_it_began_with(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(data, tmp_path / "run", epochs=1, batch_size=None)
+    began = events(folder, "start")[0]["batch_size"]
+    monkeypatch.setattr(train_module, "FEWEST_ROWS", 2 * began)
+    run(data, folder, epochs=2, batch_size=None, resume=True)
+    start = events(folder, "start")[1]
+    assert start["batch_size"] == began
+    assert start["choices"]["batch_size"] == f"{began:,}: as when the run began"
+
+
+def test_a_job_knows_the_runs_that_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    train_module._sign(tmp_path)
+    assert not (tmp_path / ".job").exists()
+    assert not train_module._is_of_this_job(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert not train_module._is_of_this_job(tmp_path)
+    train_module._sign(tmp_path)
+    assert train_module._is_of_this_job(tmp_path)
+    monkeypatch.setattr(train_module.os, "getppid", lambda: -1)
+    assert not train_module._is_of_this_job(tmp_path), "another torchrun's"
 
 
 def test_every_choice_is_told_with_its_reason(data: FeatureSpec, tmp_path: Path) -> None:

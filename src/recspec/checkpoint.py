@@ -94,6 +94,17 @@ def newest(folder: Path) -> int | None:
     return int(known[0].stem.removeprefix("step-")) if known else None
 
 
+def newest_state(folder: Path) -> Mapping[str, object]:
+    """What the newest checkpoint whose header can be read says beside its tensors; empty where there is none."""
+    for path in _files(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):
+            with safe_open(path, framework="pt") as file:
+                state = json.loads(file.metadata()["recspec"])["state"]
+            if isinstance(state, dict):
+                return state
+    return {}
+
+
 def load_latest(folder: Path, rows: RowsWanted | None = None) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that is whole, and a note for each newer one that is not.
 

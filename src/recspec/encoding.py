@@ -789,8 +789,9 @@ def _as_text(array: pa.Array) -> pa.Array:
         whole = _as_int64(array)
         known = pc.if_else(pc.is_nan(array), None, array)
         return pc.coalesce(whole.cast(pa.string()), known.cast(pa.string()))
-    if _is_list(array.type):
-        raise DataError("holds lists; expected one value a row")
+    if pa.types.is_nested(array.type):
+        held = "lists" if _is_list(array.type) else "objects"
+        raise DataError(f"holds {held}; expected one value a row")
     return array.cast(pa.string())
 
 
@@ -804,8 +805,9 @@ def _as_int64(array: pa.Array) -> pa.Array:
         array = array.cast(pa.float64())
         whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), 2.0**53))
         return pc.if_else(pc.fill_null(whole, False), array, None).cast(pa.int64())
-    if _is_list(array.type):
-        raise DataError("holds lists; expected one value a row")
+    if pa.types.is_nested(array.type):
+        held = "lists" if _is_list(array.type) else "objects"
+        raise DataError(f"holds {held}; expected one value a row")
     text = pc.utf8_trim_whitespace(array.cast(pa.string()))
     digits = pc.match_substring_regex(text, r"^-?[0-9]{1,18}(\.0+)?$")
     text = pc.replace_substring_regex(text, r"\.0+$", "")

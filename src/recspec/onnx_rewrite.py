@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, ValueInfoProto
 
 FOLDED = frozenset(
     {"Add", "Cast", "Concat", "Gather", "GatherND", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -88,8 +88,8 @@ def _lay_columns_first(model: ModelProto) -> None:
         if not found or len(found) < len(columns):
             made.append(node)
             continue
-        own, casts = node.output[0], {column.cast for column in found}
-        last = next(iter(casts)) if len(casts) == 1 else None
+        own, casts = node.output[0], {(column.cast, graph.types[column.source]) for column in found}
+        last = next(iter(casts))[0] if len(casts) == 1 else None
         sources = []
         for place, column in enumerate(found):
             if column.cast is None or last is not None:
@@ -152,7 +152,7 @@ def numbers_apart(model: ModelProto, products: Collection[str]) -> ModelProto:
 
     weights = {each.name: each for each in model.graph.initializer}
     made = {name: node for node in model.graph.node for name in node.output}
-    inputs = {each.name for each in model.graph.input}
+    inputs = {each.name for each in model.graph.input if _width(each) == 1}
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         joined = made.get(node.input[0]) if node.name in products else None
@@ -185,6 +185,12 @@ def numbers_apart(model: ModelProto, products: Collection[str]) -> ModelProto:
     return model
 
 
+def _width(given: ValueInfoProto) -> int:
+    """Numbers in a row of an input; 0 where that is not fixed."""
+    dims = given.type.tensor_type.shape.dim
+    return int(dims[1].dim_value) if len(dims) == 2 else 0
+
+
 def _trailing_numbers(joined: NodeProto, made: Mapping[str, NodeProto], inputs: Collection[str]) -> NodeProto | None:
     """The Concat of raw columns that ends what is joined to embeddings; None where nothing does."""
     if joined.op_type != "Concat" or len(joined.input) < 2:
@@ -205,7 +211,8 @@ class _Graph:
         from onnx import numpy_helper
 
         self.makers: Mapping[str, NodeProto] = {name: node for node in model.graph.node for name in node.output}
-        self.inputs = {each.name for each in model.graph.input}
+        self.types = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+        self.inputs = {*self.types}
         small = (each for each in model.graph.initializer if int(np.prod(each.dims)) == 1)
         self.single = {each.name: numpy_helper.to_array(each) for each in small}
 

@@ -252,7 +252,7 @@ def work_of_step(run: TrainingRun, taken: Iterator[Tensor]) -> Work:
     """What one step more of a run does; `taken` are its `endless` steps."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in run.model.parameters()}
     kept: dict[tuple[int, int], int] = {}
-    moved: list[tuple[int, int]] = []
+    moved: dict[Tensor, tuple[int, int]] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
@@ -262,7 +262,8 @@ def work_of_step(run: TrainingRun, taken: Iterator[Tensor]) -> Work:
 
     def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
-            moved.extend(_moved(optimizer, weight) for weight in group["params"] if weight.grad is not None)
+            # An optimizer's step may call that of the class it extends, whose hooks are these too.
+            moved.update({weight: _moved(optimizer, weight) for weight in group["params"] if weight.grad is not None})
 
     hooks = [optimizer.register_step_pre_hook(look) for optimizer in run.optimizers.parts.values()]
     in_place = dict.fromkeys((torch.ops.aten.addmm_, torch.ops.aten.baddbmm_), _added_product)
@@ -273,7 +274,7 @@ def work_of_step(run: TrainingRun, taken: Iterator[Tensor]) -> Work:
     finally:
         for hook in hooks:
             hook.remove()
-    weight_bytes, table_bytes = (sum(each) for each in zip((0, 0), *moved, strict=True))
+    weight_bytes, table_bytes = (sum(each) for each in zip((0, 0), *moved.values(), strict=True))
     return Work(counted.get_total_flops(), weight_bytes, table_bytes, 2 * sum(kept.values()))
 
 

@@ -6,7 +6,7 @@ crosses, histories, columns that a catalogue knows) by the `Predictor`; one call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recspec.answers import Row, table_of
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, DataError, RequestError, listed
+from recspec.gaps import raw_names, row_at
 from recspec.lookup import Arrays, Lookup
 from recspec.predict import Predictor
 from recspec.programs import Program, as_inputs, open_program
@@ -47,11 +48,13 @@ class Ranker:
         items, encoders = set(spec.role("item")), predictor.encoders or Encoders({}, {})
         self._request = _Side(encoders, [port for port in inputs if port.name not in items], "request")
         self._items = _Side(encoders, [port for port in inputs if port.name in items], "candidates")
+        of_request, of_items = self._request.sources, self._items.sources
+        self._request.only, self._items.only = of_request - of_items, of_items - of_request
         if not self._items.ports:
             raise BundleError(f"{predictor.bundle.folder}: the model reads no item feature, so candidates can't differ")
 
     @classmethod
-    def open(cls, run: str | Path, export: Path, *, threads: int | None = None) -> Ranker:
+    def open(cls, run: str | Path, export: str | Path, *, threads: int | None = None) -> Ranker:
         """Open a run (or bundle) and the export made of it.
 
         Args:
@@ -60,20 +63,23 @@ class Ranker:
         Raises:
             BundleError: if either is missing, damaged, or not of the other.
         """
-        return cls(Predictor.open(run, device="cpu"), open_program(export, threads=threads))
+        return cls(Predictor.open(run, device="cpu"), open_program(Path(export), threads=threads))
 
     def probabilities(self, request: Row, candidates: Sequence[Row] | Columns) -> NDArray[np.float32]:
         """The probability (N,) of each of N candidates, in their order.
+
+        Nothing is told of what is missing or unknown, and columns that nothing reads are passed over; `POST /rank`
+        tells.
 
         Args:
             request: Raw values of the user and the context.
             candidates: Raw values of the items: an object each, or a column of N values each.
 
         Raises:
-            RequestError: naming every value that can't be read.
+            RequestError: naming every value that can't be read, and columns that belong to the other side.
         """
-        rows = len(next(iter(candidates.values()), ())) if isinstance(candidates, Mapping) else len(candidates)
-        if not rows:
+        self._check(request, candidates)
+        if not len(next(iter(candidates.values()), ()) if isinstance(candidates, Mapping) else candidates):
             return np.zeros(0, np.float32)
         found: NDArray[np.float32] = self.program.run(self.inputs(request, candidates))[PROBABILITY][:, 0]
         return found
@@ -98,6 +104,38 @@ class Ranker:
             rows = len(next(iter(many.values())))
             once = {name: np.repeat(each, rows, axis=0) for name, each in once.items()}
         return once | many
+
+    def _check(self, request: object, candidates: object) -> None:
+        """Refuse what has another shape, and what would be passed over though the model reads it."""
+        if not isinstance(request, Mapping):
+            raise RequestError(f"request: is {_kind(request)}; expected an object of raw values")
+        if isinstance(candidates, Mapping):
+            lengths = {name: len(values) if isinstance(values, Sized) else -1 for name, values in candidates.items()}
+            if (
+                len({*lengths.values()}) > 1
+                or -1 in lengths.values()
+                or any(isinstance(values, (str, bytes)) for values in candidates.values())
+            ):
+                told = ", ".join(f"'{name}': {'no column' if n < 0 else n}" for name, n in lengths.items())
+                raise RequestError(f"candidates: expected columns of one length; found values by column: {told}")
+            given: Iterable[str] = candidates
+        else:
+            if isinstance(candidates, (str, bytes)) or not isinstance(candidates, Sequence):
+                raise RequestError(f"candidates: is {_kind(candidates)}; expected a list of objects, or columns")
+            usual = {*map(type, candidates)} <= {dict}
+            wrong = None if usual else _first(candidates, lambda row: not isinstance(row, Mapping))
+            if wrong is not None:
+                found = f"{row_at(wrong, 'candidates')} is {_kind(candidates[wrong])}"
+                raise RequestError(
+                    f"{found}; expected an object of raw values, as {{'{self._items.ports[0].name}': ...}}"
+                )
+            given = candidates[0] if candidates else ()
+        strayed = [f"'{name}' stands in the request, and belongs to the candidates" for name in request
+                   if name in self._items.only]  # fmt: skip
+        strayed += [f"'{name}' stands in the candidates, and belongs to the request" for name in given
+                    if name in self._request.only]  # fmt: skip
+        if strayed:
+            raise RequestError.of("request and candidates", strayed)
 
     def _together(self, request: Row, rows: Sequence[Row]) -> Arrays:
         """Inputs where a feature needs columns of both sides, as a cross does."""
@@ -125,6 +163,10 @@ class _Side:
         self.ports, self._where = tuple(ports), where
         self._names = [port.name for port in ports]
         self._lookup = Lookup(encoders, ports)
+        self.sources = frozenset(raw_names(encoders, self._names))
+        """Names that raw columns may bear."""
+        self.only: Set[str] = frozenset()
+        """Those that the other side doesn't read."""
         self._all = self._lookup.features == set(self._names)
 
     def quickly(self, columns: Columns) -> Arrays | None:
@@ -156,6 +198,14 @@ class _Side:
             table = table.rename_columns(predictor.encoders.named(table.column_names))
         batch, _ = predictor.encode(table, self._names)
         return as_inputs(batch, Signature("rows", self.ports))
+
+
+def _first(rows: Sequence[object], holds: Callable[[object], bool]) -> int | None:
+    return next((place for place, row in enumerate(rows) if holds(row)), None)
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"of type {type(value).__name__}"
 
 
 def _rows(candidates: Sequence[Row] | Columns) -> Sequence[Row]:

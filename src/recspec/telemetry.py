@@ -20,8 +20,8 @@ ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.
 
 COUNTERS: Mapping[str, str] = {
     "recspec_requests_total": "Requests answered, by protocol, route, model (- for none) and status.",
-    "recspec_rows_total": "Rows scored, by model and version.",
-    "recspec_batches_total": "Batches computed, by model and version.",
+    "recspec_rows_total": "Rows scored through the Open Inference Protocol, by model and version.",
+    "recspec_batches_total": "Batches computed for the Open Inference Protocol, by model and version.",
     "recspec_rejected_total": "Requests refused or given up, by model and reason (queue, time).",
     "recspec_loads_total": "Models loaded, reloaded or refused, by model and outcome.",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -60,7 +61,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         None,
         ge=1,
         description="rows a step over all ranks, drawn negatives included; when not given a power of two that makes "
-        "some 200 steps of an epoch, at most 65536 on a CPU and 131072 on a GPU",
+        "200 to 400 steps of an epoch, at least 256, at most 65536 on a CPU and 131072 on a GPU",
     )
     accumulate: int = Field(1, ge=1, description="micro-batches a step is split into; their gradients are averaged")
     parts: dict[str, dict[str, object]] = Field(
@@ -273,10 +274,18 @@ def train(
         torch.set_num_threads(threads)
     try:
         with ranks.guarded(lambda: _how_to_go_on(run)):
+            # torchrun starts a job's processes anew after one has died; what it refused the first time stays refused.
+            again = ranks.restarted and ranks.any(ranks.is_first and _has_checkpoint(run) and _is_of_this_job(run))
+            resume = resume or again
+            before_us = _batch_size_of(run) if resume and settings.batch_size is None else None
+            if before_us is not None:
+                settings = settings.model_copy(update={"batch_size": before_us})
             training = TrainingRun(model_name, spec, run, settings, model_settings, ranks, on_event, stop_requested)
             training.why_threads = why_threads
+            if before_us is not None:
+                training.why_batch_size = "as when the run began"
             try:
-                return training.train(resume or (ranks.restarted and ranks.any(_has_checkpoint(run))))
+                return training.train(resume)
             finally:
                 training.log.close()
     finally:
@@ -366,6 +375,8 @@ class TrainingRun:
             self._restore()
         elif self.ranks.is_first:
             _start_afresh(self.folder)
+        if self.ranks.is_first:
+            _sign(self.folder)
         self.ranks.barrier()
         self.log.open()
         self.log.write("start", **self._described(), resumed_at_step=self.progress.step)
@@ -1107,6 +1118,7 @@ AGREEING = 2.0
 """Seconds between the moments at which ranks agree whether to stop or to write a checkpoint."""
 
 CHECKPOINTS = "checkpoints"
+JOB = ".job"
 BEST = "best.safetensors"
 HELD_OUT = "held out"
 
@@ -1149,8 +1161,11 @@ def pick_batch_size(asked: int | None, samples: int, device: torch.device) -> tu
     most = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
     wanted = 1 << max(0, (samples // STEPS_PER_EPOCH).bit_length() - 1)
     size = min(most, max(FEWEST_ROWS, wanted))
-    why = f"{math.ceil(samples / size):,} steps for an epoch of {samples:,} samples"
-    return size, f"{why}; no more than that on a {device.type}" if wanted > most else why
+    if wanted > most:
+        return size, f"no more on a {device.type} unless asked, for an epoch of {samples:,} samples"
+    if wanted < FEWEST_ROWS:
+        return size, f"no fewer unless asked, for an epoch of {samples:,} samples"
+    return size, f"200 to 400 steps for an epoch of {samples:,} samples"
 
 
 def unread(model: Model, spec: FeatureSpec) -> dict[str, tuple[str, ...]]:
@@ -1290,6 +1305,31 @@ def _start_afresh(folder: Path) -> None:
     if (folder / "bundle").exists() or _has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def _sign(folder: Path) -> None:
+    """Leave in a run's folder which job of torchrun trains it now."""
+    if _this_job():
+        (folder / JOB).write_text(_this_job(), encoding="utf-8")
+
+
+def _is_of_this_job(folder: Path) -> bool:
+    """Whether a run was begun, or gone on with, by the job that started this process."""
+    file = folder / JOB
+    return bool(_this_job()) and file.is_file() and file.read_text(encoding="utf-8") == _this_job()
+
+
+def _this_job() -> str:
+    """The agent of torchrun that started this process; empty without one."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"{job} {platform.node()} {os.getppid()}" if job else ""
+
+
+def _batch_size_of(folder: Path) -> int | None:
+    """The batch size that a run has had so far."""
+    settings = checkpoint.newest_state(folder / CHECKPOINTS).get("train")
+    size = settings.get("batch_size") if isinstance(settings, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def _has_checkpoint(folder: Path) -> bool:

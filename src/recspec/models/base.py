@@ -76,7 +76,7 @@ class Model(nn.Module, ABC):
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows) if rows else torch.zeros(0, candidates)
 
-    def settle(self) -> None:  # noqa: B027
+    def settle(self) -> None:
         """Called where a model only answers from now on: what depends on its weights alone may be computed once."""
 
     @property

@@ -273,7 +273,7 @@ class Deep(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._first_parts = None
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args, **kwargs)
 
     def after_first(self, x: Tensor) -> Tensor:
         """Logits (...) from what the first linear layer gives, (..., D); overwrites it."""
