@@ -66,12 +66,17 @@ class Lookup:
         Without `gaps` a value that is missing or unknown is unusual too.
         """
         made: Arrays = {}
-        for name, sources, ids in self._ids:
+        found: list[list[int]] = []
+        for _, sources, lookup in self._ids:
             values = _given(columns, sources)
-            found = None if values is None else ids.of(values)
-            if found is None or (not gaps and UNKNOWN in found):
+            ids = None if values is None else lookup.of(values)
+            if ids is None or (not gaps and UNKNOWN in ids):
                 return None
-            made[name] = np.array(found, self._types[name])[:, None]
+            found.append(ids)
+        if found:
+            matrix = np.array(found)
+            for (name, *_), row in zip(self._ids, matrix, strict=True):
+                made[name] = row.astype(self._types[name], copy=False)[:, None]
         for name, sources, transform in self._numbers:
             values = _given(columns, sources)
             numbers = None if values is None else _as_numbers(values, gaps=gaps)
@@ -97,6 +102,11 @@ class _Ids:
 
     def of(self, values: Sequence[Any]) -> list[int] | None:
         """An id for each value; None where they are neither all texts nor all whole numbers."""
+        if len(values) == 1:  # of a request, most of the time: once met, it takes no set of types
+            value = values[0]
+            known = self._known.get(type(value))
+            if known is not None and (id_ := known.get(value)) is not None:
+                return [id_]
         kinds = set(map(type, values))
         kinds.discard(type(None))
         if len(kinds) != 1:
@@ -151,6 +161,7 @@ class _Plain:
     def __init__(self, encoders: Sequence[tuple[str, Encoder]]) -> None:
         self._sources = [(name, _sources(name, encoder)) for name, encoder in encoders]
         scales = [encoder if isinstance(encoder, ScaleEncoder) else None for _, encoder in encoders]
+        self._scales = any(each is not None for each in scales)
         self._mean = np.array([each.mean if each else 0.0 for each in scales])[:, None]
         self._std = np.array([each.std if each else 1.0 for each in scales])[:, None]
 
@@ -165,7 +176,9 @@ class _Plain:
         numbers = _as_numbers(*given, gaps=gaps)
         if numbers is None:
             return False
-        scaled = np.nan_to_num((numbers - self._mean) / self._std, copy=False, nan=0.0).astype(np.float32)
+        scaled = ((numbers - self._mean) / self._std if self._scales else numbers).astype(np.float32)
+        if (gap := np.isnan(scaled)).any():
+            scaled[gap] = 0.0
         for (name, _), row in zip(self._sources, scaled, strict=True):
             made[name] = row[:, None]
         return True
@@ -216,4 +229,7 @@ def _sources(feature: str, encoder: Encoder | None) -> tuple[str, ...]:
 
 
 def _given(columns: Mapping[str, Sequence[Any]], sources: Sequence[str]) -> Sequence[Any] | None:
-    return next((columns[name] for name in sources if name in columns), None)
+    for name in sources:
+        if name in columns:
+            return columns[name]
+    return None
