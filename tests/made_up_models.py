@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from recspec import bundle
 from recspec.bundle import Card
+from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.repository import NUMPY
 from recspec.signature import Port
+from recspec.train import TrainSettings, train
+from tests import made_up
 
 
 def made_up_bundle(folder: Path, spec: FeatureSpec, name: str, seed: int = 0, *, scale: float = 1.0) -> Path:
@@ -27,6 +30,30 @@ def made_up_bundle(folder: Path, spec: FeatureSpec, name: str, seed: int = 0, *,
             width = parameter.shape[-1] if parameter.dim() > 1 else 10
             parameter.copy_(torch.randn(parameter.shape, generator=numbers) * scale / width**0.5)
     return bundle.save(folder, model, Card(model=name, settings=settings.model_dump(mode="json")))
+
+
+def films_and_clicks(folder: Path, title: str) -> dict[str, Path]:
+    """Runs: `films` recommends items 100 to 129 to users u0 to u29; `clicks` scores rows without users to recommend to.
+
+    Each item's title is `title` and its id.
+    """
+    rng = np.random.default_rng(0)
+    rows = [(f"u{user}", 100 + int(item), t) for user in range(30) for t, item in enumerate(rng.permutation(30)[:12])]
+    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
+    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
+    titles = "\n".join(f'{item},"{title} {item}"' for item in range(100, 130))
+    (folder / "items.csv").write_text(f"item_id,title\n{titles}\n")
+    table = DATASETS["table"]
+    table.prepare(folder / "rows.csv", folder / "data", table.Settings(items="items.csv", num_negatives=10))  # type: ignore[call-arg]
+    how = TrainSettings(epochs=1, batch_size=500, tensorboard=False)
+    small = {
+        "neumf": (FeatureSpec.load(folder / "data"), {"factors": 4, "layers": (8, 4)}),
+        "wide_deep": (made_up.clicks(folder / "clicks", num_rows=800), {"hidden": (8,)}),
+    }
+    for name, (spec, chosen) in small.items():
+        made = MODELS[name].Settings.model_validate(chosen)
+        train(name, spec, folder / name, settings=how, model_settings=made)
+    return {"films": folder / "neumf", "clicks": folder / "wide_deep"}
 
 
 def made_up_rows(ports: tuple[Port, ...], rows: int, seed: int = 0) -> dict[str, NDArray[Any]]:

@@ -14,17 +14,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import pytest
 
 from recspec.answers import predict, recommend
-from recspec.datasets import DATASETS
-from recspec.feature_spec import FeatureSpec
-from recspec.models import MODELS
 from recspec.predict import Predictor
-from recspec.train import TrainSettings, train
-from tests import made_up
 from tests.asking import asking, serving, sources
+from tests.made_up_models import films_and_clicks
 
 CHROMIUM = next(
     (
@@ -47,23 +42,7 @@ TEXT = files("recspec").joinpath("page.html").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Films with titles that a careless page would run; and clicks, without users to recommend to."""
-    folder = tmp_path_factory.mktemp("page")
-    rng = np.random.default_rng(0)
-    rows = [(f"u{user}", 100 + int(item), t) for user in range(30) for t, item in enumerate(rng.permutation(30)[:12])]
-    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
-    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
-    titles = "\n".join(f"{item},<img src=x onerror=document.title=1> {item}" for item in range(100, 130))
-    (folder / "items.csv").write_text(f"item_id,title\n{titles}\n")
-    table = DATASETS["table"]
-    table.prepare(folder / "rows.csv", folder / "data", table.Settings(items="items.csv", num_negatives=10))  # type: ignore[call-arg]
-    how = TrainSettings(epochs=1, batch_size=500, tensorboard=False)
-    small = {
-        "neumf": (FeatureSpec.load(folder / "data"), {"factors": 4, "layers": (8, 4)}),
-        "wide_deep": (made_up.clicks(folder / "clicks", num_rows=800), {"hidden": (8,)}),
-    }
-    for name, (spec, chosen) in small.items():
-        train(name, spec, folder / name, settings=how, model_settings=MODELS[name].Settings.model_validate(chosen))
-    return {"films": folder / "neumf", "clicks": folder / "wide_deep"}
+    return films_and_clicks(tmp_path_factory.mktemp("page"), "<img src=x onerror=document.title=1>")
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

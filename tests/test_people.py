@@ -18,14 +18,10 @@ from hypothesis import strategies as st
 
 from recspec import answers, openapi
 from recspec.batching import Limits
-from recspec.datasets import DATASETS
-from recspec.feature_spec import FeatureSpec
-from recspec.models import MODELS
 from recspec.openapi import PredictRequest, RankRequest, docs_page, document
 from recspec.predict import Predictor
-from recspec.train import TrainSettings, train
-from tests import made_up
 from tests.asking import Answer, Asked, ask, asking, sources
+from tests.made_up_models import films_and_clicks
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -35,24 +31,7 @@ LIMITS = Limits(max_rows=50, max_body_bytes=200_000)
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model that recommends films to users named by text, and one that scores clicks."""
-    folder = tmp_path_factory.mktemp("runs")
-    rng = np.random.default_rng(0)
-    rows = [(f"u{user}", 100 + int(item), t) for user in range(30) for t, item in enumerate(rng.permutation(30)[:12])]
-    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
-    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
-    titles = "\n".join(f'{item},"<b>Item</b> {item}"' for item in range(100, 130))
-    (folder / "items.csv").write_text(f"item_id,title\n{titles}\n")
-    table = DATASETS["table"]
-    table.prepare(folder / "rows.csv", folder / "data", table.Settings(items="items.csv", num_negatives=10))  # type: ignore[call-arg]
-    how = TrainSettings(epochs=1, batch_size=500, tensorboard=False)
-    small = {
-        "neumf": (FeatureSpec.load(folder / "data"), {"factors": 4, "layers": (8, 4)}),
-        "wide_deep": (made_up.clicks(folder / "clicks", num_rows=800), {"hidden": (8,)}),
-    }
-    for name, (spec, chosen) in small.items():
-        made = MODELS[name].Settings.model_validate(chosen)
-        train(name, spec, folder / name, settings=how, model_settings=made)
-    return {"films": folder / "neumf", "clicks": folder / "wide_deep"}
+    return films_and_clicks(tmp_path_factory.mktemp("runs"), "<b>Item</b>")
 
 
 @pytest.fixture(scope="module")
