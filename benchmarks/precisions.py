@@ -104,12 +104,19 @@ def main() -> None:
 def _of_model(
     model: str, task: Task, root: Path, chosen: Sequence[str], seeds: Sequence[int], scratch: Path
 ) -> dict[str, Any]:
+    from recspec.errors import SettingsError
+
     spec = _prepare(task, root, scratch / "data")
-    found = {
-        name: [_run(model, task, spec, scratch / f"{name}-{seed}".replace(" ", "-"), {**SETTINGS[name], "seed": seed})
-               for seed in seeds]
-        for name in chosen
-    }  # fmt: skip
+    found: dict[str, list[Found]] = {}
+    refused: dict[str, str] = {}
+    for name in chosen:
+        folders = {seed: scratch / f"{name}-{seed}".replace(" ", "-") for seed in seeds}
+        try:
+            found[name] = [
+                _run(model, task, spec, at, {**SETTINGS[name], "seed": seed}) for seed, at in folders.items()
+            ]
+        except SettingsError as error:  # what the recipe's optimizer does not allow
+            refused[name] = str(error)
     base = [run["value"] for run in found[BASE]]
     summary = {name: _summary(runs, base) for name, runs in found.items()}
     title = f"{model} on {task.raw}, test {task.protocol}/{task.metric}, seeds {', '.join(map(str, seeds))}"
@@ -119,10 +126,13 @@ def _of_model(
             f"{name:24}{row['mean']:10.4f}{row['lowest']:10.4f}{row['highest']:10.4f}{row['from fp32']:+12.4f}"
             f"{'yes' if row['within the seeds of fp32'] else 'NO':>8}{row['seconds']:9.1f}"
         )
+    for name, why in refused.items():
+        print(f"{name}: {why}")
     deterministic = _deterministic(model, task, spec, scratch)
     print(f"deterministic: {deterministic}")
     metric = f"{task.protocol}/{task.metric}"
-    return {"data": task.raw, "recipe": task.recipe, "metric": metric, **summary, "deterministic": deterministic}
+    return {"data": task.raw, "recipe": task.recipe, "metric": metric, **summary, "refused": refused,
+            "deterministic": deterministic}  # fmt: skip
 
 
 def _prepare(task: Task, root: Path, out: Path) -> Any:
