@@ -22,7 +22,7 @@ from recspec.errors import BundleError, RequestError, SettingsError
 from recspec.export import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.predict import Predictor
-from recspec.repository import Repository, RepositorySettings, Source, find_versions, sources_of
+from recspec.repository import Repository, RepositorySettings, Source, find_versions, open_version, sources_of
 from recspec.tensors import DATATYPES, Tensor
 from tests.made_up import clicks, interactions
 from tests.made_up_models import made_up_bundle, made_up_rows
@@ -410,3 +410,9 @@ def test_a_call_on_the_model_s_thread_may_recommend(tmp_path: Path, specs: dict[
                 await form.model.batcher.call(lambda: predictor.recommend(["u1"]))
 
     with_repository(body, Source("m", folder))
+
+
+def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> None:
+    opened = open_version(model, RepositorySettings(device="cpu"))
+    assert opened.predictor is not None
+    assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]

@@ -160,7 +160,7 @@ class TorchProgram:
     """A bundle's model as torch runs it, on its device, with the inputs and outputs of an export."""
 
     def __init__(self, predictor: Predictor, signature: Signature) -> None:
-        self._model, self._device, self.signature = predictor.model.eval(), predictor.device, signature
+        self._model, self._device, self.signature = predictor.model, predictor.device, signature
 
     def run(self, inputs: Arrays) -> Arrays:
         """`probability` and `logit`, (B, 1) each."""
