@@ -177,6 +177,21 @@ def interpreters(wanted: Iterable[str], folder: Path) -> tuple[dict[str, Path], 
     return python, missing
 
 
+def made_python(what: str, folder: Path, requirements: Sequence[str]) -> Path:
+    """The interpreter of an environment without torch, which is made where there is none.
+
+    Raises:
+        subprocess.CalledProcessError: if pip can't install what it needs.
+    """
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.is_file():
+        print(f"making {what}'s environment in {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
+        ready.touch()
+    return python
+
+
 def peer_python(environment: Environment, folder: Path) -> Path:
     """The interpreter of a peer's environment, which is made where there is none, or one of other versions.
 

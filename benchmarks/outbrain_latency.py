@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -282,17 +281,6 @@ class Worker:
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-def tensorflow_python(folder: Path) -> Path:
-    """The interpreter of an environment with TensorFlow, which is made where there is none."""
-    python, ready = folder / "bin" / "python", folder / "ready"
-    if not ready.is_file():
-        print(f"making TensorFlow's environment in {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-        ready.touch()
-    return python
-
-
 def prepare(folder: Path, python: Path, threads: int) -> dict[str, Any]:
     """Train, take over and export, where that is not done; what the exports' sheets say of drift."""
     from recspec import bundle
@@ -371,9 +359,9 @@ def main() -> None:
         answer_questions(lambda: make(Path(arguments.answer[1]), arguments.threads), arguments.seed)
         return
 
-    from _side_by_side import environments, where_and_when, write
+    from _side_by_side import environments, made_python, where_and_when, write
 
-    python = tensorflow_python(arguments.environment or environments().with_name("tensorflow"))
+    python = made_python("TensorFlow", arguments.environment or environments().with_name("tensorflow"), REQUIREMENTS)
     with tempfile.TemporaryDirectory() as made:
         folder = (arguments.folder or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)

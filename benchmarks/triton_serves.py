@@ -28,7 +28,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -292,17 +291,6 @@ def raw_values(predictor: Predictor, name: str, batch: Mapping[str, Any]) -> lis
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def environment(folder: Path) -> Path:
-    """The interpreter of an environment with server and client, which is made where there is none."""
-    python, ready = folder / "bin" / "python", folder / "ready"
-    if not ready.is_file():
-        print(f"making the server's environment in {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-        ready.touch()
-    return python
-
-
 @contextmanager
 def triton(python: Path, repository: Path, folder: Path) -> Iterator[dict[str, int]]:
     """Triton on a repository, without a model loaded; its ports."""
@@ -540,11 +528,11 @@ def main() -> None:
         print(json.dumps(ask(model, Path(file), int(http), int(grpc), arguments.seconds)))
         return
 
-    from _side_by_side import environments, where_and_when, write
+    from _side_by_side import environments, made_python, where_and_when, write
     from recspec.models import MODELS
 
     names = arguments.models or [name for name in ASKED if name in MODELS]
-    python = environment(arguments.environment or environments().with_name("triton"))
+    python = made_python("the server", arguments.environment or environments().with_name("triton"), REQUIREMENTS)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         asked = questions(names, folder, rows=arguments.rows, precision=arguments.precision)

@@ -45,11 +45,12 @@ class Ranker:
                 "another model: export this one"
             )
         self.predictor, self.program = predictor, program
-        items, encoders = set(spec.role("item")), predictor.encoders or Encoders({}, {})
-        self._request = _Side(encoders, [port for port in inputs if port.name not in items], "request")
-        self._items = _Side(encoders, [port for port in inputs if port.name in items], "candidates")
-        of_request, of_items = self._request.sources, self._items.sources
-        self._request.only, self._items.only = of_request - of_items, of_items - of_request
+        items, (of_request, of_items) = set(spec.role("item")), predictor.quick
+        encoders = predictor.encoders or Encoders({}, {})
+        self._request = _Side(encoders, [port for port in inputs if port.name not in items], "request", of_request)
+        self._items = _Side(encoders, [port for port in inputs if port.name in items], "candidates", of_items)
+        self._request.only = self._request.sources - self._items.sources
+        self._items.only = self._items.sources - self._request.sources
         if not self._items.ports:
             raise BundleError(f"{predictor.bundle.folder}: the model reads no item feature, so candidates can't differ")
 
@@ -139,9 +140,9 @@ class Ranker:
 
     def _together(self, request: Row, rows: Sequence[Row]) -> Arrays:
         """Inputs where a feature needs columns of both sides, as a cross does."""
-        both = _Side(Encoders({}, {}), self.program.signature.inputs, "request and candidates")
+        ports = self.program.signature.inputs
         try:
-            inputs = both.encode(self.predictor, [{**request, **row} for row in rows])
+            inputs = _encoded(self.predictor, [{**request, **row} for row in rows], ports, "request and candidates")
         except DataError as error:
             raise RequestError.of("request and candidates", error.problems) from None
         if self.program.signature.form == "rows":
@@ -159,10 +160,10 @@ class Ranker:
 class _Side:
     """The inputs that belong to the request, or to its candidates."""
 
-    def __init__(self, encoders: Encoders, ports: Sequence[Port], where: str) -> None:
+    def __init__(self, encoders: Encoders, ports: Sequence[Port], where: str, lookup: Lookup) -> None:
         self.ports, self._where = tuple(ports), where
         self._names = [port.name for port in ports]
-        self._lookup = Lookup(encoders, ports)
+        self._lookup = lookup
         self.sources = frozenset(raw_names(encoders, self._names))
         """Names that raw columns may bear."""
         self.only: Set[str] = frozenset()
@@ -191,13 +192,17 @@ class _Side:
         Raises:
             DataError, RequestError: naming what is missing or can't be read.
         """
-        if not self.ports:
-            return {}
-        table: pa.Table = table_of(rows, self._where)
-        if predictor.encoders is not None:
-            table = table.rename_columns(predictor.encoders.named(table.column_names))
-        batch, _ = predictor.encode(table, self._names)
-        return as_inputs(batch, Signature("rows", self.ports))
+        return _encoded(predictor, rows, self.ports, self._where)
+
+
+def _encoded(predictor: Predictor, rows: Sequence[Row], ports: Sequence[Port], where: str) -> Arrays:
+    if not ports:
+        return {}
+    table: pa.Table = table_of(rows, where)
+    if predictor.encoders is not None:
+        table = table.rename_columns(predictor.encoders.named(table.column_names))
+    batch, _ = predictor.encode(table, [port.name for port in ports])
+    return as_inputs(batch, Signature("rows", tuple(ports)))
 
 
 def _first(rows: Sequence[object], holds: Callable[[object], bool]) -> int | None:
