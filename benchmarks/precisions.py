@@ -6,6 +6,9 @@ give the same weights, byte for byte.
 
     RECSPEC_DATA=FOLDER python benchmarks/precisions.py [--models neumf wide_deep] [--seeds 0 1 2]
 
+What the report knows of other models stays. `--add` keeps the measured models' runs, too, and makes the missing ones:
+`--add --settings fp32 --seeds 3 4` tells more of the spread.
+
 Sparse updates with Adam are lazy (docs/training.md): another algorithm, which `auto` therefore never takes.
 """
 
@@ -20,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ class Task:
     protocol: str
     metric: str
     prepare: Mapping[str, object]
+    train: Mapping[str, object] = field(default_factory=dict)
+    """What differs from the recipe, so that all seeds fit in half an hour; the report tells it."""
 
 
 TASKS = {
@@ -55,6 +60,10 @@ TASKS = {
         {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
     ),
     "din": Task("amazon", "amazon-beauty", "din-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
+    "sim": Task("amazon", "amazon-beauty", "sim-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
+    "dien": Task(
+        "amazon", "amazon-beauty", "dien-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}, {"epochs": 3}
+    ),
 }  # fmt: skip
 
 BASE = "fp32"
@@ -75,6 +84,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=sorted(TASKS), default=["neumf", "wide_deep", "dlrm"])
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), help="all but `compile on` by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--add", action="store_true", help="keep the models' runs in the report, make the others")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "precisions.json")
     arguments = parser.parse_args()
@@ -96,43 +106,67 @@ def main() -> None:
             if not (root / task.raw).exists():
                 print(f"{model}: {root / task.raw} is not there; set RECSPEC_DATA", file=sys.stderr)
                 continue
-            found = _of_model(model, task, root, chosen, arguments.seeds, Path(scratch) / model)
-            known[model] = {"seeds": arguments.seeds, "threads": arguments.threads, **found, **where_and_when()}
+            before = known.get(model, {}) if arguments.add else {}
+            found = _of_model(model, task, root, chosen, arguments.seeds, before, Path(scratch) / model)
+            known[model] = {"threads": arguments.threads, **found, **where_and_when()}
             write(known, arguments.out)  # after each model: a later one may take hours, and earlier calls' ones stay
 
 
 def _of_model(
-    model: str, task: Task, root: Path, chosen: Sequence[str], seeds: Sequence[int], scratch: Path
+    model: str,
+    task: Task,
+    root: Path,
+    chosen: Sequence[str],
+    seeds: Sequence[int],
+    before: Mapping[str, Any],
+    scratch: Path,
 ) -> dict[str, Any]:
     from recspec.errors import SettingsError
 
+    told = {
+        "data": task.raw,
+        "recipe": task.recipe,
+        "instead of the recipe's": dict(task.train),
+        "metric": f"{task.protocol}/{task.metric}",
+    }
+    if any(before.get(name, value) != value for name, value in told.items()):
+        raise SystemExit(f"{model}: the report's runs are of another task; leave --add out")
     spec = _prepare(task, root, scratch / "data")
-    found: dict[str, list[Found]] = {}
-    refused: dict[str, str] = {}
+    found: dict[str, dict[int, Found]] = {name: _known(before[name]) for name in SETTINGS if name in before}
+    refused: dict[str, str] = dict(before.get("refused", {}))
     for name in chosen:
-        folders = {seed: scratch / f"{name}-{seed}".replace(" ", "-") for seed in seeds}
+        runs = found.get(name, {})
         try:
-            found[name] = [
-                _run(model, task, spec, at, {**SETTINGS[name], "seed": seed}) for seed, at in folders.items()
-            ]
+            for seed in [seed for seed in seeds if seed not in runs]:
+                at = scratch / f"{name}-{seed}".replace(" ", "-")
+                runs[seed] = _run(model, task, spec, at, {**SETTINGS[name], "seed": seed})
+            found[name] = runs
         except SettingsError as error:  # what the recipe's optimizer does not allow
             refused[name] = str(error)
-    base = [run["value"] for run in found[BASE]]
-    summary = {name: _summary(runs, base) for name, runs in found.items()}
-    title = f"{model} on {task.raw}, test {task.protocol}/{task.metric}, seeds {', '.join(map(str, seeds))}"
-    print(f"\n{title}\n{'':24}{'mean':>10}{'lowest':>10}{'highest':>10}{'from fp32':>12}{'within':>8}{'seconds':>9}")
+    base = [run["value"] for run in found[BASE].values()]
+    summary = {name: _summary(found[name], base) for name in SETTINGS if name in found}
+    _show(f"{model} on {task.raw}, test {told['metric']}", summary, refused)
+    deterministic = before.get("deterministic") or _deterministic(model, task, spec, scratch)
+    print(f"deterministic: {deterministic}")
+    return {**told, **summary, "refused": refused, "deterministic": deterministic}
+
+
+def _known(row: Mapping[str, Any]) -> dict[int, Found]:
+    """A setting's runs as the report has them, by seed; of their times it knows the mean."""
+    pairs = zip(row["seeds"], row["values"], strict=True)
+    return {seed: {"value": value, "seconds": row["seconds"]} for seed, value in pairs}
+
+
+def _show(title: str, summary: Mapping[str, Found], refused: Mapping[str, str]) -> None:
+    print(f"\n{title}")
+    print(f"{'':24}{'mean':>10}{'lowest':>10}{'highest':>10}{'from fp32':>12}{'within':>8}{'seeds':>7}{'seconds':>9}")
     for name, row in summary.items():
         print(
             f"{name:24}{row['mean']:10.4f}{row['lowest']:10.4f}{row['highest']:10.4f}{row['from fp32']:+12.4f}"
-            f"{'yes' if row['within the seeds of fp32'] else 'NO':>8}{row['seconds']:9.1f}"
+            f"{'yes' if row['within the seeds of fp32'] else 'NO':>8}{len(row['seeds']):7}{row['seconds']:9.1f}"
         )
     for name, why in refused.items():
         print(f"{name}: {why}")
-    deterministic = _deterministic(model, task, spec, scratch)
-    print(f"deterministic: {deterministic}")
-    metric = f"{task.protocol}/{task.metric}"
-    return {"data": task.raw, "recipe": task.recipe, "metric": metric, **summary, "refused": refused,
-            "deterministic": deterministic}  # fmt: skip
 
 
 def _prepare(task: Task, root: Path, out: Path) -> Any:
@@ -167,15 +201,17 @@ def _train(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, ob
         model,
         spec,
         run,
-        settings=config.build(TrainSettings, model, recipe.train, {"tensorboard": False}, chosen),
+        settings=config.build(TrainSettings, model, recipe.train, task.train, {"tensorboard": False}, chosen),
         model_settings=config.build(MODELS[model].Settings, model, recipe.settings),
     )
 
 
-def _summary(runs: Sequence[Found], base: Sequence[float]) -> Found:
+def _summary(by_seed: Mapping[int, Found], base: Sequence[float]) -> Found:
+    runs = [by_seed[seed] for seed in sorted(by_seed)]
     values = [run["value"] for run in runs]
     mean = statistics.mean(values)
     return {
+        "seeds": sorted(by_seed),
         "values": values,
         "mean": mean,
         "lowest": min(values),
