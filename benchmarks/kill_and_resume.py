@@ -1,11 +1,13 @@
 """What a long run survives: killed at random moments, a damaged checkpoint, a full disk.
 
-A real `recspec train` on made-up data is the measure: one run that is never stopped, and runs that are killed with
-`kill -9` at random moments (the first half of them while a checkpoint is being written) and continued with --resume;
-their final weights are compared byte for byte. Then its newest checkpoint is cut off, and one byte of it changed, at
-random places: each time the one before it must be taken, with a message. At last a run meets a full disk.
+A real `recspec train` on made-up data is the measure, for each model: one run that is never stopped, and runs that are
+killed with `kill -9` at random moments (the first half of them while a checkpoint is being written) and continued with
+--resume; their final weights are compared byte for byte. Then its newest checkpoint is cut off, and one byte of it
+changed, at random places: each time the one before it must be taken, with a message. At last a run meets a full disk.
 
-    python benchmarks/kill_and_resume.py [--kills 10] [--damages 200] [--model dlrm]
+    python benchmarks/kill_and_resume.py [--models neumf dlrm] [--kills 10] [--damages 200]
+
+What the report knows of models that are not measured stays in it.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from _side_by_side import Found, where_and_when, write
 from recspec import checkpoint
 from recspec.errors import CheckpointError
 
-DATA = {
+DATA: dict[str, dict[str, Any]] = {
     "neumf": {"kind": "interactions", "num_users": 2000, "num_items": 1000, "num_rows": 60_000, "num_negatives": 20},
     "dlrm": {"kind": "clicks", "num_users": 3000, "num_items": 2000, "num_rows": 60_000},
+    "sim": {"kind": "interactions", "num_users": 1000, "num_items": 800, "num_rows": 24_000, "history": 20},
 }
-TRAINING = {
+TRAINING: dict[str, dict[str, Any]] = {
     "neumf": {"factors": 8, "layers": [32, 16, 8], "train.batch_size": 16_384},
     "dlrm": {"embedding_dim": 16, "bottom": [32, 16], "top": [64, 32], "train.batch_size": 4096},
+    "sim": {"embedding_dim": 8, "short_length": 5, "train.batch_size": 8192},
 }
 SHARED = {
     "train.epochs": 4,
@@ -50,43 +54,44 @@ PATIENCE = 600.0  # seconds for one run
 
 
 def main() -> None:
-    """All three, and the report."""
+    """All three, of each model, and the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=sorted(DATA), default="neumf")
+    parser.add_argument("--models", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--damages", type=int, default=200, help="places at which a checkpoint is cut off, and changed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kill_and_resume.json")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        report = _report(arguments, Path(scratch))
-    write({**report, **where_and_when()}, arguments.out)
-    if not report["all as promised"]:
+    known = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    for model in arguments.models:
+        with tempfile.TemporaryDirectory() as scratch:
+            known[model] = {**_report(model, arguments, Path(scratch)), **where_and_when()}
+        write(known, arguments.out)
+    if not all(known[model]["all as promised"] for model in arguments.models):
         sys.exit(1)
 
 
-def _report(arguments: argparse.Namespace, scratch: Path) -> Found:
+def _report(model: str, arguments: argparse.Namespace, scratch: Path) -> Found:
     draw = random.Random(arguments.seed)
-    data = _made(arguments.model, scratch)
+    data = _made(model, scratch)
     whole = scratch / "whole"
     started = time.monotonic()
-    _finish(_command(arguments.model, data, whole))
+    _finish(_command(model, data, whole))
     seconds = time.monotonic() - started
     expected = _weights(whole)
-    print(f"never stopped: {seconds:.1f} s, {_steps(whole)} steps, weights {expected[:12]}")
+    print(f"{model}, never stopped: {seconds:.1f} s, {_steps(whole)} steps, weights {expected[:12]}")
     runs = []
     for turn in range(arguments.kills):
-        runs.append(_killed(arguments.model, data, scratch / f"run-{turn}", draw, writing=turn < arguments.kills // 2))
+        runs.append(_killed(model, data, scratch / f"run-{turn}", draw, writing=turn < arguments.kills // 2))
         runs[-1]["equal"] = runs[-1].pop("weights") == expected
         print(f"kill {turn + 1}: {runs[-1]}")
     damages = {kind: _damaged(whole / "checkpoints", change, arguments.damages, draw) for kind, change in DAMAGES}
     for kind, found in damages.items():
         print(f"{kind}: {found}")
-    full = _full_disk(arguments.model, data, scratch / "full", expected)
+    full = _full_disk(model, data, scratch / "full", expected)
     print(f"full disk: {full}")
     return {
-        "model": arguments.model,
-        "settings": {**TRAINING[arguments.model], **SHARED},
+        "settings": {**TRAINING[model], **SHARED},
         "seed": arguments.seed,
         "steps": _steps(whole),
         "seconds": round(seconds, 1),
