@@ -21,8 +21,8 @@ DOORS = ("datasets", "models")
 """The folders of the package; each is one entry of the map."""
 
 LOADS_TORCH = {
-    "batch", "distributed", "layers", "sequences", "search", "kernels", "loader", "sampling", "sharding", "optim",
-    "models",
+    "batch", "distributed", "layers", "mlp", "sequences", "search", "kernels", "loader", "sampling", "sharding",
+    "optim", "models",
 }  # fmt: skip
 """What computes with torch; what imports one of these loads it too."""
 

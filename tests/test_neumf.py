@@ -162,6 +162,14 @@ def test_logits_are_the_papers_equation(variant: dict[str, object], num_rows: in
     torch.testing.assert_close(model(rows), logits_by_hand(model, rows))
 
 
+@pytest.fixture(params=["whole", "in blocks"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses of a batch at once, and in blocks of 5 rows of 6 units."""
+    monkeypatch.setattr("recspec.mlp.SMALL", 0 if request.param == "in blocks" else 1 << 60)
+    monkeypatch.setattr("recspec.mlp.BLOCK_FLOATS", 30)
+
+
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("num_rows", "negatives"), [(1, 0), (3, 2), (20, 4), (80, 3), (25, 0)])
 def test_loss_and_gradients_are_those_of_the_equation(
@@ -172,6 +180,7 @@ def test_loss_and_gradients_are_those_of_the_equation(
     _assert_same_loss(model, rows, expected)
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("num_rows", "negatives"), [(1, 0), (3, 2), (20, 4), (80, 3), (25, 0)])
 def test_regularisation_counts_each_row_that_a_batch_uses_once(
@@ -201,6 +210,20 @@ def _assert_same_loss(model: NeuMF, rows: Batch, expected: torch.Tensor) -> None
         torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(ours, by_hand)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_block_drops_what_the_whole_batch_would(variant: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = neumf(**{**variant, "dropout": 0.3}), batch(90, negatives=2)
+    found = []
+    for units in (0, 1 << 60):  # one block of all rows draws its masks in the order in which the batch does
+        monkeypatch.setattr("recspec.models.neumf.in_blocks", lambda _, of, least=units: of >= least)
+        monkeypatch.setattr("recspec.mlp.SMALL", 0)
+        torch.manual_seed(0)
+        loss = model.loss(rows)
+        found.append([loss, *torch.autograd.grad(3 * loss, list(model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_loss_does_not_depend_on_the_order_of_rows() -> None:

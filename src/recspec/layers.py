@@ -1,6 +1,6 @@
 """Blocks that two or more models use.
 
-Shapes: B rows; D a layer's width; L a list feature's length.
+Shapes: B rows; D a vector's width; L a list feature's length.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
@@ -22,152 +21,6 @@ from recspec import kernels
 from recspec.batch import Batch
 from recspec.errors import DataError
 from recspec.feature_spec import FeatureSpec
-
-DIGITS = 16
-"""Binary digits that a keep probability is rounded to when masks are drawn bit by bit: it is off by at most 2^-17."""
-
-SMALL = 1 << 16
-"""Elements below which torch's own dropout is as fast: the bit masks cost some hundred small operations a call."""
-
-
-class Mlp(nn.Module):
-    """Linear layers, each followed by ReLU and dropout: (B, dims[0]) -> (B, dims[-1]).
-
-    Weights start Glorot-uniform, ±sqrt(6 / (in + out)); biases as torch leaves them, ±1/sqrt(in).
-    """
-
-    def __init__(self, dims: Sequence[int], *, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(x_dim, y_dim) for x_dim, y_dim in pairwise(dims))
-        self.dropout = dropout
-        for layer in self.layers:
-            nn.init.xavier_uniform_(cast(nn.Linear, layer).weight)
-
-    @property
-    def first(self) -> nn.Linear:
-        """The first linear layer."""
-        return cast(nn.Linear, self.layers[0])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """All layers."""
-        return self.after_first(aligned_linear(x, self.first))
-
-    def after_first(self, x: Tensor) -> Tensor:
-        """The rest of the way from what the first linear layer gives, (..., dims[1]); overwrites it."""
-        x, scale = self._hidden(x)
-        return x if scale == 1.0 else x * scale
-
-    def logits(self, first: Tensor, out: nn.Linear) -> Tensor:
-        """`after_first`, then an output layer of one unit: (..., dims[1]) -> (...)."""
-        x, scale = self._hidden(first)
-        weight = out.weight[0] if scale == 1.0 else out.weight[0] * scale
-        logits = x @ weight  # a product with a vector; with a matrix of one row it takes several times as long
-        return logits if out.bias is None else logits + out.bias
-
-    def _hidden(self, x: Tensor) -> tuple[Tensor, float]:
-        """The last layer's units, and what is left to multiply them by."""
-        shape = x.shape[:-1]
-        x, scale = relu_dropout_(x, self.dropout, training=self.training)
-        # In two dimensions a layer's output is no view, and changing it in place costs nothing in the backward pass.
-        x = x.reshape(-1, x.shape[-1])
-        for layer in self.layers[1:]:
-            weight, bias = cast(nn.Linear, layer).weight, cast(nn.Linear, layer).bias
-            # Scaling weights instead of units: thousands of products a batch instead of millions.
-            x = F.linear(x, weight if scale == 1.0 else weight * scale, bias)
-            x, scale = relu_dropout_(x, self.dropout, training=self.training)
-        return x.view(*shape, x.shape[-1]), scale
-
-
-def aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """The layer's output, computed at a width that is a multiple of 8, the columns more being zeros.
-
-    Products of matrices whose rows start at odd places take a CPU up to one and a half times as long: with (8192, 479)
-    x (479, 1024) the three of a training step took 368 ms on one thread, and 278 ms at a width of 480.
-    """
-    more = -layer.in_features % 8
-    if torch.compiler.is_compiling() or not more or x.device.type != "cpu" or x.numel() < SMALL:
-        return cast(Tensor, layer(x))
-    return F.linear(F.pad(x, (0, more)), F.pad(layer.weight, (0, more)), layer.bias)
-
-
-def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float]:
-    """ReLU, then dropout of a share `p` of the units: overwrites `x`, and gives it and what to multiply it by.
-
-    The factor, 1 / (1 - p) where units were dropped, keeps the mean. It is left to the caller, who can often multiply
-    something smaller.
-
-    On a CPU, drawing one random float a unit costs more than a layer's matrix product. Here one random bit a unit and
-    binary digit of 1 - p is drawn instead (a single bit for p = 0.5), and the backward pass needs no mask: a unit that
-    was dropped and one that ReLU stopped are both 0 in the output, and neither passes a gradient.
-    """
-    if not training or p == 0.0:
-        return x.relu_(), 1.0
-    if x.device.type != "cpu" or x.numel() < SMALL or not x.is_contiguous() or torch.compiler.is_compiling():
-        return F.dropout(x.relu_(), p, training=True), 1.0
-    keep = max(1, round((1 - p) * 2**DIGITS)) / 2**DIGITS
-    return cast(Tensor, _ReluDropout.apply(x, keep)), 1 / keep  # type: ignore[no-untyped-call]
-
-
-class _ReluDropout(torch.autograd.Function):
-    """`relu_dropout_` on a CPU.
-
-    Its backward pass overwrites the gradient it is given, so what uses the output must make a gradient of its own, as a
-    product does; an addition would hand the same one to its other side.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: float) -> Tensor:
-        _relu_and_drop_(x.view(-1), keep)
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(x)
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        # The gradient of a matrix product is nobody else's: overwriting it saves a pass over fresh memory.
-        if gradient.is_contiguous() and gradient._base is None:
-            return torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient), None
-        return torch.ops.aten.threshold_backward(gradient, y, 0), None
-
-
-def _relu_and_drop_(x: Tensor, keep: float) -> None:
-    """In place on a flat tensor: negative elements become 0, and each other one with probability 1 - keep.
-
-    The tensor is cut into as many slices as an integer of its element's size has bits. The r-th bit of word j, from the
-    sign down, decides on element j of slice r: shifted down from the sign it makes all ones (keep) or all zeros (drop).
-    """
-    bits = x.element_size() * 8
-    num_words = -(-x.numel() // bits)
-    words = bernoulli_words(num_words, keep, bits)
-    mask = torch.empty_like(words)
-    slices = zip(torch.split(x, num_words), torch.split(x.view(words.dtype), num_words), strict=True)
-    for part, integers in slices:
-        if part.shape != words.shape:
-            words, mask = words[: len(part)], mask[: len(part)]
-        torch.bitwise_right_shift(words, bits - 1, out=mask)
-        part.relu_()
-        integers.bitwise_and_(mask)
-        words.add_(words)  # the next bit moves to the sign
-
-
-def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
-    """Integers (num_words,) of 16, 32 or 64 bits, every bit of them 1 with `probability`, all independent.
-
-    Taking the probability's binary digits from the last to the first, a random bit joined by OR where the digit is 1
-    and by AND where it is 0 puts that digit in front: P becomes (1 + P) / 2 or P / 2.
-    """
-    dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
-    numerator = round(probability * 2**DIGITS)
-    if numerator == 2**DIGITS:
-        return torch.full((num_words,), -1, dtype=dtype)
-    words = torch.zeros(-(-num_words * bits // 64), dtype=torch.int64)
-    for digit in reversed(f"{numerator:0{DIGITS}b}".rstrip("0")):
-        fresh = torch.empty_like(words).random_(-(2**63), None)
-        words = words.bitwise_or_(fresh) if digit == "1" else words.bitwise_and_(fresh)
-    return words.view(dtype)[:num_words]
-
 
 # --- embeddings ------------------------------------------------------------------------------------------------------
 

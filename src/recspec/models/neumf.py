@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from recspec import config
 from recspec.batch import Batch
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import Mlp
+from recspec.mlp import Mlp, MlpBlocks, block_rows, cross_entropy_, in_blocks, scaled
 from recspec.models.base import Model
 
 SCORE_FLOATS = 1 << 20
@@ -114,8 +115,8 @@ class NeuMF(Model):
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
         return self._join(
-            _of_pairs(self._user_part, self.num_users, batch[self.user_id]),
-            _of_pairs(self._item_part, self.num_items, batch[self.item_id]),
+            _of_pairs(self._user_part, self.num_users, batch[self.user_id]).pairs(),
+            _of_pairs(self._item_part, self.num_items, batch[self.item_id]).pairs(),
         )
 
     def loss(self, batch: Batch) -> Tensor:
@@ -123,11 +124,29 @@ class NeuMF(Model):
         # Drawn negatives repeat the users of the positives, and a user's part serves all its repetitions.
         period = repeat_period(batch[self.user_id])
         item, label = (batch[name].view(-1, period) for name in (self.item_id, self.spec.label))
-        user_part, user_penalty = self._regularised(self._user_part, self.num_users, batch[self.user_id][:period])
-        item_part, item_penalty = self._regularised(self._item_part, self.num_items, item)
-        logits = self._join(user_part, item_part)
-        loss = F.binary_cross_entropy_with_logits(logits.float(), label.float())
-        return loss + (user_penalty + item_penalty) / label.numel()
+        user_side, user_penalty = self._regularised(self._user_part, self.num_users, batch[self.user_id][:period])
+        item_side, item_penalty = self._regularised(self._item_part, self.num_items, item)
+        penalty = (user_penalty + item_penalty) / label.numel()
+        first = item_side.part.first
+        if first is not None and in_blocks(first, label.numel() * first.shape[1]):
+            return self._loss_in_blocks(user_side, item_side, label) + penalty
+        logits = self._join(user_side.pairs(), item_side.pairs())
+        return F.binary_cross_entropy_with_logits(logits.float(), label.float()) + penalty
+
+    def _loss_in_blocks(self, user: _Side, item: _Side, label: Tensor) -> Tensor:
+        """Mean binary cross-entropy of pairs (repetitions, users), with its gradients."""
+        return cast(
+            Tensor,
+            _PairLoss.apply(  # type: ignore[no-untyped-call]
+                (user.at.long(), item.at.long()),
+                label,
+                self.mlp.keep,
+                self.out.bias,
+                self._gmf_weight() if self.settings.use_gmf else None,
+                *(user.part.first, user.part.gmf, item.part.first, item.part.gmf, item.part.bias),
+                *self.mlp.behind_first(self._mlp_weight()),
+            ),
+        )
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
@@ -195,11 +214,12 @@ class NeuMF(Model):
 
     def _regularised(
         self, part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor
-    ) -> tuple[_Part, Tensor | float]:
+    ) -> tuple[_Side, Tensor | float]:
         """A side's part for ids, and strength times the sum of squares of the rows they use, each once."""
         if not (self.settings.l2 or self.settings.l2_hidden):
             return _of_pairs(part, num_ids, ids), 0.0
-        rows, at = _of_used(part, num_ids, ids)
+        side = _of_used(part, num_ids, ids)
+        rows, at = side.part, side.at
         used = torch.zeros(rows.num_rows, device=at.device).index_fill_(0, at.reshape(-1).long(), 1.0)
         penalty: Tensor | float = 0.0
         for table, strength in (
@@ -209,7 +229,7 @@ class NeuMF(Model):
         ):
             if table is not None and strength:
                 penalty = penalty + strength * _sum_of_squares(table, used)
-        return rows.at(at), penalty
+        return side, penalty
 
 
 @dataclass(frozen=True)
@@ -227,7 +247,15 @@ class _Part:
 
     @property
     def num_rows(self) -> int:
-        return next(len(tensor) for tensor in (self.gmf, self.first) if tensor is not None)
+        return len(self._any)
+
+    @property
+    def device(self) -> torch.device:
+        return self._any.device
+
+    @property
+    def _any(self) -> Tensor:
+        return next(tensor for tensor in (self.gmf, self.first) if tensor is not None)
 
     def at(self, rows: Tensor) -> _Part:
         """Copies of the given rows; their shape replaces the first dimension."""
@@ -243,6 +271,29 @@ class _Part:
         return _Part(gmf, first, bias)
 
 
+@dataclass(frozen=True)
+class _Side:
+    """What one side brings to pairs, and which of its rows is whose."""
+
+    part: _Part
+    shape: torch.Size
+    """Of the pairs."""
+
+    rows: Tensor | None
+    """The row of each pair, in their shape; the part has a row for each, in order, where it is None."""
+
+    @property
+    def at(self) -> Tensor:
+        """The row of each pair, in their shape."""
+        if self.rows is not None:
+            return self.rows
+        return torch.arange(self.part.num_rows, device=self.part.device).view(self.shape)
+
+    def pairs(self) -> _Part:
+        """A row for each pair, in their shape."""
+        return self.part.shaped(self.shape) if self.rows is None else self.part.at(self.rows)
+
+
 def _table(num_ids: int, width: int) -> nn.Embedding:
     table = nn.Embedding(num_ids, width)
     nn.init.normal_(table.weight, std=0.01)
@@ -253,25 +304,134 @@ def _rows(table: nn.Embedding, ids: Tensor | None) -> Tensor:
     return table.weight if ids is None else table.weight.index_select(0, ids)
 
 
-def _of_pairs(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> _Part:
+def _of_pairs(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> _Side:
     """A side's part for ids (...): by way of the whole table where that has fewer rows to multiply.
 
     A program that is being exported or compiled takes any number, so it must not depend on which is fewer.
     """
     if torch.compiler.is_compiling() or ids.numel() <= num_ids:
-        return part(ids.reshape(-1)).shaped(ids.shape)
-    return part(None).at(ids)
+        return _Side(part(ids.reshape(-1)), ids.shape, None)
+    return _Side(part(None), ids.shape, ids)
 
 
-def _of_used(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> tuple[_Part, Tensor]:
-    """A side's part for rows among which each of `ids` is once, and where it stands.
+def _of_used(part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor) -> _Side:
+    """A side's part for rows among which each of `ids` is once.
 
     The rows are the whole table, or those of its rows that occur where ids are fewer than rows.
     """
     if ids.numel() > num_ids:
-        return part(None), ids
+        return _Side(part(None), ids.shape, ids)
     used, at = torch.unique(ids, return_inverse=True)
-    return part(used), at
+    return _Side(part(used), ids.shape, at)
+
+
+class _PairLoss(torch.autograd.Function):
+    """Mean binary cross-entropy of pairs on a CPU, with its gradients, some users with all their items at a time.
+
+    Rows of both sides are looked up, and their gradients added to those of the tables, while a block is in the cache.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        at: tuple[Tensor, Tensor],
+        label: Tensor,
+        keep: float,
+        bias: Tensor,
+        gmf_weight: Tensor | None,
+        user_first: Tensor,
+        user_gmf: Tensor | None,
+        item_first: Tensor,
+        item_gmf: Tensor | None,
+        item_bias: Tensor | None,
+        *parameters: Tensor,
+    ) -> Tensor:
+        repeats = len(label)
+        step = max(1, block_rows(item_first) // repeats)
+        blocks = MlpBlocks(parameters, keep, step * repeats)
+        sides = [_Rows(user_first, step), _Rows(item_first, step * repeats)]
+        slopes = torch.empty_like(sides[1].block)
+        gmf = None
+        if gmf_weight is not None and user_gmf is not None and item_gmf is not None:
+            gmf = _GmfBlocks(gmf_weight, _Rows(user_gmf, step), _Rows(item_gmf, step * repeats))
+        offsets = None if item_bias is None else _Rows(item_bias.unsqueeze(1), step * repeats)
+        loss, bias_gradient = bias.new_zeros(()), torch.zeros_like(bias)
+        for user_at, item_at, wanted in zip(
+            torch.split(at[0], step), torch.split(at[1], step, dim=1), torch.split(label, step, dim=1), strict=True
+        ):
+            item_at = item_at.reshape(-1)
+            user, first = sides[0].taken(user_at), sides[1].taken(item_at)
+            first.view(repeats, len(user), -1).add_(user)
+            logits = blocks.logits(first).add_(bias.detach())
+            if gmf is not None:
+                logits += gmf.logits(user_at, item_at)
+            if offsets is not None:
+                logits += offsets.taken(item_at).squeeze(1)
+            share, slope = cross_entropy_(logits, wanted.reshape(-1).to(logits.dtype), label.numel())
+            loss += share
+            bias_gradient += slope.sum()
+            if gmf is not None:
+                gmf.add(user_at, item_at, slope)
+            if offsets is not None:
+                offsets.add(item_at, slope.unsqueeze(1))
+            of_first = blocks.slopes(slope, slopes)
+            sides[1].add(item_at, of_first)
+            sides[0].add(user_at, of_first.view(repeats, len(user), -1).sum(0))
+        ctx.gradients = (
+            *(None, None, None, bias_gradient),
+            None if gmf is None else gmf.gradient,
+            *(each for side, mine in zip(sides, (gmf and gmf.user, gmf and gmf.item), strict=True)
+              for each in (side.gradient, mine and mine.gradient)),
+            None if offsets is None else offsets.gradient.squeeze(1),
+            *blocks.finished(),
+        )  # fmt: skip
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return scaled(ctx.gradients, gradient)
+
+
+class _Rows:
+    """Rows of a table for a block of pairs, and the table's gradient, which adds up from block to block."""
+
+    def __init__(self, table: Tensor, rows: int) -> None:
+        self.table, self.gradient = table.detach(), torch.zeros_like(table)
+        self.block = table.new_empty(rows, table.shape[1])
+
+    def taken(self, at: Tensor) -> Tensor:
+        """The rows wanted, written over those of the block before."""
+        return torch.index_select(self.table, 0, at, out=self.block[: len(at)])
+
+    def add(self, at: Tensor, gradient: Tensor) -> None:
+        """Add what the rows of a block bring to the gradient."""
+        self.gradient.index_add_(0, at, gradient)
+
+
+class _GmfBlocks:
+    """The matrix factorisation's share of logits, and its gradients, for a block of pairs at a time."""
+
+    def __init__(self, weight: Tensor, user: _Rows, item: _Rows) -> None:
+        self.weight, self.user, self.item = weight.detach(), user, item
+        self.gradient = torch.zeros_like(self.weight)
+        self._products = torch.empty_like(item.block)
+
+    def logits(self, user_at: Tensor, item_at: Tensor) -> Tensor:
+        """w . (p_u * q_i), (pairs,)."""
+        p, q = self.user.taken(user_at), self.item.taken(item_at)
+        products = self._products[: len(q)]
+        torch.mul(q.view(-1, *p.shape), p, out=products.view(-1, *p.shape))
+        return products @ self.weight
+
+    def add(self, user_at: Tensor, item_at: Tensor, slope: Tensor) -> None:
+        """Add to the gradients what comes from that (pairs,) of the last logits."""
+        p, q = self.user.block[: len(user_at)], self.item.block[: len(item_at)]
+        products = self._products[: len(q)]
+        self.gradient.addmv_(products.t(), slope)
+        of_products = torch.mul(slope.unsqueeze(1), self.weight, out=products).view(-1, *p.shape)
+        self.user.add(user_at, q.view(-1, *p.shape).mul_(of_products).sum(0))
+        self.item.add(item_at, of_products.mul_(p).view_as(q))
 
 
 def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:

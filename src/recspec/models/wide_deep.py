@@ -23,7 +23,8 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, Mlp, aligned_linear, embedding_widths, ids_and_numbers
+from recspec.layers import Embeddings, embedding_widths, ids_and_numbers
+from recspec.mlp import Mlp, aligned_linear
 from recspec.models.base import Model
 
 INDICATOR_MOST_IDS = 10_000
@@ -118,6 +119,14 @@ class WideDeep(Model):
             return cast(Tensor, self.wide(batch))
         deep = cast(Tensor, self.deep(batch))
         return deep + self.wide(batch) if self.settings.use_wide else deep
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy in nats."""
+        if not self.settings.use_deep:
+            return super().loss(batch)
+        first = aligned_linear(self.deep.inputs(batch), self.deep.mlp.first)
+        beside = self.wide(batch) if self.settings.use_wide else None
+        return self.deep.mlp.loss(first, self.deep.out, batch[self.spec.label], beside)
 
     def settle(self) -> None:
         """See `Model.settle`."""
