@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recspec.mlp import SMALL, Mlp, bernoulli_words, relu_dropout_
+from recspec.mlp import (
+    BLOCK_FLOATS,
+    SMALL,
+    Mlp,
+    MlpBlocks,
+    bernoulli_words,
+    block_rows,
+    cross_entropy_,
+    in_blocks,
+    relu_dropout_,
+)
 
 ROWS, WIDTH = 1024, 128
 assert ROWS * WIDTH > SMALL
@@ -156,51 +168,87 @@ def test_mlp_starts_glorot_uniform() -> None:
     assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
 
 
-# --- losses in blocks ------------------------------------------------------------------------------------------------
+# --- in blocks -------------------------------------------------------------------------------------------------------
 
 
-def losses(mlp: Mlp, rows: int, *, beside: bool, blocks: bool) -> list[Tensor]:
-    """A loss and its gradients."""
-    torch.manual_seed(11)
-    x, logits = torch.randn(rows, mlp.first.in_features, requires_grad=True), torch.randn(rows, requires_grad=True)
-    out, label = torch.nn.Linear(mlp.layers[-1].out_features, 1, bias=not beside), torch.rand(rows).round()  # type: ignore[arg-type]
-    places = [x, *mlp.parameters(), *out.parameters(), *([logits] if beside else [])]
-    first = mlp.first(x)
-    if blocks:
-        loss = mlp.loss(first, out, label, logits if beside else None)
-    else:
-        own = mlp.logits(first, out) + (logits if beside else 0)
-        loss = F.binary_cross_entropy_with_logits(own, label)
-    return [loss.detach(), *torch.autograd.grad(2 * loss, places)]
+def of_whole_batch(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor) -> list[Tensor]:
+    """Logits (B,), and the gradients of what the first layer gives and of all weights, by torch's own backward pass."""
+    first = first.clone().requires_grad_()
+    layer = torch.nn.Linear(len(out), 1, bias=False)
+    layer.weight = torch.nn.Parameter(out.unsqueeze(0).clone())
+    torch.manual_seed(13)
+    logits = mlp.logits(first * 1, layer)
+    *hidden, last = torch.autograd.grad(logits, [first, *list(mlp.parameters())[2:], layer.weight], slope)
+    return [logits.detach(), *hidden, last[0]]
+
+
+def of_blocks(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor, rows: int) -> list[Tensor]:
+    """The same, `rows` rows at a time."""
+    blocks = MlpBlocks(mlp.behind_first(out), mlp.keep, rows)
+    logits, slopes = torch.empty(len(first)), torch.empty_like(first)
+    into = torch.empty(rows, first.shape[1])
+    torch.manual_seed(13)
+    for start in range(0, len(first), rows):
+        some = slice(start, start + rows)
+        logits[some] = blocks.logits(first[some].clone())
+        slopes[some] = blocks.slopes(slope[some], into)
+    return [logits, slopes, *blocks.finished()]
 
 
 @pytest.mark.parametrize("dims", [[7, 6], [7, 6, 5, 4]])
-@pytest.mark.parametrize("rows", [1, 4, 5, 6, 17])  # blocks of five
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_loss_in_blocks_is_that_of_all_rows_at_once(
-    dims: list[int], rows: int, beside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recspec.mlp.SMALL", 0)
-    monkeypatch.setattr("recspec.mlp.BLOCK_FLOATS", 30)
+@pytest.mark.parametrize("num_rows", [1, 4, 5, 6, 17])
+def test_blocks_give_the_logits_and_gradients_of_all_rows_at_once(dims: list[int], num_rows: int) -> None:
     torch.manual_seed(12)
     mlp = Mlp(dims)
-    expected = losses(mlp, rows, beside=beside, blocks=False)
-    for one, other in zip(losses(mlp, rows, beside=beside, blocks=True), expected, strict=True):
+    first, out, slope = torch.randn(num_rows, 6), torch.randn(dims[-1]), torch.randn(num_rows)
+    expected = of_whole_batch(mlp, first, out, slope)
+    for one, other in zip(of_blocks(mlp, first, out, slope, rows=5), expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_block_worked_by_hand() -> None:
+    # Units (1, 0) of (1, -2); second layer 3 * 1 + 4 * 0 - 1 = 2; logit 2 * 5 = 10.
+    parameters = [torch.tensor([[3.0, 4.0]]), torch.tensor([-1.0]), torch.tensor([5.0])]
+    blocks = MlpBlocks(parameters, 1.0, 1)
+    assert blocks.logits(torch.tensor([[1.0, -2.0]])).tolist() == [10.0]
+    # With a gradient of 1: 5 of the second layer's unit, so (5 * 3, stopped) of the first's.
+    assert blocks.slopes(torch.tensor([1.0]), torch.empty(1, 2)).tolist() == [[15.0, 0.0]]
+    assert [gradient.tolist() for gradient in blocks.finished()] == [[[5.0, 0.0]], [5.0], [2.0]]
 
 
 def test_a_block_of_all_rows_drops_what_they_do_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recspec.mlp.SMALL", 0)
-    torch.manual_seed(13)
     mlp = Mlp([7, 40, 30], dropout=0.3)
-    expected = losses(mlp, 99, beside=False, blocks=False)
-    for one, other in zip(losses(mlp, 99, beside=False, blocks=True), expected, strict=True):
+    first, out, slope = torch.randn(99, 40), torch.randn(30), torch.randn(99)
+    expected = of_whole_batch(mlp, first, out, slope)
+    for one, other in zip(of_blocks(mlp, first, out, slope, rows=99), expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_a_loss_of_few_units_takes_its_gradients_as_torch_does() -> None:
-    mlp, out = Mlp([3, 4]), torch.nn.Linear(4, 1)
-    loss = mlp.loss(mlp.first(torch.randn(5, 3)), out, torch.ones(5, dtype=torch.int32))
-    assert type(loss.grad_fn).__name__ == "BinaryCrossEntropyWithLogitsBackward0"
+def test_the_gradient_of_cross_entropy_worked_by_hand() -> None:
+    logits = torch.tensor([0.0, 3.0**0.5])
+    loss, slope = cross_entropy_(logits, torch.tensor([1.0, 0.0]), rows=4)
+    # (log 2 + log(1 + e^1.732)) / 4, and (sigmoid - label) / 4.
+    assert loss.item() == pytest.approx((math.log(2) + math.log1p(math.exp(3**0.5))) / 4)
+    assert slope.tolist() == pytest.approx([-0.125, 0.25 / (1 + math.exp(-(3**0.5)))])
+    assert slope is logits
+
+
+@pytest.mark.parametrize(
+    ("first", "units", "expected"),
+    [(torch.zeros(1), SMALL, True), (torch.zeros(1), SMALL - 1, False), (torch.zeros(1).double(), SMALL, False)],
+)
+def test_blocks_are_for_many_units_of_single_precision(first: Tensor, units: int, expected: bool) -> None:
+    assert in_blocks(first, units) == expected
+
+
+def test_there_are_no_blocks_without_gradients_or_in_other_precisions() -> None:
     with torch.no_grad():
-        assert mlp.loss(mlp.first(torch.randn(20_000, 3)), out, torch.ones(20_000)).item() > 0
+        assert not in_blocks(torch.zeros(1), SMALL)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not in_blocks(torch.zeros(1), SMALL)
+
+
+@pytest.mark.parametrize(("width", "rows"), [(256, BLOCK_FLOATS // 256), (BLOCK_FLOATS * 2, 1)])
+def test_a_block_has_a_row_at_least(width: int, rows: int) -> None:
+    assert block_rows(torch.zeros(1, width)) == rows

@@ -26,8 +26,8 @@ DROPPED = 1 << 18
 INTEGERS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 """The integers of so many bits."""
 
-BLOCK_FLOATS = 1 << 19
-"""Units of the first layer in a block of rows: 2 MB, near a core's second-level cache."""
+BLOCK_FLOATS = 1 << 20
+"""Units of the first layer in a block of rows: 4 MB, near a core's second-level cache."""
 
 
 class Mlp(nn.Module):
@@ -58,32 +58,11 @@ class Mlp(nn.Module):
         return x if scale == 1.0 else x * scale
 
     def logits(self, first: Tensor, out: nn.Linear) -> Tensor:
-        """`after_first`, then an output layer of one unit: (..., dims[1]) -> (...).
-
-        It may read others' units too, before these; what those add comes on top.
-        """
+        """`after_first`, then an output layer of one unit: (..., dims[1]) -> (...)."""
         x, scale = self._hidden(first)
-        weight = self._own(out) if scale == 1.0 else self._own(out) * scale
+        weight = out.weight[0] if scale == 1.0 else out.weight[0] * scale
         logits = x @ weight  # a product with a vector; with a matrix of one row it takes several times as long
         return logits if out.bias is None else logits + out.bias
-
-    def loss(self, first: Tensor, out: nn.Linear, label: Tensor, beside: Tensor | None = None) -> Tensor:
-        """Mean binary cross-entropy, in nats, of `logits` plus those `beside` (B,); overwrites `first` (B, dims[1]).
-
-        On a CPU it comes with its gradients, a block of rows at a time (`MlpBlocks`).
-        """
-        if not in_blocks(first, first.numel()):
-            logits = self.logits(first, out)
-            logits = logits if beside is None else logits + beside
-            return F.binary_cross_entropy_with_logits(logits.float(), label.float())
-        bias: Tensor = torch.zeros(1) if out.bias is None else out.bias
-        offset = bias.expand(len(first)) if beside is None else beside + bias
-        parameters = self.behind_first(self._own(out))
-        return cast(Tensor, _LossInBlocks.apply(first, offset, label, self.keep, *parameters))  # type: ignore[no-untyped-call]
-
-    def _own(self, out: nn.Linear) -> Tensor:
-        """The last columns (D,) of an output unit's weight: those of this MLP's units."""
-        return out.weight[0, -cast(nn.Linear, self.layers[-1]).out_features :]
 
     def behind_first(self, out: Tensor) -> tuple[Tensor, ...]:
         """Weight and bias of each layer but the first, then `out`, the weight (D,) of a unit of output."""
@@ -128,7 +107,7 @@ def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float
     something smaller.
 
     On a CPU, drawing one random float a unit costs more than a layer's matrix product. Here one random bit a unit and
-    binary digit of 1 - p is drawn instead (a single bit for p = 0.5), and the backward pass needs no mask: a unit that
+    binary digit of p is drawn instead (a single bit for p = 0.5), and the backward pass needs no mask: a unit that
     was dropped and one that ReLU stopped are both 0 in the output, and neither passes a gradient.
     """
     if not training or p == 0.0:
@@ -166,18 +145,18 @@ class _ReluDropout(torch.autograd.Function):
 def _relu_and_drop_(x: Tensor, keep: float) -> None:
     """In place on a flat tensor: negative elements become 0, and each other one with probability 1 - keep.
 
-    A piece at a time, so that it and its mask stay in the cache. The r-th bit of word j, from the sign down, decides on
-    element r * words + j of a piece: shifted to the sign and down again it makes all ones (keep) or all zeros (drop).
+    A piece at a time, so that it and its bits stay in the cache. The r-th bit of word j, from the sign down, decides on
+    element r * words + j of a piece: shifted to the sign it makes an integer of 0 or more (keep) or a negative one.
     """
     bits = x.element_size() * 8
     words = -(-min(x.numel(), DROPPED) // bits)
-    pieces = torch.split(x, words * bits)
-    mask = torch.empty(bits, words, dtype=INTEGERS[bits])
-    places = torch.arange(bits, dtype=mask.dtype).unsqueeze(1)
-    for piece in pieces:
-        torch.bitwise_left_shift(bernoulli_words(words, keep, bits), places, out=mask)
-        mask.bitwise_right_shift_(bits - 1)
-        piece.view(mask.dtype).bitwise_and_(mask.view(-1)[: len(piece)])
+    shifted = torch.empty(bits, words, dtype=INTEGERS[bits])
+    places = torch.arange(bits, dtype=shifted.dtype).unsqueeze(1)
+    for piece in torch.split(x, words * bits):
+        torch.bitwise_left_shift(bernoulli_words(words, 1 - keep, bits), places, out=shifted)
+        units, signs = piece.view(shifted.dtype), shifted.view(-1)[: len(piece)]
+        # "0 where the second is -1 or less": a unit's bits are passed as they are, as an integer of its size.
+        torch.ops.aten.threshold_backward.grad_input(units, signs, -1, grad_input=units)
         piece.relu_()
 
 
@@ -263,31 +242,6 @@ def cross_entropy_(logits: Tensor, label: Tensor, rows: int) -> tuple[Tensor, Te
     """A block's share of the mean binary cross-entropy over `rows` rows, and its gradient, written over the logits."""
     loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum") / rows
     return loss, logits.sigmoid_().sub_(label).div_(rows)
-
-
-class _LossInBlocks(torch.autograd.Function):
-    """`Mlp.loss` on a CPU, whose gradients are ready when it is."""
-
-    @staticmethod
-    def forward(ctx: Any, first: Tensor, offset: Tensor, label: Tensor, keep: float, *parameters: Tensor) -> Tensor:
-        step = block_rows(first)
-        blocks = MlpBlocks(parameters, keep, min(step, len(first)))
-        slopes, gradient, loss = torch.empty_like(first), torch.empty_like(offset), first.new_zeros(())
-        label = label.to(first.dtype)
-        for units, beside, wanted, into, kept in zip(
-            *(torch.split(each, step) for each in (first.detach(), offset, label, slopes, gradient)), strict=True
-        ):
-            share, slope = cross_entropy_(blocks.logits(units).add_(beside), wanted, len(first))
-            loss += share
-            kept.copy_(slope)
-            blocks.slopes(slope, into)
-        ctx.gradients = slopes, gradient, None, None, *blocks.finished()
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return scaled(ctx.gradients, gradient)
 
 
 def scaled(gradients: Sequence[Tensor | None], by: Tensor) -> tuple[Tensor | None, ...]:

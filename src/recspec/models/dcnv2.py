@@ -20,7 +20,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import CrossNetwork, Embeddings, embedding_widths, ids_and_numbers, linear_of_parts
-from recspec.mlp import Mlp, aligned_linear
+from recspec.mlp import Mlp
 from recspec.models.base import Model
 
 SCORE_FLOATS = 1 << 22
@@ -108,16 +108,6 @@ class DcnV2(Model):
         if self.settings.structure == "stacked":
             return cast(Tensor, self.out(self.top(crossed)).squeeze(1))
         return cast(Tensor, self.out(torch.cat([crossed, self.top(first)], dim=1)).squeeze(1))
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy in nats."""
-        first = self._inputs(batch)
-        crossed = self.cross(first)
-        if self.settings.structure == "stacked":
-            return self.top.loss(aligned_linear(crossed, self.top.first), self.out, batch[self.spec.label])
-        beside = crossed @ self.out.weight[0, : self.width]
-        top = aligned_linear(first, self.top.first)
-        return self.top.loss(top, self.out, batch[self.spec.label], beside)
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.

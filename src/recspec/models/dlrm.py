@@ -20,7 +20,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings, beside_dots, dot_interaction, ids_and_numbers, linear_of_parts
-from recspec.mlp import Mlp, aligned_linear
+from recspec.mlp import Mlp
 from recspec.models.base import Model
 
 SCORE_FLOATS = 1 << 22
@@ -98,11 +98,6 @@ class Dlrm(Model):
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
         return cast(Tensor, self.out(self.top(self._interactions(batch))).squeeze(1))
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy in nats."""
-        first = aligned_linear(self._interactions(batch), self.top.first)
-        return self.top.loss(first, self.out, batch[self.spec.label])
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.

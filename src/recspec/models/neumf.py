@@ -410,28 +410,35 @@ class _Rows:
 
 
 class _GmfBlocks:
-    """The matrix factorisation's share of logits, and its gradients, for a block of pairs at a time."""
+    """The matrix factorisation's share of logits, and its gradients, for a block of pairs at a time.
+
+    What belongs to a user is multiplied once for all its pairs.
+    """
 
     def __init__(self, weight: Tensor, user: _Rows, item: _Rows) -> None:
         self.weight, self.user, self.item = weight.detach(), user, item
         self.gradient = torch.zeros_like(self.weight)
+        self._weighted = torch.empty_like(user.block)
         self._products = torch.empty_like(item.block)
+        self._ones = torch.ones_like(self.weight)
 
     def logits(self, user_at: Tensor, item_at: Tensor) -> Tensor:
-        """w . (p_u * q_i), (pairs,)."""
+        """Sum of w * p_u * q_i, (pairs,)."""
         p, q = self.user.taken(user_at), self.item.taken(item_at)
+        weighted = torch.mul(p, self.weight, out=self._weighted[: len(p)])
         products = self._products[: len(q)]
-        torch.mul(q.view(-1, *p.shape), p, out=products.view(-1, *p.shape))
-        return products @ self.weight
+        torch.mul(q.view(-1, *p.shape), weighted, out=products.view(-1, *p.shape))
+        return torch.mv(products, self._ones)
 
     def add(self, user_at: Tensor, item_at: Tensor, slope: Tensor) -> None:
         """Add to the gradients what comes from that (pairs,) of the last logits."""
         p, q = self.user.block[: len(user_at)], self.item.block[: len(item_at)]
-        products = self._products[: len(q)]
-        self.gradient.addmv_(products.t(), slope)
-        of_products = torch.mul(slope.unsqueeze(1), self.weight, out=products).view(-1, *p.shape)
-        self.user.add(user_at, q.view(-1, *p.shape).mul_(of_products).sum(0))
-        self.item.add(item_at, of_products.mul_(p).view_as(q))
+        weighted, products = self._weighted[: len(p)], self._products[: len(q)]
+        of_item = torch.mul(slope.view(-1, len(p), 1), weighted, out=products.view(-1, *p.shape))
+        self.item.add(item_at, of_item.view_as(q))
+        of_user = q.mul_(slope.unsqueeze(1)).view(-1, *p.shape).sum(0)
+        self.gradient += (of_user * p).sum(0)
+        self.user.add(user_at, of_user.mul_(self.weight))
 
 
 def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:

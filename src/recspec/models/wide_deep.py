@@ -120,14 +120,6 @@ class WideDeep(Model):
         deep = cast(Tensor, self.deep(batch))
         return deep + self.wide(batch) if self.settings.use_wide else deep
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy in nats."""
-        if not self.settings.use_deep:
-            return super().loss(batch)
-        first = aligned_linear(self.deep.inputs(batch), self.deep.mlp.first)
-        beside = self.wide(batch) if self.settings.use_wide else None
-        return self.deep.mlp.loss(first, self.deep.out, batch[self.spec.label], beside)
-
     def settle(self) -> None:
         """See `Model.settle`."""
         if self.settings.use_deep:
