@@ -143,8 +143,7 @@ def _of_model(
             found[name] = runs
         except SettingsError as error:  # what the recipe's optimizer does not allow
             refused[name] = str(error)
-    base = [run["value"] for run in found[BASE].values()]
-    summary = {name: _summary(found[name], base) for name in SETTINGS if name in found}
+    summary = {name: _summary(found[name], found[BASE]) for name in SETTINGS if name in found}
     _show(f"{model} on {task.raw}, test {told['metric']}", summary, refused)
     deterministic = before.get("deterministic") or _deterministic(model, task, spec, scratch)
     print(f"deterministic: {deterministic}")
@@ -206,10 +205,12 @@ def _train(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, ob
     )
 
 
-def _summary(by_seed: Mapping[int, Found], base: Sequence[float]) -> Found:
+def _summary(by_seed: Mapping[int, Found], base: Mapping[int, Found]) -> Found:
+    """Of a setting's runs; what separates them from fp32 is the mean over the seeds that both have."""
     runs = [by_seed[seed] for seed in sorted(by_seed)]
     values = [run["value"] for run in runs]
     mean = statistics.mean(values)
+    of_base = [run["value"] for run in base.values()]
     return {
         "seeds": sorted(by_seed),
         "values": values,
@@ -217,8 +218,8 @@ def _summary(by_seed: Mapping[int, Found], base: Sequence[float]) -> Found:
         "lowest": min(values),
         "highest": max(values),
         "deviation": statistics.stdev(values) if len(values) > 1 else None,
-        "from fp32": mean - statistics.mean(base),
-        "within the seeds of fp32": min(base) <= mean <= max(base),
+        "from fp32": statistics.mean(by_seed[seed]["value"] - base[seed]["value"] for seed in by_seed if seed in base),
+        "within the seeds of fp32": min(of_base) <= mean <= max(of_base),
         "seconds": statistics.mean(run["seconds"] for run in runs),
     }
 
