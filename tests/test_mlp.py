@@ -113,8 +113,9 @@ def test_every_bit_of_a_word_has_the_probability(bits: int, probability: float) 
     assert (shares - probability).abs().max().item() < 6 * deviation
 
 
-def test_certain_bits_are_all_ones() -> None:
-    assert bernoulli_words(3, 1.0, 32).tolist() == [-1, -1, -1]
+def test_impossible_bits_are_all_zeros() -> None:
+    assert bernoulli_words(3, 0.0, 32).tolist() == [0, 0, 0]
+    assert bernoulli_words(3, 2.0**-17, 32).tolist() == [0, 0, 0]  # what is rounded to that
 
 
 def test_mlp_without_dropout_is_linear_layers_with_relu() -> None:
@@ -184,7 +185,7 @@ def of_whole_batch(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor) -> list[
 
 def of_blocks(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor, rows: int) -> list[Tensor]:
     """The same, `rows` rows at a time."""
-    blocks = MlpBlocks(mlp.behind_first(out), mlp.keep, rows)
+    blocks = MlpBlocks(mlp.parameters_after_first(out), mlp.keep, rows)
     logits, slopes = torch.empty(len(first)), torch.empty_like(first)
     into = torch.empty(rows, first.shape[1])
     torch.manual_seed(13)
@@ -249,6 +250,8 @@ def test_there_are_no_blocks_without_gradients_or_in_other_precisions() -> None:
         assert not in_blocks(torch.zeros(1), SMALL)
 
 
-@pytest.mark.parametrize(("width", "rows"), [(256, BLOCK_FLOATS // 256), (BLOCK_FLOATS * 2, 1)])
-def test_a_block_has_a_row_at_least(width: int, rows: int) -> None:
-    assert block_rows(torch.zeros(1, width)) == rows
+@pytest.mark.parametrize(
+    ("widths", "rows"), [([256], BLOCK_FLOATS // 256), ([64, 256, 1], BLOCK_FLOATS // 256), ([BLOCK_FLOATS * 2], 1)]
+)
+def test_the_widest_tensor_decides_on_the_rows_of_a_block(widths: list[int], rows: int) -> None:
+    assert block_rows(*widths) == rows

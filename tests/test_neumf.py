@@ -162,11 +162,11 @@ def test_logits_are_the_papers_equation(variant: dict[str, object], num_rows: in
     torch.testing.assert_close(model(rows), logits_by_hand(model, rows))
 
 
-@pytest.fixture(params=["whole", "in blocks"])
+@pytest.fixture(params=[0, 30, 66])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses of a batch at once, and in blocks of 5 rows of 6 units."""
-    monkeypatch.setattr("recspec.mlp.SMALL", 0 if request.param == "in blocks" else 1 << 60)
-    monkeypatch.setattr("recspec.mlp.BLOCK_FLOATS", 30)
+    """Losses of a batch at once, and in blocks of 5 and 11 rows of 6 units: one user with some items, or several."""
+    monkeypatch.setattr("recspec.mlp.SMALL", 0 if request.param else 1 << 60)
+    monkeypatch.setattr("recspec.mlp.BLOCK_FLOATS", request.param)
 
 
 @pytest.mark.usefixtures("_way")
@@ -210,6 +210,60 @@ def _assert_same_loss(model: NeuMF, rows: Batch, expected: torch.Tensor) -> None
         torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(ours, by_hand)
+
+
+@pytest.mark.parametrize(("one_user", "expected"), [(False, True), (True, False)])
+def test_more_items_of_a_user_than_fit_a_block_are_no_blocks(
+    one_user: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.mlp.SMALL", 0)
+    monkeypatch.setattr("recspec.mlp.BLOCK_FLOATS", 30)
+    rows = batch(25)
+    if one_user:
+        rows["user_id"] = torch.zeros_like(rows["user_id"])
+    names = {function.name() for function, _ in _functions(neumf().loss(rows))}
+    assert ("_PairLossBackward" in names) == expected
+
+
+def test_gradients_are_let_go_in_the_backward_pass_and_have_none_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.mlp.SMALL", 0)
+    model, rows = neumf(), batch(25)
+    loss = model.loss(rows)
+    loss.backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="already been freed"):
+        loss.backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.grad(model.loss(rows), model.mlp.first.weight, create_graph=True)
+
+
+def test_gradients_in_blocks_are_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.models.neumf.in_blocks", lambda *_: True)  # in double precision too
+    monkeypatch.setattr("recspec.mlp.BLOCK_FLOATS", 66)
+    model, rows = neumf(dropout=0.3, item_bias=True).double(), batch(30, negatives=2)
+    torch.manual_seed(0)
+    gradients = torch.autograd.grad(model.loss(rows), list(model.parameters()))
+    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+        direction = torch.randn_like(weight)
+        ends = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                weight += step * direction
+            torch.manual_seed(0)
+            ends.append(model.loss(rows).item())
+            with torch.no_grad():
+                weight -= step * direction
+        expected = (ends[0] - ends[1]) / 2e-6
+        assert (gradient * direction).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-8)
+
+
+def _functions(loss: torch.Tensor) -> Iterator[tuple[torch.autograd.graph.Node, int]]:
+    """The operations that a loss goes back through."""
+    waiting = [(loss.grad_fn, 0)]
+    while waiting:
+        function, place = waiting.pop()
+        if function is not None:
+            yield function, place
+            waiting += function.next_functions
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -18,7 +18,8 @@ DIGITS = 16
 """Binary digits that a keep probability is rounded to when masks are drawn bit by bit: it is off by at most 2^-17."""
 
 SMALL = 1 << 16
-"""Elements below which torch's own dropout is as fast: the bit masks cost some hundred small operations a call."""
+"""Units below which torch's own dropout is as fast as bit masks, which cost some hundred small operations a call; and
+below which the units of a loss stay in the cache without blocks."""
 
 DROPPED = 1 << 18
 """Elements whose mask is made at once: 1 MB of floats, and as much for the mask."""
@@ -27,7 +28,7 @@ INTEGERS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 """The integers of so many bits."""
 
 BLOCK_FLOATS = 1 << 20
-"""Units of the first layer in a block of rows: 4 MB, near a core's second-level cache."""
+"""Numbers of the widest tensor of a block of rows: 4 MB, near a core's second-level cache."""
 
 
 class Mlp(nn.Module):
@@ -64,7 +65,7 @@ class Mlp(nn.Module):
         logits = x @ weight  # a product with a vector; with a matrix of one row it takes several times as long
         return logits if out.bias is None else logits + out.bias
 
-    def behind_first(self, out: Tensor) -> tuple[Tensor, ...]:
+    def parameters_after_first(self, out: Tensor) -> tuple[Tensor, ...]:
         """Weight and bias of each layer but the first, then `out`, the weight (D,) of a unit of output."""
         layers = [cast(nn.Linear, layer) for layer in self.layers[1:]]
         return (*(each for layer in layers for each in (layer.weight, layer.bias)), out)
@@ -172,9 +173,9 @@ def in_blocks(first: Tensor, units: int) -> bool:
     )
 
 
-def block_rows(first: Tensor) -> int:
-    """Rows of a block of `first` (..., D)."""
-    return max(1, BLOCK_FLOATS // max(1, first.shape[-1]))
+def block_rows(*widths: int) -> int:
+    """Rows of a block whose tensors have so many numbers a row."""
+    return max(1, BLOCK_FLOATS // max(1, *widths))
 
 
 class MlpBlocks:
@@ -186,7 +187,7 @@ class MlpBlocks:
     """
 
     def __init__(self, parameters: Sequence[Tensor], keep: float, rows: int) -> None:
-        """`parameters` as `Mlp.behind_first` gives them; a block has at most `rows` rows."""
+        """`parameters` as `Mlp.parameters_after_first` gives them; a block has at most `rows` rows."""
         self.keep = max(1, round(keep * 2**DIGITS)) / 2**DIGITS
         *hidden, out = (parameter.detach() for parameter in parameters)
         # Scaling weights instead of units: thousands of products a batch instead of millions.
@@ -210,8 +211,7 @@ class MlpBlocks:
     def slopes(self, gradient: Tensor, into: Tensor) -> Tensor:
         """From the gradient (R,) of the last logits that of `first`, (R, D), which is written into `into`."""
         rows = len(gradient)
-        into = into[:rows]
-        targets = [into, *(slopes[:rows] for slopes in self._slopes)]
+        targets = [slopes[:rows] for slopes in (into, *self._slopes)]
         self.gradients[-1].addmv_(self._block[-1].t(), gradient)
         torch.mul(gradient.unsqueeze(1), self.out, out=targets[-1])
         for place in reversed(range(len(targets))):
@@ -223,7 +223,7 @@ class MlpBlocks:
                 self.gradients[2 * place - 2].addmm_(slope.t(), below)
                 self.gradients[2 * place - 1].addmv_(slope.t(), self._ones[:rows])
                 torch.mm(slope, self.weights[place - 1], out=targets[place - 1])
-        return into
+        return targets[0]
 
     def finished(self) -> list[Tensor]:
         """The gradients of `parameters`, when all blocks are done."""
@@ -244,23 +244,27 @@ def cross_entropy_(logits: Tensor, label: Tensor, rows: int) -> tuple[Tensor, Te
     return loss, logits.sigmoid_().sub_(label).div_(rows)
 
 
-def scaled(gradients: Sequence[Tensor | None], by: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients times that of the loss they belong to, which is mostly 1."""
-    if by.item() == 1.0:
+def times(gradients: Sequence[Tensor | None], factor: Tensor) -> tuple[Tensor | None, ...]:
+    """What a loss that came with its gradients gives in the backward pass: they, times that of the loss, mostly 1.
+
+    Raises:
+        NotImplementedError: where their own gradients are asked for (`create_graph`), of which nothing is known here.
+    """
+    if torch.is_grad_enabled():
+        raise NotImplementedError("a loss computed in blocks has no second derivatives; set recspec.mlp.SMALL higher")
+    if factor.item() == 1.0:
         return tuple(gradients)
-    return tuple(None if gradient is None else gradient * by for gradient in gradients)
+    return tuple(None if gradient is None else gradient * factor for gradient in gradients)
 
 
 def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
-    """Integers (num_words,) of 16, 32 or 64 bits, every bit of them 1 with `probability`, all independent.
+    """Integers (num_words,) of 16, 32 or 64 bits, every bit of them 1 with `probability` < 1, all independent.
 
     Taking the probability's binary digits from the last to the first, a random bit joined by OR where the digit is 1
     and by AND where it is 0 puts that digit in front: P becomes (1 + P) / 2 or P / 2.
     """
     dtype = INTEGERS[bits]
     numerator = round(probability * 2**DIGITS)
-    if numerator == 2**DIGITS:
-        return torch.full((num_words,), -1, dtype=dtype)
     words = torch.zeros(-(-num_words * bits // 64), dtype=torch.int64)
     for digit in reversed(f"{numerator:0{DIGITS}b}".rstrip("0")):
         fresh = torch.empty_like(words).random_(-(2**63), None)

@@ -21,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from recspec import config
 from recspec.batch import Batch
 from recspec.feature_spec import FeatureSpec
-from recspec.mlp import Mlp, MlpBlocks, block_rows, cross_entropy_, in_blocks, scaled
+from recspec.mlp import Mlp, MlpBlocks, block_rows, cross_entropy_, in_blocks, times
 from recspec.models.base import Model
 
 SCORE_FLOATS = 1 << 20
@@ -128,23 +127,32 @@ class NeuMF(Model):
         item_side, item_penalty = self._regularised(self._item_part, self.num_items, item)
         penalty = (user_penalty + item_penalty) / label.numel()
         first = item_side.part.first
-        if first is not None and in_blocks(first, label.numel() * first.shape[1]):
+        if first is not None and self._in_blocks(first, label):
             return self._loss_in_blocks(user_side, item_side, label) + penalty
         logits = self._join(user_side.pairs(), item_side.pairs())
         return F.binary_cross_entropy_with_logits(logits.float(), label.float()) + penalty
+
+    def _in_blocks(self, first: Tensor, label: Tensor) -> bool:
+        """Whether the loss of pairs (repetitions, users) comes with its gradients; a block holds a user at least."""
+        return len(label) <= self._block_rows and in_blocks(first, label.numel() * first.shape[1])
+
+    @property
+    def _block_rows(self) -> int:
+        return block_rows(*self.settings.layers[1:], self.settings.factors if self.settings.use_gmf else 1)
 
     def _loss_in_blocks(self, user: _Side, item: _Side, label: Tensor) -> Tensor:
         """Mean binary cross-entropy of pairs (repetitions, users), with its gradients."""
         return cast(
             Tensor,
             _PairLoss.apply(  # type: ignore[no-untyped-call]
+                self._block_rows,
                 (user.at.long(), item.at.long()),
                 label,
                 self.mlp.keep,
                 self.out.bias,
                 self._gmf_weight() if self.settings.use_gmf else None,
                 *(user.part.first, user.part.gmf, item.part.first, item.part.gmf, item.part.bias),
-                *self.mlp.behind_first(self._mlp_weight()),
+                *self.mlp.parameters_after_first(self._mlp_weight()),
             ),
         )
 
@@ -334,6 +342,7 @@ class _PairLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        rows: int,
         at: tuple[Tensor, Tensor],
         label: Tensor,
         keep: float,
@@ -347,7 +356,7 @@ class _PairLoss(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         repeats = len(label)
-        step = max(1, block_rows(item_first) // repeats)
+        step = min(rows // repeats, label.shape[1])
         blocks = MlpBlocks(parameters, keep, step * repeats)
         sides = [_Rows(user_first, step), _Rows(item_first, step * repeats)]
         slopes = torch.empty_like(sides[1].block)
@@ -377,20 +386,21 @@ class _PairLoss(torch.autograd.Function):
             of_first = blocks.slopes(slope, slopes)
             sides[1].add(item_at, of_first)
             sides[0].add(user_at, of_first.view(repeats, len(user), -1).sum(0))
-        ctx.gradients = (
-            *(None, None, None, bias_gradient),
+        ctx.save_for_backward(
+            bias_gradient,
             None if gmf is None else gmf.gradient,
-            *(each for side, mine in zip(sides, (gmf and gmf.user, gmf and gmf.item), strict=True)
-              for each in (side.gradient, mine and mine.gradient)),
+            sides[0].gradient,
+            None if gmf is None else gmf.user.gradient,
+            sides[1].gradient,
+            None if gmf is None else gmf.item.gradient,
             None if offsets is None else offsets.gradient.squeeze(1),
             *blocks.finished(),
-        )  # fmt: skip
+        )
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return scaled(ctx.gradients, gradient)
+        return None, None, None, None, *times(ctx.saved_tensors, gradient)
 
 
 class _Rows:
