@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol, cast
 
@@ -259,6 +260,11 @@ class Events:
         """Whether sums go over slices, a step at a time."""
         many = bool(self.sizes) and len(self.rows) >= SLICED * len(self.sizes)
         return many and self.present is None and self.rows.device.type == "cpu"
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """What work on the jagged form takes one after the other; forward and backward passes share it."""
+        return Blocks.of(self)
 
     @property
     def there(self) -> Tensor:
@@ -531,7 +537,8 @@ class ActivatedMlp(nn.Module):
         """`scale` times the mean binary cross-entropy of the logits that `out` makes of the last layer: (B, dims[0]),
         (B,) -> (), in nats.
 
-        Some rows at a time, with its gradient, where `can_go_by_blocks` holds and autocast does not.
+        It goes some rows at a time, and computes its gradient with them: for at least one row, where `can_go_by_blocks`
+        holds without autocast.
         """
         first, last = self.first, (out.weight, out.bias)
         return cast(Tensor, _CrossEntropy.apply(self.kind, scale, x, label, *first.parameters(), *self.tail, *last))  # type: ignore[no-untyped-call]
@@ -728,7 +735,7 @@ class _Weights(torch.autograd.Function):
             _Scratch(happened, min(len(happened), BLOCK)),
             _Tail(kind, tail),
         )
-        blocks, event, product = _Blocks.of(events), by_event.t(), by_product.t()
+        blocks, event, product = events.blocks, by_event.t(), by_product.t()
         for rows, x, own, *parts in zip(blocks.rows, *map(blocks.cut, (happened, weights, *kept)), strict=True):
             first = torch.addmm(of_targets[rows], x, event, out=parts[0])
             first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), product)
@@ -746,7 +753,7 @@ class _Weights(torch.autograd.Function):
         of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
         of_first = target.new_zeros(len(target), len(by_event))
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
-        scratch, blocks = _Scratch(happened, min(len(happened), BLOCK)), _Blocks.of(events)
+        scratch, blocks = _Scratch(happened, min(len(happened), BLOCK)), events.blocks
         cut = map(blocks.cut, (happened, of_happened, gradient, *kept))
         with _small_products(happened):
             for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
@@ -794,7 +801,7 @@ class _Contrast(torch.autograd.Function):
             _Scratch(states, min(len(states), BLOCK)),
             [len(weight) for weight in tail[:-2:2]],
         )
-        network, blocks = _Tail("sigmoid", tail), _Blocks.of(events)
+        network, blocks = _Tail("sigmoid", tail), events.blocks
         events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))
         states_before = map(blocks.cut_before, (states, of_states))
         for rows, first_step, right_event, wrong_event, of_right, of_wrong, state, of_state in zip(
@@ -885,7 +892,7 @@ def _times(factor: Tensor, slopes: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class Blocks:
     """Blocks of rows of a step, in the order a recurrence takes them: all steps of some rows, then of the next rows."""
 
     rows: Sequence[slice]
@@ -902,7 +909,7 @@ class _Blocks:
     """Which of the former its rows had one step before; 0 at the first step."""
 
     @classmethod
-    def of(cls, events: Events) -> _Blocks:
+    def of(cls, events: Events) -> Blocks:
         """The blocks of events in the jagged form."""
         sizes = [min(BLOCK, size - first) for size in events.sizes for first in range(0, size, BLOCK)]
         starts = [0, *accumulate(-(-size // BLOCK) for size in events.sizes)]  # places of each step's blocks
@@ -1070,7 +1077,7 @@ class _Recurrence(torch.autograd.Function):
             each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
         )
         of_gates, of_candidate = bias[:both], bias[both:]
-        blocks, scratch = _Blocks.of(events), _Scratch(x, min(len(x), BLOCK))
+        blocks, scratch = events.blocks, _Scratch(x, min(len(x), BLOCK))
         kept = (x, gates, *gates.split_with_sizes([hidden, hidden], 1), candidates, recalled, states)
         for first, weight, old, own, gate, u, r, c, memory, state in zip(
             blocks.first,
@@ -1109,7 +1116,7 @@ class _Recurrence(torch.autograd.Function):
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
         by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
-        blocks, scratch = _Blocks.of(events), _Scratch(x, min(len(x), BLOCK))
+        blocks, scratch = events.blocks, _Scratch(x, min(len(x), BLOCK))
         none = [None] * len(blocks.rows)
         parts = zip(
             blocks.rows,

@@ -307,8 +307,8 @@ class Head(nn.Module):
 
     def loss(self, x: Tensor, label: Tensor, scale: float = 1.0) -> Tensor:
         """`scale` times the mean binary cross-entropy of the logits, in nats: (B, X), (B,) -> ()."""
-        blocks = x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if blocks and not torch.is_autocast_enabled("cpu") and self.mlp.can_go_by_blocks(x):
+        learns = x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if learns and len(x) and not torch.is_autocast_enabled("cpu") and self.mlp.can_go_by_blocks(x):
             return self.mlp.cross_entropy(x, self.out, label, scale)
         return scale * F.binary_cross_entropy_with_logits(self(x).float(), label)
 
