@@ -9,8 +9,9 @@ from torch import Tensor
 from recspec.batch import Batch
 from recspec.errors import SettingsError, SpecError
 from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings
 from recspec.models.base import Model
-from recspec.models.din import SCORE_FLOATS, Din, DinSettings
+from recspec.models.din import SCORE_FLOATS, Din, DinSettings, OneGradient
 
 
 def a_spec(**extra: object) -> FeatureSpec:
@@ -163,3 +164,62 @@ def test_lists_of_numbers_and_lacking_roles_are_refused() -> None:
         a_din(bare)
     with pytest.raises(ValueError, match="every width is at least 1"):
         DinSettings(hidden=(0,))
+
+
+# --- how a step is computed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["relu", "prelu"])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_the_loss_and_its_gradients_are_those_of_the_logits(activation: str, rows: int) -> None:
+    torch.manual_seed(0)
+    model = Din(a_spec(), DinSettings.model_validate({"embedding_dim": 4, "hidden": (8, 4), "activation": activation}))
+    batch = a_batch(rows)
+    found = []
+    for loss in (model.loss(batch), Model.loss(model, batch)):
+        model.zero_grad()
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(*found)
+
+
+def test_a_loss_without_gradient_is_the_same() -> None:
+    model = Din(a_spec(), DinSettings(embedding_dim=4, hidden=(8,), activation="relu"))
+    with torch.no_grad():
+        found = model.loss(a_batch())
+    torch.testing.assert_close(found, model.loss(a_batch()).detach())
+
+
+def test_lookups_of_a_step_have_one_gradient_together() -> None:
+    inputs, batch = Din(a_spec(), DinSettings(embedding_dim=4)).inputs, a_batch()
+    ids = {"item_id": torch.tensor([3, 3, 0, 5]), "category": torch.tensor([1, 4, 0, 1])}  # some twice
+    store = inputs.embeddings.stores["4"]
+    found = []
+    tables: Embeddings | OneGradient
+    for tables in (inputs.tables(), inputs.embeddings):
+        store.grad = None
+        beside, vectors = tables.beside(batch, inputs.others, ids)
+        assert beside is not None
+        (beside.sin().sum() + vectors.cos().sum()).backward()
+        found.append((beside.detach(), vectors.detach(), store.grad))
+    assert isinstance(inputs.tables(), OneGradient)
+    torch.testing.assert_close(*found)
+    assert found[0][2] is not None
+    assert found[0][2].layout == torch.strided
+
+
+def test_a_store_whose_lookups_are_not_used_has_a_gradient_of_zeros() -> None:
+    inputs = Din(a_spec(), DinSettings(embedding_dim=4)).inputs
+    tables, store = inputs.tables(), inputs.embeddings.stores["4"]
+    beside, vectors = tables.beside(a_batch(), (), {name: torch.tensor([1]) for name in inputs.histories.pairs})
+    assert beside is None
+    (0 * vectors).sum().backward()
+    torch.testing.assert_close(store.grad, torch.zeros_like(store))
+
+
+def test_tables_with_sparse_gradients_and_without_any_are_left_alone() -> None:
+    inputs = Din(a_spec(), DinSettings(embedding_dim=4)).inputs
+    with torch.no_grad():
+        assert inputs.tables() is inputs.embeddings
+    inputs.embeddings.sparse.add("4")
+    assert inputs.tables() is inputs.embeddings

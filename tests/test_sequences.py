@@ -11,6 +11,7 @@ from recspec.errors import SpecError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings
 from recspec.sequences import (
+    ActivatedMlp,
     Activation,
     AttentionUnit,
     Dice,
@@ -473,3 +474,64 @@ def test_the_auxiliary_loss_by_blocks_is_that_of_all_events_at_once(
         found.append([loss, *torch.autograd.grad(3 * loss, leaves)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, check_dtype=False, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_a_recurrence_by_blocks_is_that_of_all_rows_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = a_gru(2, 3), []
+    torch.manual_seed(0)
+    x = torch.randn(int(present_of(name).sum()), 2, dtype=torch.float64, requires_grad=True)
+    attention = torch.rand(len(x), dtype=torch.float64, requires_grad=True)
+    for rows in (1, 2, 100):
+        monkeypatch.setattr("recspec.sequences.BLOCK", rows)
+        states, last = made(x, jagged_events(present_of(name)), attention)
+        loss = (states.sin().sum() + last.cos().sum(), [x, attention, *made.parameters()])
+        found.append([states, last, *torch.autograd.grad(*loss)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+class TestCrossEntropy:
+    """The mean binary cross-entropy of an MLP's logits, some rows at a time."""
+
+    def test_of_two_rows_worked_by_hand(self) -> None:
+        network, out = ActivatedMlp((1, 1), "relu"), torch.nn.Linear(1, 1)
+        with torch.no_grad():
+            for parameter, value in zip((*network.parameters(), *out.parameters()), (2.0, 0.0, 1.0, -1.0), strict=True):
+                parameter.fill_(value)
+        x = torch.tensor([[1.0], [-3.0]], requires_grad=True)
+        # Logits 2 - 1 = 1 and 0 - 1 = -1, both answers right: each costs ln(1 + 1 / e) = 0.313262.
+        loss = network.cross_entropy(x, out, torch.tensor([1.0, 0.0]), 0.5)
+        assert loss.item() == pytest.approx(0.5 * 0.313262, abs=1e-6)
+        loss.backward()
+        # Of each logit (p - y) / 2 / 2 = -0.067235 and 0.067235; the second unit is 0, so x is not moved by it.
+        torch.testing.assert_close(x.grad, torch.tensor([[2 * -0.067235], [0.0]]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(out.weight.grad, torch.tensor([[2 * -0.067235]]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(out.bias.grad, torch.zeros(1), atol=1e-7, rtol=0)
+
+    @pytest.mark.parametrize("rows", [1, 2, 5])
+    @pytest.mark.parametrize("kind", ["relu", "sigmoid"])
+    def test_is_torchs(self, kind: Activation, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("recspec.sequences.ROWS", 2)
+        torch.manual_seed(0)
+        network, out = ActivatedMlp((3, 4, 2), kind).double(), torch.nn.Linear(2, 1).double()
+        x = (3 * torch.randn(rows, 3, dtype=torch.float64)).requires_grad_()
+        label = torch.arange(rows).remainder(2).double()
+        leaves = [x, *network.parameters(), *out.parameters()]
+        ours = network.cross_entropy(x, out, label, 0.7)
+        logits = out(network(x)).squeeze(1)
+        theirs = 0.7 * torch.nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / rows
+        torch.testing.assert_close(ours, theirs)
+        gradients = [torch.autograd.grad(3 * loss, leaves) for loss in (ours, theirs)]
+        torch.testing.assert_close(*gradients)
+
+    def test_stays_finite_for_logits_that_are_far_out(self) -> None:
+        network, out = ActivatedMlp((1, 1), "relu"), torch.nn.Linear(1, 1, bias=True)
+        with torch.no_grad():
+            for parameter, value in zip((*network.parameters(), *out.parameters()), (1.0, 0.0, 1.0, -1e4), strict=True):
+                parameter.fill_(value)
+        x = torch.tensor([[2e4], [0.0]], requires_grad=True)
+        loss = network.cross_entropy(x, out, torch.tensor([0.0, 1.0]), 1.0)  # both wrong, by 10,000 nats
+        loss.backward()
+        assert loss.item() == 1e4
+        torch.testing.assert_close(x.grad, torch.tensor([[0.5], [0.0]]))

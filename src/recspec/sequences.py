@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -259,6 +260,11 @@ class Events:
         """Whether sums go over slices, a step at a time."""
         many = bool(self.sizes) and len(self.rows) >= SLICED * len(self.sizes)
         return many and self.present is None and self.rows.device.type == "cpu"
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """What work on the jagged form takes one after the other; forward and backward passes share it."""
+        return Blocks.of(self)
 
     @property
     def there(self) -> Tensor:
@@ -527,6 +533,16 @@ class ActivatedMlp(nn.Module):
         """Weight and bias of every layer but the first."""
         return tuple(parameter for layer in self.layers[1:] for parameter in layer.parameters())
 
+    def cross_entropy(self, x: Tensor, out: nn.Linear, label: Tensor, scale: float) -> Tensor:
+        """`scale` times the mean binary cross-entropy of the logits that `out` makes of the last layer: (B, dims[0]),
+        (B,) -> (), in nats.
+
+        It goes some rows at a time, and computes its gradient with them: for at least one row, where `can_go_by_blocks`
+        holds without autocast.
+        """
+        first, last = self.first, (out.weight, out.bias)
+        return cast(Tensor, _CrossEntropy.apply(self.kind, scale, x, label, *first.parameters(), *self.tail, *last))  # type: ignore[no-untyped-call]
+
     def can_go_by_blocks(self, x: Tensor) -> bool:
         """Whether what stands on this MLP may compute some rows at a time by hand, with input as `x`."""
         plain = self.kind in ("sigmoid", "relu") and (self.dropout.p == 0 or not self.training)
@@ -651,8 +667,11 @@ class NextEvent(nn.Module):
 
 # --- by blocks -------------------------------------------------------------------------------------------------------
 
-BLOCK = 1024
+BLOCK = 2048
 """Rows of a step that are computed together: their layers of some hundred units stay in a core's cache."""
+
+ROWS = 1024
+"""Rows of a batch that a whole MLP, with wider layers, computes together."""
 
 
 @contextmanager
@@ -678,14 +697,14 @@ def _small_products(x: Tensor) -> Iterator[None]:
 class _Scratch:
     """Tensors that one block after the other writes over: fresh ones cost page faults, and room in the cache."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
+    def __init__(self, like: Tensor, rows: int) -> None:
+        self._like, self._rows = like, rows
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, name: str, rows: int, width: int) -> Tensor:
         """(rows, width), whatever it holds; the same memory for the same name."""
         if name not in self._held or len(self._held[name]) < rows:
-            self._held[name] = self._like.new_empty(max(BLOCK, rows), width)
+            self._held[name] = self._like.new_empty(max(self._rows, rows), width)
         return self._held[name][:rows]
 
 
@@ -711,12 +730,16 @@ class _Weights(torch.autograd.Function):
         order = cast(Tensor, events.order)
         target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
         kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
-        weights, scratch = happened.new_empty(len(happened)), _Scratch(happened)
-        for rows, part, _ in _blocks(events):
-            x = happened[part]
-            first = torch.addmm(of_targets[rows], x, by_event.t(), out=kept[0][part])
-            first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), by_product.t())
-            _forward(kind, [each[part] for each in kept], tail, weights[part])
+        weights, scratch, layers = (
+            happened.new_empty(len(happened)),
+            _Scratch(happened, min(len(happened), BLOCK)),
+            _Tail(kind, tail),
+        )
+        blocks, event, product = events.blocks, by_event.t(), by_product.t()
+        for rows, x, own, *parts in zip(blocks.rows, *map(blocks.cut, (happened, weights, *kept)), strict=True):
+            first = torch.addmm(of_targets[rows], x, event, out=parts[0])
+            first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), product)
+            layers.forward(parts, own)
         ctx.save_for_backward(happened, target, by_event, by_product, *tail, *kept)
         ctx.events, ctx.kind, ctx.num_tail = events, kind, len(tail)
         return weights
@@ -725,26 +748,28 @@ class _Weights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         happened, target, by_event, by_product, *rest = ctx.saved_tensors
-        tail, kept = rest[: ctx.num_tail], rest[ctx.num_tail :]
+        layers, kept = _Tail(ctx.kind, rest[: ctx.num_tail]), rest[ctx.num_tail :]
         events: Events = ctx.events
         of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
         of_first = target.new_zeros(len(target), len(by_event))
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
-        of_tail, scratch = [torch.zeros_like(each) for each in tail], _Scratch(happened)
+        scratch, blocks = _Scratch(happened, min(len(happened), BLOCK)), events.blocks
+        cut = map(blocks.cut, (happened, of_happened, gradient, *kept))
         with _small_products(happened):
-            for rows, part, _ in _blocks(events):
-                x, own = happened[part], target[rows]
-                slope = _backward(ctx.kind, gradient[part], [each[part] for each in kept], tail, of_tail, scratch)
-                of_first[rows] += slope
-                of_by_event.addmm_(slope.t(), x)
+            for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
+                own = target[rows]
+                slope = layers.backward(of_own, parts, scratch)
+                of_first[rows].add_(slope)
+                turned = slope.t()
+                of_by_event.addmm_(turned, x)
                 joined = torch.mul(x, own, out=scratch("joined", *x.shape))
-                of_by_product.addmm_(slope.t(), joined)
+                of_by_product.addmm_(turned, joined)
                 of_joined = torch.mm(slope, by_product, out=joined)
                 of_target[rows].addcmul_(of_joined, x)
-                torch.mm(slope, by_event, out=of_happened[part]).addcmul_(of_joined, own)
+                torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
         rank = cast(Tensor, events.rank)
         to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
-        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *of_tail
+        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *layers.slopes
 
 
 class _Contrast(torch.autograd.Function):
@@ -766,99 +791,196 @@ class _Contrast(torch.autograd.Function):
         bias: Tensor,
         *tail: Tensor,
     ) -> Tensor:
-        given = (states, happened, sampled, by_state, by_event, bias, *tail)
+        given = (states, happened, sampled, by_state, by_event, bias)
         slopes = [torch.zeros_like(each) for each in given]
-        of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias, *of_tail = slopes
+        of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias = slopes
         share = 1 / ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows))
         share = share.to(states.dtype).index_select(0, cast(Tensor, events.order))
-        total, scratch, widths = states.new_zeros(()), _Scratch(states), [len(weight) for weight in tail[:-2:2]]
-        for rows, part, earlier in _blocks(events):
-            if earlier is None:
+        total, scratch, widths = (
+            states.new_zeros(()),
+            _Scratch(states, min(len(states), BLOCK)),
+            [len(weight) for weight in tail[:-2:2]],
+        )
+        network, blocks = _Tail("sigmoid", tail), events.blocks
+        events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))
+        states_before = map(blocks.cut_before, (states, of_states))
+        for rows, first_step, right_event, wrong_event, of_right, of_wrong, state, of_state in zip(
+            blocks.rows, blocks.first, *events_of_block, *states_before, strict=True
+        ):
+            if first_step:
                 continue
-            own, state = share[rows], states[earlier]
+            own = share[rows]
             size = len(own)
             known = torch.addmm(bias, state, by_state.t(), out=scratch("known", size, len(bias)))
             # Both answers go through the network one after the other in the same tensors.
             first = scratch("0", 2 * size, len(bias))
             right, wrong = slice(0, size), slice(size, 2 * size)
-            for half, each in ((right, happened), (wrong, sampled)):
-                torch.addmm(known, each[part], by_event.t(), out=first[half])
+            for half, each in ((right, right_event), (wrong, wrong_event)):
+                torch.addmm(known, each, by_event.t(), out=first[half])
             layers = [first]
             layers += [scratch(f"{place}", 2 * size, width) for place, width in enumerate(widths, start=1)]
             logits = scratch("logits", 2 * size, 1).squeeze(1)
-            _forward("sigmoid", layers, tail, logits)
+            network.forward(layers, logits)
             total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
             gradient = logits.sigmoid_()
             gradient[right] -= 1
             gradient.view(2, size).mul_(own)
-            slope = _backward("sigmoid", gradient, layers, tail, of_tail, scratch)
-            for half, each, of_each in ((right, happened, of_happened), (wrong, sampled, of_sampled)):
-                of_by_event.addmm_(slope[half].t(), each[part])
-                torch.mm(slope[half], by_event, out=of_each[part])
+            slope = network.backward(gradient, layers, scratch)
+            for half, each, of_each in ((right, right_event, of_right), (wrong, wrong_event, of_wrong)):
+                of_by_event.addmm_(slope[half].t(), each)
+                torch.mm(slope[half], by_event, out=of_each)
             of_known = torch.add(slope[right], slope[wrong], out=known)
             of_by_state.addmm_(of_known.t(), state)
             of_bias += of_known.sum(0)
-            torch.mm(of_known, by_state, out=of_states[earlier])
+            torch.mm(of_known, by_state, out=of_state)
+        slopes += network.slopes
         ctx.save_for_backward(*slopes)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = ctx.saved_tensors
-        return None, *(slopes if gradient == 1 else [each * gradient for each in slopes])
+        return None, *_times(gradient, ctx.saved_tensors)
 
 
-def _blocks(events: Events) -> list[tuple[slice, slice, slice | None]]:
-    """Blocks of rows of a step: which of the rows in order, which events, and the rows' events one step before."""
-    found: list[tuple[slice, slice, slice | None]] = []
-    steps = _steps(events)
-    for first in range(0, events.num_rows, BLOCK):
-        for part, before in steps:
-            size = min(part.stop - part.start - first, BLOCK)
-            if size <= 0:
-                break
-            start, earlier = part.start + first, None
-            if before is not None:
-                earlier = slice(before.start + first, before.start + first + size)
-            found.append((slice(first, first + size), slice(start, start + size), earlier))
-    return found
+class _CrossEntropy(torch.autograd.Function):
+    """`ActivatedMlp.cross_entropy` a block of rows at a time.
 
-
-def _forward(kind: Activation, layers: Sequence[Tensor], tail: Sequence[Tensor], out: Tensor) -> None:
-    """An MLP from what its first layer gives, layers[0] (n, W_0), to one number a row, `out` (n,).
-
-    `tail` is weight and bias of the further layers and of the last; `layers` become the activations, in place.
+    As in `_Contrast` a block's gradients are computed while its layers are in the cache, and no activation is kept: a
+    layer of the whole batch goes through memory for its bias, its activation, and the gradients of both.
     """
-    for place, x in enumerate(layers):
-        if place:
-            torch.addmm(tail[2 * place - 1], layers[place - 1], tail[2 * place - 2].t(), out=x)
-        _ = x.sigmoid_() if kind == "sigmoid" else x.relu_()
-    torch.addmv(tail[-1], layers[-1], tail[-2][0], out=out)
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kind: Activation,
+        scale: float,
+        x: Tensor,
+        label: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        *tail: Tensor,
+    ) -> Tensor:
+        of_x, of_weight, of_bias = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
+        total, scratch, share = x.new_zeros(()), _Scratch(x, min(len(x), ROWS)), scale / max(1, len(x))
+        widths, network, first = [len(weight), *(len(each) for each in tail[:-2:2])], _Tail(kind, tail), weight.t()
+        for own, of_own, right in zip(*(torch.split(each, ROWS) for each in (x, of_x, label)), strict=True):
+            layers = [scratch(f"{place}", len(own), width) for place, width in enumerate(widths)]
+            torch.addmm(bias, own, first, out=layers[0])
+            logits = scratch("logits", len(own), 1).squeeze(1)
+            network.forward(layers, logits)
+            # -y ln p - (1 - y) ln(1 - p), with p = sigmoid of the logit.
+            total += F.softplus(logits).sum() - torch.dot(logits, right)
+            slope = network.backward(logits.sigmoid_().sub_(right).mul_(share), layers, scratch)
+            of_weight.addmm_(slope.t(), own)
+            of_bias += slope.sum(0)
+            torch.mm(slope, weight, out=of_own)
+        slopes = of_x, of_weight, of_bias, *network.slopes
+        ctx.save_for_backward(*slopes)
+        return total * share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_x, *of_parameters = _times(gradient, ctx.saved_tensors)
+        return None, None, of_x, None, *of_parameters
 
 
-def _backward(
-    kind: Activation,
-    gradient: Tensor,
-    layers: Sequence[Tensor],
-    tail: Sequence[Tensor],
-    of_tail: Sequence[Tensor],
-    scratch: _Scratch,
-) -> Tensor:
-    """The gradient of what the first layer gives, from that of `_forward`'s numbers; adds to those of `tail`.
+def _times(factor: Tensor, slopes: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Gradients of a loss, by that of the loss itself."""
+    return slopes if factor == 1 else [each * factor for each in slopes]
 
-    It stands in `scratch`, until the next call.
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of rows of a step, in the order a recurrence takes them: all steps of some rows, then of the next rows."""
+
+    rows: Sequence[slice]
+    """Which of the rows in order each block is of."""
+    first: Sequence[bool]
+    """Whether its step is the first."""
+    sizes: Sequence[int]
+    """How many events each block of each step has, step by step."""
+    stay: Sequence[int]
+    """How many of those have a step after."""
+    places: Sequence[int]
+    """Which of the former each block is."""
+    earlier: Sequence[int]
+    """Which of the former its rows had one step before; 0 at the first step."""
+
+    @classmethod
+    def of(cls, events: Events) -> Blocks:
+        """The blocks of events in the jagged form."""
+        sizes = [min(BLOCK, size - first) for size in events.sizes for first in range(0, size, BLOCK)]
+        starts = [0, *accumulate(-(-size // BLOCK) for size in events.sizes)]  # places of each step's blocks
+        stay = [0] * len(sizes)
+        rows, first, places, earlier = list[slice](), list[bool](), list[int](), list[int]()
+        for column in range(-(-events.num_rows // BLOCK)):
+            for step, start in enumerate(starts[:-1]):
+                place = start + column
+                if place >= starts[step + 1]:
+                    break
+                rows.append(slice(column * BLOCK, column * BLOCK + sizes[place]))
+                first.append(step == 0)
+                places.append(place)
+                earlier.append(starts[step - 1] + column if step else 0)
+                if step:
+                    stay[earlier[-1]] = sizes[place]
+        return cls(rows, first, sizes, stay, places, earlier)
+
+    def cut(self, x: Tensor) -> list[Tensor]:
+        """What belongs to each block, of what belongs to the events."""
+        parts = x.split_with_sizes(self.sizes)  # a third of what a slice each costs
+        return [parts[place] for place in self.places]
+
+    def cut_before(self, x: Tensor) -> list[Tensor]:
+        """What belongs to its rows one step before; of a first step whatever."""
+        sizes = [part for size, stay in zip(self.sizes, self.stay, strict=True) for part in (stay, size - stay)]
+        parts = x.split_with_sizes(sizes)[::2]
+        return [parts[place] for place in self.earlier]
+
+
+class _Tail:
+    """What comes after an MLP's first linear layer: its activation, further layers, and a last one of one number a row.
+
+    Views of weights are taken once for all blocks.
     """
-    of_tail[-1].add_(gradient.sum())
-    of_tail[-2][0].addmv_(layers[-1].t(), gradient)
-    slope = torch.outer(gradient, tail[-2][0], out=scratch(f"of {len(layers) - 1}", *layers[-1].shape))
-    _through(kind, slope, layers[-1])
-    for place in range(len(layers) - 1, 0, -1):
-        of_tail[2 * place - 2].addmm_(slope.t(), layers[place - 1])
-        of_tail[2 * place - 1].add_(slope.sum(0))
-        slope = torch.mm(slope, tail[2 * place - 2], out=scratch(f"of {place - 1}", *layers[place - 1].shape))
-        _through(kind, slope, layers[place - 1])
-    return slope
+
+    def __init__(self, kind: Activation, tail: Sequence[Tensor]) -> None:
+        """`tail` is weight and bias of the further layers and of the last."""
+        self.kind = kind
+        self.weights, self.biases = tail[:-2:2], tail[1:-2:2]
+        self.transposed = [weight.t() for weight in self.weights]
+        self.last, self.last_bias = tail[-2][0], tail[-1]
+        self.slopes = [torch.zeros_like(each) for each in tail]
+        """Gradients of `tail`, which `backward` adds to."""
+        self.of_last = self.slopes[-2][0]
+
+    def forward(self, layers: Sequence[Tensor], out: Tensor) -> None:
+        """From what the first layer gives, layers[0] (n, W_0), to `out` (n,); `layers` become the activations."""
+        x = self._activate(layers[0])
+        for weight, bias, layer in zip(self.transposed, self.biases, layers[1:], strict=True):
+            x = self._activate(torch.addmm(bias, x, weight, out=layer))
+        torch.addmv(self.last_bias, x, self.last, out=out)
+
+    def backward(self, gradient: Tensor, layers: Sequence[Tensor], scratch: _Scratch) -> Tensor:
+        """The gradient of what the first layer gives, from that of `forward`'s numbers.
+
+        It stands in `scratch`, until the next call.
+        """
+        self.slopes[-1].add_(gradient.sum())
+        self.of_last.addmv_(layers[-1].t(), gradient)
+        slope = torch.outer(gradient, self.last, out=scratch(f"of {len(layers) - 1}", *layers[-1].shape))
+        _through(self.kind, slope, layers[-1])
+        for place in range(len(layers) - 1, 0, -1):
+            self.slopes[2 * place - 2].addmm_(slope.t(), layers[place - 1])
+            self.slopes[2 * place - 1].add_(slope.sum(0))
+            slope = torch.mm(slope, self.weights[place - 1], out=scratch(f"of {place - 1}", *layers[place - 1].shape))
+            _through(self.kind, slope, layers[place - 1])
+        return slope
+
+    def _activate(self, x: Tensor) -> Tensor:
+        return x.sigmoid_() if self.kind == "sigmoid" else x.relu_()
 
 
 def _through(kind: Activation, slope: Tensor, y: Tensor) -> None:
@@ -951,30 +1073,33 @@ class _Recurrence(torch.autograd.Function):
         both = 2 * hidden
         gates = x.new_empty(len(x), both)  # u and r
         candidates, recalled, states = (x.new_empty(len(x), hidden) for _ in range(3))  # recalled: U_c h
-        last, scratch = x.new_zeros(events.num_rows, hidden), _Scratch(x)
         x_gates, x_candidate, h_gates, h_candidate = (
             each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
         )
-        for rows, part, before in _blocks(events):
-            own, old = x[part], last[rows]
-            gate = torch.addmm(bias[:both], own, x_gates, out=gates[part])
-            candidate = torch.addmm(bias[both:], own, x_candidate, out=candidates[part])
-            if before is not None:
-                gate.addmm_(old, h_gates)
-                torch.mm(old, h_candidate, out=recalled[part])
-            gate.sigmoid_()
-            if before is not None:
-                candidate.addcmul_(gate[:, hidden:], recalled[part])
-            candidate.tanh_()
-            update = gate[:, :hidden]
-            if attention is not None:
-                update = torch.mul(update, attention[part].unsqueeze(1), out=scratch("update", *old.shape))
-            torch.lerp(old, candidate, update, out=states[part])
-            old.copy_(states[part])
+        of_gates, of_candidate = bias[:both], bias[both:]
+        blocks, scratch = events.blocks, _Scratch(x, min(len(x), BLOCK))
+        kept = (x, gates, *gates.split_with_sizes([hidden, hidden], 1), candidates, recalled, states)
+        for first, weight, old, own, gate, u, r, c, memory, state in zip(
+            blocks.first,
+            [None] * len(blocks.rows) if attention is None else blocks.cut(attention.unsqueeze(1)),
+            blocks.cut_before(states),
+            *map(blocks.cut, kept),
+            strict=True,
+        ):
+            torch.addmm(of_gates, own, x_gates, out=gate)
+            torch.addmm(of_candidate, own, x_candidate, out=c)
+            if first:
+                gate.sigmoid_()
+            else:
+                gate.addmm_(old, h_gates).sigmoid_()
+                c.addcmul_(r, torch.mm(old, h_candidate, out=memory))
+            c.tanh_()
+            update = u if weight is None else torch.mul(u, weight, out=scratch("update", *state.shape))
+            _ = torch.mul(c, update, out=state) if first else torch.lerp(old, c, update, out=state)
         ctx.save_for_backward(x, attention, weight_x, weight_h, gates, candidates, recalled, states)
         ctx.events = events
         ctx.set_materialize_grads(False)
-        return states, last.index_select(0, cast(Tensor, events.rank))
+        return states, _last(states, events)
 
     @staticmethod
     @once_differentiable
@@ -982,7 +1107,6 @@ class _Recurrence(torch.autograd.Function):
         x, attention, weight_x, weight_h, gates, candidates, recalled, states = ctx.saved_tensors
         events: Events = ctx.events
         hidden = weight_h.shape[1]
-        both = 2 * hidden
         # (B, H), the gradient of the state of each row so far.
         carried = (
             x.new_zeros(events.num_rows, hidden)
@@ -990,44 +1114,65 @@ class _Recurrence(torch.autograd.Function):
             else of_last.index_select(0, cast(Tensor, events.order))
         )
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
-        # A block's gradients of c, u, r and U_c h side by side: the first three go to x, the last three to the state.
-        scratch = _Scratch(x)
-        by_x = torch.cat([weight_x[both:], weight_x[:both]])
+        by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
+        blocks, scratch = events.blocks, _Scratch(x, min(len(x), BLOCK))
+        none = [None] * len(blocks.rows)
+        parts = zip(
+            blocks.rows,
+            blocks.first,
+            none if of_states is None else blocks.cut(of_states),
+            none if attention is None else blocks.cut(attention.unsqueeze(1)),
+            none if of_attention is None else blocks.cut(of_attention),
+            *map(blocks.cut, (x, of_x)),
+            blocks.cut_before(states),
+            *map(blocks.cut, (*gates.split_with_sizes([hidden, hidden], 1), candidates, recalled)),
+            strict=True,
+        )
         with _small_products(x):
-            for rows, part, before in reversed(_blocks(events)):
-                here, gate, candidate = carried[rows], gates[part], candidates[part]
-                if of_states is not None:
-                    here += of_states[part]
+            for rows, first, of_state, weight, of_weight, own, of_own, old, u, r, c, memory in reversed([*parts]):
+                here = carried[rows]
+                if of_state is not None:
+                    here += of_state
+                # A block's gradients of c, u, r and U_c h: the first three go to x, the last three to the state.
                 slope = scratch("slope", len(here), 4 * hidden)
-                of_c, of_u, of_r, of_recalled = torch.split(slope, hidden, dim=1)
-                weighted = update = gate[:, :hidden]
-                old = scratch("old", *here.shape).zero_() if before is None else states[before]
-                of_update = torch.sub(candidate, old, out=scratch("of_update", *here.shape)).mul_(here)
-                if attention is not None and of_attention is not None:
-                    own = attention[part].unsqueeze(1)
-                    weighted = torch.mul(of_update, update, out=scratch("weighted", *here.shape))
-                    torch.sum(weighted, 1, out=of_attention[part])
-                    of_update *= own
-                    torch.mul(update, own, out=weighted)
-                of_candidate = torch.mul(here, weighted, out=scratch("of_candidate", *here.shape))
-                here -= of_candidate
-                sigmoid_backward(of_update, update, grad_input=of_u)
-                tanh_backward(of_candidate, candidate, grad_input=of_c)
-                if before is None:
+                of_c, of_u, of_r, of_recalled = slope.split_with_sizes([hidden] * 4, 1)
+                update, of_update = u, scratch("of_update", *here.shape)
+                _ = torch.mul(c, here, out=of_update) if first else torch.sub(c, old, out=of_update).mul_(here)
+                if weight is not None:
+                    update = torch.mul(of_update, u, out=scratch("weighted", *here.shape))
+                    torch.sum(update, 1, out=of_weight)
+                    of_update *= weight
+                    torch.mul(u, weight, out=update)
+                of_candidate = torch.mul(here, update, out=scratch("of_candidate", *here.shape))
+                sigmoid_backward(of_update, u, grad_input=of_u)
+                tanh_backward(of_candidate, c, grad_input=of_c)
+                if first:
                     of_r.zero_()
                 else:
-                    reset = gate[:, hidden:]
-                    of_reset = torch.mul(of_c, recalled[part], out=of_candidate)
-                    sigmoid_backward(of_reset, reset, grad_input=of_r)
-                    torch.mul(of_c, reset, out=of_recalled)
-                    here.addmm_(slope[:, hidden:], weight_h)
-                    of_weight_h.addmm_(slope[:, hidden:].t(), old)
-                torch.mm(slope[:, : 3 * hidden], by_x, out=of_x[part])
-                of_by_x.addmm_(slope[:, : 3 * hidden].t(), x[part])
-                of_bias += slope[:, : 3 * hidden].sum(0)
+                    here -= of_candidate
+                    sigmoid_backward(torch.mul(of_c, memory, out=of_candidate), r, grad_input=of_r)
+                    torch.mul(of_c, r, out=of_recalled)
+                    recurrent = slope[:, hidden:]
+                    here.addmm_(recurrent, weight_h)
+                    of_weight_h.addmm_(recurrent.t(), old)
+                inputs = slope[:, : 3 * hidden]
+                torch.mm(inputs, by_x, out=of_own)
+                of_by_x.addmm_(inputs.t(), own)
+                of_bias += inputs.sum(0)
         of_weight_x, of_bias = (torch.cat([each[hidden:], each[:hidden]]) for each in (of_by_x, of_bias))
         return of_x, of_attention, of_weight_x, of_weight_h, of_bias, None
+
+
+def _last(states: Tensor, events: Events) -> Tensor:
+    """The state after each row's last event: (T, H) -> (B, H), zeros for an empty history."""
+    if not events.sizes:
+        return states.new_zeros(events.num_rows, states.shape[1])
+    starts = torch.tensor([0, *accumulate(events.sizes[:-1])])
+    places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + cast(Tensor, events.rank)
+    # An empty history stands behind all others, and its place may lie outside the first step.
+    found = states.index_select(0, places.clamp(max=len(states) - 1))
+    return found if len(states) and events.sizes[0] == events.num_rows else found * (events.lengths > 0).unsqueeze(1)
 
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
@@ -85,12 +84,12 @@ class Dien(Model):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
-        return self._logits(batch, sampled=False)[0]
+        return cast(Tensor, self.head(self._joined(batch, sampled=False)[0]))
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy, and the auxiliary loss times its weight, in nats."""
-        logits, auxiliary = self._logits(batch, sampled=self.auxiliary > 0)
-        loss = F.binary_cross_entropy_with_logits(logits.float(), batch[self.spec.label].float())
+        joined, auxiliary = self._joined(batch, sampled=self.auxiliary > 0)
+        loss = self.head.loss(joined, batch[self.spec.label].float())
         return loss + self.auxiliary * auxiliary if self.auxiliary else loss
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
@@ -113,15 +112,15 @@ class Dien(Model):
             scores.append(self.head(torch.cat([target, last, side], dim=1)).view(-1, candidates))
         return torch.cat(scores)
 
-    def _logits(self, batch: Batch, *, sampled: bool) -> tuple[Tensor, Tensor]:
-        """Logits (B,), and the auxiliary loss, 0 where it is not asked for."""
+    def _joined(self, batch: Batch, *, sampled: bool) -> tuple[Tensor, Tensor]:
+        """What the MLP reads (B, its width), and the auxiliary loss, 0 where it is not asked for."""
         events = self._events(batch)
         read = self.inputs(batch, events, sampled=sampled)
         states = self.evolution.interests(read.events, events)
         last = self.evolution(states, read.target, events)
-        logits = self.head(torch.cat([read.target, last, read.side], dim=1))
-        none = logits.new_zeros(())
-        return logits, self.next_event(states, read.events, read.sampled, events) if sampled else none
+        joined = torch.cat([read.target, last, read.side], dim=1)
+        none = joined.new_zeros(())
+        return joined, self.next_event(states, read.events, read.sampled, events) if sampled else none
 
     def _events(self, batch: Batch) -> Events:
         return self.inputs.histories.events(batch, last=self.settings.length)

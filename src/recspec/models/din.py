@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from recspec import config
+from recspec import config, kernels
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
@@ -89,6 +90,14 @@ class Din(Model):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
+        return cast(Tensor, self.head(self._joined(batch)))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy, in nats."""
+        return self.head.loss(self._joined(batch), batch[self.spec.label].float())
+
+    def _joined(self, batch: Batch) -> Tensor:
+        """What the MLP reads: the item, the interest, and what else is known."""
         events = self.inputs.histories.events(batch)
         read = self.inputs(batch, events)
         if self.settings.attention == "unit":
@@ -98,7 +107,7 @@ class Din(Model):
         if self.settings.softmax:
             weights = events.softmax(weights)
         interest = events.weighted_sum(read.events, weights)
-        return cast(Tensor, self.head(torch.cat([read.target, interest, read.side], dim=1)))
+        return torch.cat([read.target, interest, read.side], dim=1)
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
@@ -195,12 +204,22 @@ class Inputs(nn.Module):
         pairs = self.histories.pairs
         return (*pairs, *self.others, *self.numbers, *pairs.values())
 
+    def tables(self, more: int = 0) -> Embeddings | OneGradient:
+        """What to look vectors up in, for one step; `more` says how often the store is read but by `beside`."""
+        (key,) = self.embeddings.stores  # all features have one width
+        store, held = self.embeddings.stores[key], self.embeddings
+        elsewhere = key in held.fetch or key in held.updates or store.device.type != "cpu"
+        learns = torch.is_grad_enabled() and store.requires_grad and key not in held.sparse
+        if elsewhere or not learns or torch.compiler.is_compiling() or kernels.uses_triton(held.backend, store.device):
+            return held
+        return OneGradient(held, iter(_Apart.apply(store, 2 + more)))  # type: ignore[no-untyped-call]
+
     def forward(
         self, batch: Batch, events: Events | None = None, *, target: bool = True, sampled: bool = False
     ) -> Read:
         """Vectors of the item, of the events, and of what else the batch holds."""
         others = [name for name in self.others if name in batch]
-        found = self.histories.vectors(self.embeddings, batch, events, target=target, sampled=sampled, others=others)
+        found = self.histories.vectors(self.tables(), batch, events, target=target, sampled=sampled, others=others)
         none = self.embeddings.stores[next(iter(self.embeddings.stores))].new_zeros(num_rows(batch), 0)
         side = [none if found.others is None else found.others]
         side += [batch[name].unsqueeze(1) for name in self.numbers if name in batch]
@@ -219,6 +238,60 @@ class Inputs(nn.Module):
         return tuple([place for place, name in enumerate(names) if name in batch] for batch in batches)
 
 
+@dataclass(frozen=True)
+class OneGradient:
+    """Embeddings on a CPU of which all lookups of a step, whatever they are of, have one whole gradient together.
+
+    A whole gradient for each lookup is a table's memory filled with zeros, and added to the next one. With tables of
+    121,003 rows of 16 numbers either costs 1 ms, and SIM's step had six such gradients.
+    """
+
+    embeddings: Embeddings
+    stores: Iterator[Tensor]
+    """The only store, for each lookup anew: it wants gradients of the rows seen alone."""
+
+    def beside(self, batch: Batch, names: Collection[str], ids: Batch) -> tuple[Tensor | None, Tensor]:
+        """See `Embeddings.beside`."""
+        lists = [name for name in names if name in self.embeddings.lists]
+        scalars = [name for name in self.embeddings.order(names) if name not in lists]
+        parts = [self._vectors(batch, scalars)] if scalars else []
+        parts += [self.embeddings(batch, lists)] if lists else []
+        beside = torch.cat(parts, dim=1) if len(parts) > 1 else next(iter(parts), None)
+        return beside, self._vectors(ids, self.embeddings.order(ids))
+
+    def _vectors(self, ids: Batch, names: Sequence[str]) -> Tensor:
+        rows = torch.stack([ids[name].long() + self.embeddings.first_row[name] for name in names], dim=1)
+        return F.embedding(rows, next(self.stores), sparse=True).flatten(1)
+
+
+class _Apart(torch.autograd.Function):
+    """A store several times over; sparse gradients of all are summed at once, and laid into a whole one.
+
+    Of the same tensor torch would sum them two by two, which takes three times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, store: Tensor, times: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.dtype = store.shape, store.dtype
+        ctx.set_materialize_grads(False)
+        return tuple(store.view_as(store) for _ in range(times))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
+        found = [each for each in gradients if each is not None]
+        whole = torch.zeros(ctx.shape, dtype=ctx.dtype)
+        if found:
+            ids, values = (
+                torch.cat(own) for own in zip(*((each._indices()[0], each._values()) for each in found), strict=True)
+            )
+            whole.index_copy_(
+                0,
+                *kernels.sum_rows(torch.sparse_coo_tensor(ids.view(1, -1), values, ctx.shape, check_invariants=False)),
+            )
+        return whole, None
+
+
 class Head(nn.Module):
     """The MLP over all that is known, and the logit, which stays in fp32 under autocast: (B, X) -> (B,)."""
 
@@ -231,6 +304,13 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B,)."""
         return self.after_first(self.mlp.first(x))
+
+    def loss(self, x: Tensor, label: Tensor, scale: float = 1.0) -> Tensor:
+        """`scale` times the mean binary cross-entropy of the logits, in nats: (B, X), (B,) -> ()."""
+        learns = x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if learns and len(x) and not torch.is_autocast_enabled("cpu") and self.mlp.can_go_by_blocks(x):
+            return self.mlp.cross_entropy(x, self.out, label, scale)
+        return scale * F.binary_cross_entropy_with_logits(self(x).float(), label)
 
     def after_first(self, x: Tensor) -> Tensor:
         """Logits (B,) from what the first layer gives."""

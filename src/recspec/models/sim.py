@@ -22,9 +22,10 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import DataError, SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
+from recspec.layers import Embeddings
 from recspec.models.base import Model
 from recspec.models.dien import DienSettings, Evolution
-from recspec.models.din import Head, Inputs, SequenceSettings, split
+from recspec.models.din import Head, Inputs, OneGradient, SequenceSettings, split
 from recspec.search import (
     Column,
     History,
@@ -161,11 +162,11 @@ class Sim(Model):
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
         read = self._read(batch, sampled=False)
-        if self.settings.search == "hard":
-            return self._logits(read, None)[0]
-        with torch.no_grad():
-            scores = read.long.scores(self._search_query(read.target))
-        return self._logits(read, scores)[0]
+        scores = None
+        if self.settings.search == "soft":
+            with torch.no_grad():
+                scores = read.long.scores(self._search_query(read.target))
+        return cast(Tensor, self.head(self._joined(read, scores)[0]))
 
     def loss(self, batch: Batch) -> Tensor:
         """alpha times the soft search's cross-entropy, beta times the logit's, DIEN's auxiliary loss: means, in nats.
@@ -174,15 +175,13 @@ class Sim(Model):
         """
         label = batch[self.spec.label].float()
         read = self._read(batch, sampled=self.auxiliary > 0)
-        if self.settings.search == "hard":
-            logits, states = self._logits(read, None)
-            loss = self.settings.beta * F.binary_cross_entropy_with_logits(logits.float(), label)
-        else:
+        loss, scores = label.new_zeros(()), None
+        if self.settings.search == "soft":
             scores, found = read.long.search(self._search_query(read.target))
-            first = self.search_head(torch.cat([read.target, found, read.side], dim=1))
-            logits, states = self._logits(read, scores)
-            searched, exact = (F.binary_cross_entropy_with_logits(each.float(), label) for each in (first, logits))
-            loss = self.settings.alpha * searched + self.settings.beta * exact
+            first = torch.cat([read.target, found, read.side], dim=1)
+            loss = self.search_head.loss(first, label, self.settings.alpha)
+        joined, states = self._joined(read, scores)
+        loss = loss + self.head.loss(joined, label, self.settings.beta)
         if self.auxiliary and states is not None:
             loss = loss + self.auxiliary * self.next_event(states, read.short, read.sampled, read.events)
         return loss
@@ -283,23 +282,20 @@ class Sim(Model):
             if sampled:
                 negatives = self.histories.negatives
                 parts.append({name: events.flat(latest[negatives[name]]) for name in pairs})
-        stored = self._reads_tables()
+        stored, tables = self._reads_tables(), self.inputs.tables(more=2 * len(pairs))
         if not stored:
             parts.append({name: ids.flatten() for name, ids in long.items()})
         ids = {name: torch.cat([part[name] for part in parts]) for name in pairs}
-        beside, found = self.inputs.embeddings.beside(batch, self.inputs.others, ids)
+        beside, found = tables.beside(batch, self.inputs.others, ids)
         vectors = list(torch.split(found, [part[self.order[0]].shape[0] for part in parts]))
-        history: History = (
-            StoredHistory(self._columns(long), windows.long)
-            if stored
-            else PaddedHistory(vectors.pop().view(*windows.long.shape, self.inputs.event_dim), windows.long)
-        )
+        searched, attended = self._histories(long, windows.long, tables, None if stored else vectors.pop())
         side = [vectors[0].new_zeros(vectors[0].shape[0], 0) if beside is None else beside]
         side += [batch[name].unsqueeze(1) for name in self.inputs.numbers]
         return _Read(
             target=vectors[0],
             side=torch.cat(side, dim=1),
-            long=history,
+            long=searched,
+            exact=attended,
             matches=long[self.hard_feature] == target[self.hard_feature].unsqueeze(1),
             gaps=[self._bucket(batch[name])[:, : windows.long.shape[1]] for name in self._gap_names],
             events=events,
@@ -331,25 +327,42 @@ class Sim(Model):
         here = store.device.type == "cpu" and store.dtype == torch.float32 and key not in embeddings.fetch
         return here and not updated and not torch.compiler.is_compiling()
 
-    def _columns(self, ids: Batch) -> tuple[Column, ...]:
-        """The store's rows that events take.
+    def _histories(
+        self, ids: Batch, present: Tensor, tables: Embeddings | OneGradient, vectors: Tensor | None
+    ) -> tuple[History, History]:
+        """The long history, to search and to attend to; where it stands in its tables, or of vectors (B L, D)."""
+        if vectors is not None:
+            padded = PaddedHistory(vectors.view(*present.shape, self.inputs.event_dim), present)
+            return padded, padded
+        self._check(ids)
+        searched, attended = (StoredHistory(self._columns(ids, tables), present) for _ in range(2))
+        return searched, attended
+
+    def _columns(self, ids: Batch, tables: Embeddings | OneGradient) -> tuple[Column, ...]:
+        """The store's rows that events take."""
+        key, embeddings = str(self.settings.embedding_dim), self.inputs.embeddings
+        parts = {name: slice(first := embeddings.first_row[name], first + embeddings.num_rows[name]) for name in ids}
+        if isinstance(tables, OneGradient):
+            return tuple(Column(next(tables.stores), ids[name], parts[name], True) for name in self.order)
+        store, sparse = embeddings.stores[key], key in embeddings.sparse
+        return tuple(Column(store, ids[name], parts[name], sparse) for name in self.order)
+
+    def _check(self, ids: Batch) -> None:
+        """Refuse ids outside their tables, where nothing else would.
 
         Raises:
-            DataError: if an id is outside its table.
+            DataError: naming every feature.
         """
-        key, embeddings = str(self.settings.embedding_dim), self.inputs.embeddings
+        num_rows = self.inputs.embeddings.num_rows
         problems = []
         for name, own in ids.items():
-            if own.numel() and not 0 <= int(own.min()) <= int(own.max()) < embeddings.num_rows[name]:
+            if own.numel() and not 0 <= int(own.min()) <= int(own.max()) < num_rows[name]:
                 problems.append(
                     f"feature '{self.histories.pairs[name]}': ids from {int(own.min())} to {int(own.max())}; "
-                    f"its table has rows 0 to {embeddings.num_rows[name] - 1}"
+                    f"its table has rows 0 to {num_rows[name] - 1}"
                 )
         if problems:
             raise DataError.of("a batch holds ids outside their tables", problems)
-        tables = {name: slice(first := embeddings.first_row[name], first + embeddings.num_rows[name]) for name in ids}
-        sparse = key in embeddings.sparse
-        return tuple(Column(embeddings.stores[key], ids[name], tables[name], sparse) for name in self.order)
 
     # --- from vectors to logits ----------------------------------------------------------------------------------
 
@@ -357,14 +370,16 @@ class Sim(Model):
         """What soft search multiplies events by: (B, D)."""
         return target if self.settings.search_dim is None else self.search_queries(target).squeeze(1)
 
-    def _logits(self, read: _Read, scores: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Logits (B,), and the first states of DIEN's block (T, S), if any; hard search has no scores."""
+    def _joined(self, read: _Read, scores: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the MLP reads (B, its width), and the first states of DIEN's block (T, S), if any; hard search has no
+        scores.
+        """
         if scores is None:
             allowed, scores = read.long.present & read.matches, torch.zeros(read.matches.shape, device=self.device)
         else:
             allowed = read.long.present
         places, chosen = latest_best(scores, allowed, self.settings.top_k)
-        kept = read.long.take(places, chosen)
+        kept = read.exact.take(places, chosen)
         parts = [read.target, self._exact(read, kept, places).flatten(1)]
         states = None
         if self.settings.short == "din":
@@ -372,11 +387,11 @@ class Sim(Model):
         elif self.settings.short == "dien":
             states = self.evolution.interests(read.short, read.events)
             parts.append(self.evolution(states, read.target, read.events))
-        return cast(Tensor, self.head(torch.cat([*parts, read.side], dim=1))), states
+        return torch.cat([*parts, read.side], dim=1), states
 
     def _interest(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
         """DIN's block: the sum of the events, weighted by the attention unit (B, D)."""
-        return events.sum(happened * self.unit(happened, target, events).unsqueeze(1))
+        return events.weighted_sum(happened, self.unit(happened, target, events))
 
     def _exact(self, read: _Read, kept: History, places: Tensor) -> Tensor:
         """What the exact search unit makes of the events kept: (B, H or 2, their width)."""
@@ -396,6 +411,9 @@ class _Read:
     side: Tensor
     """What else is known (B, its width)."""
     long: History
+    """What is searched."""
+    exact: History
+    """The same, of which the best are attended to."""
     matches: Tensor
     """Which places of the long history share the target's id (B, L)."""
     gaps: Sequence[Tensor]
