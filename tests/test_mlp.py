@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from recspec.mlp import (
     BLOCK_FLOATS,
     SMALL,
     Mlp,
-    MlpBlocks,
+    Scratch,
+    Tail,
     bernoulli_words,
     block_rows,
     cross_entropy_,
@@ -172,28 +174,31 @@ def test_mlp_starts_glorot_uniform() -> None:
 # --- in blocks -------------------------------------------------------------------------------------------------------
 
 
-def of_whole_batch(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor) -> list[Tensor]:
+def a_tail(mlp: Mlp) -> tuple[Tensor, ...]:
+    """Its further layers, and one of one unit."""
+    last = torch.nn.Linear(mlp.layers[-1].out_features, 1)  # type: ignore[arg-type]
+    return (*mlp.tail, *last.parameters())
+
+
+def of_whole_batch(mlp: Mlp, tail: Sequence[Tensor], first: Tensor, slope: Tensor) -> list[Tensor]:
     """Logits (B,), and the gradients of what the first layer gives and of all weights, by torch's own backward pass."""
     first = first.clone().requires_grad_()
-    layer = torch.nn.Linear(len(out), 1, bias=False)
-    layer.weight = torch.nn.Parameter(out.unsqueeze(0).clone())
     torch.manual_seed(13)
-    logits = mlp.logits(first * 1, layer)
-    *hidden, last = torch.autograd.grad(logits, [first, *list(mlp.parameters())[2:], layer.weight], slope)
-    return [logits.detach(), *hidden, last[0]]
+    logits = F.linear(mlp.after_first(first * 1), *tail[-2:]).squeeze(1)
+    return [logits.detach(), *torch.autograd.grad(logits, [first, *tail], slope)]
 
 
-def of_blocks(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor, rows: int) -> list[Tensor]:
+def of_blocks(mlp: Mlp, tail: Sequence[Tensor], first: Tensor, slope: Tensor, rows: int) -> list[Tensor]:
     """The same, `rows` rows at a time."""
-    blocks = MlpBlocks(mlp.parameters_after_first(out), mlp.keep, rows)
+    network, scratch = Tail("relu", [each.detach() for each in tail], mlp.keep), Scratch(first, rows)
     logits, slopes = torch.empty(len(first)), torch.empty_like(first)
-    into = torch.empty(rows, first.shape[1])
     torch.manual_seed(13)
     for start in range(0, len(first), rows):
         some = slice(start, start + rows)
-        logits[some] = blocks.logits(first[some].clone())
-        slopes[some] = blocks.slopes(slope[some], into)
-    return [logits, slopes, *blocks.finished()]
+        layers = network.layers(first[some].clone(), scratch)
+        assert network.forward(layers, logits[some]) is not None
+        slopes[some] = network.backward(slope[some], layers, scratch)
+    return [logits, slopes, *network.gradients()]
 
 
 @pytest.mark.parametrize("dims", [[7, 6], [7, 6, 5, 4]])
@@ -201,34 +206,52 @@ def of_blocks(mlp: Mlp, first: Tensor, out: Tensor, slope: Tensor, rows: int) ->
 def test_blocks_give_the_logits_and_gradients_of_all_rows_at_once(dims: list[int], num_rows: int) -> None:
     torch.manual_seed(12)
     mlp = Mlp(dims)
-    first, out, slope = torch.randn(num_rows, 6), torch.randn(dims[-1]), torch.randn(num_rows)
-    expected = of_whole_batch(mlp, first, out, slope)
-    for one, other in zip(of_blocks(mlp, first, out, slope, rows=5), expected, strict=True):
+    tail, first, slope = a_tail(mlp), torch.randn(num_rows, 6), torch.randn(num_rows)
+    expected = of_whole_batch(mlp, tail, first, slope)
+    for one, other in zip(of_blocks(mlp, tail, first, slope, rows=5), expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_a_block_worked_by_hand() -> None:
-    # Units (1, 0) of (1, -2); second layer 3 * 1 + 4 * 0 - 1 = 2; logit 2 * 5 = 10.
-    parameters = [torch.tensor([[3.0, 4.0]]), torch.tensor([-1.0]), torch.tensor([5.0])]
-    blocks = MlpBlocks(parameters, 1.0, 1)
-    assert blocks.logits(torch.tensor([[1.0, -2.0]])).tolist() == [10.0]
+    # Units (1, 0) of (1, -2); second layer 3 * 1 + 4 * 0 - 1 = 2; logit 2 * 5 + 7 = 17.
+    tail = [torch.tensor([[3.0, 4.0]]), torch.tensor([-1.0]), torch.tensor([[5.0]]), torch.tensor([7.0])]
+    network, scratch = Tail("relu", tail), Scratch(tail[0], 1)
+    layers = network.layers(torch.tensor([[1.0, -2.0]]), scratch)
+    assert network.forward(layers, torch.empty(1)).tolist() == [17.0]
     # With a gradient of 1: 5 of the second layer's unit, so (5 * 3, stopped) of the first's.
-    assert blocks.slopes(torch.tensor([1.0]), torch.empty(1, 2)).tolist() == [[15.0, 0.0]]
-    assert [gradient.tolist() for gradient in blocks.finished()] == [[[5.0, 0.0]], [5.0], [2.0]]
+    assert network.backward(torch.tensor([1.0]), layers, scratch).tolist() == [[15.0, 0.0]]
+    assert [gradient.tolist() for gradient in network.gradients()] == [[[5.0, 0.0]], [5.0], [[2.0]], [1.0]]
+
+
+def test_a_block_of_sigmoids_worked_by_hand() -> None:
+    # sigmoid(0) = 1/2, whose slope is 1/4; a logit of 8 / 2 + 1 = 5.
+    tail = [torch.tensor([[8.0]]), torch.tensor([1.0])]
+    network, scratch = Tail("sigmoid", tail), Scratch(tail[0], 1)
+    layers = network.layers(torch.tensor([[0.0]]), scratch)
+    assert network.forward(layers, torch.empty(1)).tolist() == [5.0]
+    assert network.backward(torch.tensor([1.0]), layers, scratch).tolist() == [[2.0]]
 
 
 def test_a_block_of_all_rows_drops_what_they_do_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recspec.mlp.SMALL", 0)
     mlp = Mlp([7, 40, 30], dropout=0.3)
-    first, out, slope = torch.randn(99, 40), torch.randn(30), torch.randn(99)
-    expected = of_whole_batch(mlp, first, out, slope)
-    for one, other in zip(of_blocks(mlp, first, out, slope, rows=99), expected, strict=True):
+    tail, first, slope = a_tail(mlp), torch.randn(99, 40), torch.randn(99)
+    expected = of_whole_batch(mlp, tail, first, slope)
+    for one, other in zip(of_blocks(mlp, tail, first, slope, rows=99), expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_scratch_is_the_same_memory_for_the_same_name() -> None:
+    scratch = Scratch(torch.zeros(1), rows=3)
+    one = scratch("a", 2, 4)
+    assert one.shape == (2, 4)
+    assert scratch("a", 3, 4).data_ptr() == one.data_ptr() != scratch("b", 2, 4).data_ptr()
+    assert scratch("a", 5, 4).shape == (5, 4)  # more rows than were told
 
 
 def test_the_gradient_of_cross_entropy_worked_by_hand() -> None:
     logits = torch.tensor([0.0, 3.0**0.5])
-    loss, slope = cross_entropy_(logits, torch.tensor([1.0, 0.0]), rows=4)
+    loss, slope = cross_entropy_(logits, torch.tensor([1.0, 0.0]), 1 / 4)
     # (log 2 + log(1 + e^1.732)) / 4, and (sigmoid - label) / 4.
     assert loss.item() == pytest.approx((math.log(2) + math.log1p(math.exp(3**0.5))) / 4)
     assert slope.tolist() == pytest.approx([-0.125, 0.25 / (1 + math.exp(-(3**0.5)))])

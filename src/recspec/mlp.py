@@ -1,4 +1,4 @@
-"""An MLP's hidden layers, their dropout on a CPU, and a loss that comes with its gradients a block of rows at a time.
+"""An MLP's layers, their dropout on a CPU, and the way through them there and back a block of rows at a time.
 
 Shapes: B rows; R rows of a block; D a layer's width.
 """
@@ -65,10 +65,10 @@ class Mlp(nn.Module):
         logits = x @ weight  # a product with a vector; with a matrix of one row it takes several times as long
         return logits if out.bias is None else logits + out.bias
 
-    def parameters_after_first(self, out: Tensor) -> tuple[Tensor, ...]:
-        """Weight and bias of each layer but the first, then `out`, the weight (D,) of a unit of output."""
-        layers = [cast(nn.Linear, layer) for layer in self.layers[1:]]
-        return (*(each for layer in layers for each in (layer.weight, layer.bias)), out)
+    @property
+    def tail(self) -> tuple[Tensor, ...]:
+        """Weight and bias of every layer but the first."""
+        return tuple(parameter for layer in self.layers[1:] for parameter in layer.parameters())
 
     @property
     def keep(self) -> float:
@@ -178,70 +178,98 @@ def block_rows(*widths: int) -> int:
     return max(1, BLOCK_FLOATS // max(1, *widths))
 
 
-class MlpBlocks:
-    """The way from an MLP's first linear layer to logits and back, for a block of rows at a time.
+class Scratch:
+    """Tensors that one block after the other writes over: fresh ones cost page faults, and room in the cache."""
 
-    Between the products of a whole batch, ReLU, dropout and their gradients read and write the units in memory, which
-    took NeuMF as long as the products. Blocks small enough for the cache, one after the other written over the same
-    memory, leave little but the products. Gradients of the weights add up from block to block, in `gradients`.
+    def __init__(self, like: Tensor, rows: int) -> None:
+        self._like, self._rows = like, rows
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, width: int) -> Tensor:
+        """(rows, width), whatever it holds; the same memory for the same name."""
+        if name not in self._held or len(self._held[name]) < rows:
+            self._held[name] = self._like.new_empty(max(self._rows, rows), width)
+        return self._held[name][:rows]
+
+
+class Tail:
+    """What comes after an MLP's first linear layer, there and back for a block of rows at a time: its activation,
+    further layers, and a last one of one number a row.
+
+    Between the products of a whole batch, activations and their gradients are read and written in memory, which took
+    NeuMF as long as the products. Blocks small enough for the cache, one after the other written over the same memory,
+    leave little but the products. Gradients of the weights add up from block to block.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], keep: float, rows: int) -> None:
-        """`parameters` as `Mlp.parameters_after_first` gives them; a block has at most `rows` rows."""
+    def __init__(self, kind: str, tail: Sequence[Tensor], keep: float = 1.0) -> None:
+        """`tail` is weight and bias of the further layers and of the last; `kind` is relu or sigmoid.
+
+        Units are kept with probability `keep`, after relu alone.
+        """
+        self.kind = kind
         self.keep = max(1, round(keep * 2**DIGITS)) / 2**DIGITS
-        *hidden, out = (parameter.detach() for parameter in parameters)
         # Scaling weights instead of units: thousands of products a batch instead of millions.
-        self.weights = [weight / self.keep for weight in hidden[::2]]
-        self.biases = hidden[1::2]
-        self.out = out / self.keep
-        self.gradients = [torch.zeros_like(parameter) for parameter in (*hidden, out)]
-        self._units = [out.new_empty(rows, len(bias)) for bias in self.biases]
-        self._slopes = [torch.empty_like(units) for units in self._units]
-        self._ones = out.new_ones(rows)
-        self._block: list[Tensor] = []
+        self.weights = [weight if self.keep == 1.0 else weight / self.keep for weight in tail[::2]]
+        self.biases = tail[1::2]
+        self._transposed = [weight.t() for weight in self.weights]  # views, taken once for all blocks
+        self._slopes = [torch.zeros_like(each) for each in tail]
+        self._of_last = self._slopes[-2][0]
 
-    def logits(self, first: Tensor) -> Tensor:
-        """Logits (R,) from what the first layer gives, (R, D), which becomes its units."""
-        self._block = [self._stopped(first)]
-        for weight, bias, units in zip(self.weights, self.biases, self._units, strict=True):
-            product = torch.addmm(bias, self._block[-1], weight.t(), out=units[: len(first)])
-            self._block.append(self._stopped(product))
-        return torch.mv(self._block[-1], self.out)
+    def layers(self, first: Tensor, scratch: Scratch) -> list[Tensor]:
+        """What the first layer gives (n, W_0), and room for what the further ones give (n, W_i), in `scratch`."""
+        widths = [len(bias) for bias in self.biases[:-1]]
+        return [first, *(scratch(f"{place}", len(first), width) for place, width in enumerate(widths, start=1))]
 
-    def slopes(self, gradient: Tensor, into: Tensor) -> Tensor:
-        """From the gradient (R,) of the last logits that of `first`, (R, D), which is written into `into`."""
-        rows = len(gradient)
-        targets = [slopes[:rows] for slopes in (into, *self._slopes)]
-        self.gradients[-1].addmv_(self._block[-1].t(), gradient)
-        torch.mul(gradient.unsqueeze(1), self.out, out=targets[-1])
-        for place in reversed(range(len(targets))):
-            slope, units = targets[place], self._block[place]
-            # A unit that was dropped and one that ReLU stopped are both 0, and neither passes a gradient.
-            torch.ops.aten.threshold_backward.grad_input(slope, units, 0, grad_input=slope)
-            if place:
-                below = self._block[place - 1]
-                self.gradients[2 * place - 2].addmm_(slope.t(), below)
-                self.gradients[2 * place - 1].addmv_(slope.t(), self._ones[:rows])
-                torch.mm(slope, self.weights[place - 1], out=targets[place - 1])
-        return targets[0]
+    def forward(self, layers: Sequence[Tensor], out: Tensor) -> Tensor:
+        """From what the first layer gives, layers[0] (n, W_0), to `out` (n,); `layers` become the activations."""
+        x = self._activate(layers[0])
+        for weight, bias, layer in zip(self._transposed[:-1], self.biases[:-1], layers[1:], strict=True):
+            x = self._activate(torch.addmm(bias, x, weight, out=layer))
+        return torch.addmv(self.biases[-1], x, self.weights[-1][0], out=out)
 
-    def finished(self) -> list[Tensor]:
-        """The gradients of `parameters`, when all blocks are done."""
-        for gradient in (*self.gradients[:-1:2], self.gradients[-1]):
-            gradient.div_(self.keep)  # they were those of the scaled weights
-        return self.gradients
+    def backward(self, gradient: Tensor, layers: Sequence[Tensor], scratch: Scratch) -> Tensor:
+        """The gradient of what the first layer gives, from that of `forward`'s numbers.
 
-    def _stopped(self, x: Tensor) -> Tensor:
+        It stands in `scratch`, until the next call.
+        """
+        self._slopes[-1].add_(gradient.sum())
+        self._of_last.addmv_(layers[-1].t(), gradient)
+        last = scratch(f"of {len(layers) - 1}", *layers[-1].shape)
+        slope = self._through(torch.outer(gradient, self.weights[-1][0], out=last), layers[-1])
+        for place in range(len(layers) - 1, 0, -1):
+            self._slopes[2 * place - 2].addmm_(slope.t(), layers[place - 1])
+            self._slopes[2 * place - 1].add_(slope.sum(0))
+            below = scratch(f"of {place - 1}", *layers[place - 1].shape)
+            slope = self._through(torch.mm(slope, self.weights[place - 1], out=below), layers[place - 1])
+        return slope
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients of `tail`, once all blocks are done."""
         if self.keep < 1.0:
-            _relu_and_drop_(x.view(-1), self.keep)
-            return x
-        return x.relu_()
+            for slope in self._slopes[::2]:
+                slope.div_(self.keep)  # it was that of a scaled weight
+        return self._slopes
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if self.kind == "sigmoid":
+            return x.sigmoid_()
+        if self.keep == 1.0:
+            return x.relu_()
+        _relu_and_drop_(x.view(-1), self.keep)
+        return x
+
+    def _through(self, slope: Tensor, y: Tensor) -> Tensor:
+        """The gradient before an activation, from that after it, in place; `y` is what it gave."""
+        if self.kind == "sigmoid":
+            return cast(Tensor, torch.ops.aten.sigmoid_backward.grad_input(slope, y, grad_input=slope))
+        # A unit that was dropped and one that ReLU stopped are both 0, and neither passes a gradient.
+        return cast(Tensor, torch.ops.aten.threshold_backward.grad_input(slope, y, 0, grad_input=slope))
 
 
-def cross_entropy_(logits: Tensor, label: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """A block's share of the mean binary cross-entropy over `rows` rows, and its gradient, written over the logits."""
-    loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum") / rows
-    return loss, logits.sigmoid_().sub_(label).div_(rows)
+def cross_entropy_(logits: Tensor, label: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """`share` times the summed binary cross-entropy, in nats, and its gradient, written over the logits (n,)."""
+    loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum") * share
+    return loss, logits.sigmoid_().sub_(label).mul_(share)
 
 
 def times(gradients: Sequence[Tensor | None], factor: Tensor) -> tuple[Tensor | None, ...]:

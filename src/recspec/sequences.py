@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from recspec.batch import Batch
 from recspec.errors import SpecError, listed
 from recspec.feature_spec import FILE_NAME, FeatureSpec
+from recspec.mlp import Scratch, Tail, cross_entropy_, times
 
 SLICED = 64
 """Rows a step, on average, from which sums over histories go step by step; with fewer they go event by event."""
@@ -694,20 +695,6 @@ def _small_products(x: Tensor) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-class _Scratch:
-    """Tensors that one block after the other writes over: fresh ones cost page faults, and room in the cache."""
-
-    def __init__(self, like: Tensor, rows: int) -> None:
-        self._like, self._rows = like, rows
-        self._held: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, rows: int, width: int) -> Tensor:
-        """(rows, width), whatever it holds; the same memory for the same name."""
-        if name not in self._held or len(self._held[name]) < rows:
-            self._held[name] = self._like.new_empty(max(self._rows, rows), width)
-        return self._held[name][:rows]
-
-
 class _Weights(torch.autograd.Function):
     """`AttentionUnit` a block of rows of a step at a time.
 
@@ -732,8 +719,8 @@ class _Weights(torch.autograd.Function):
         kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
         weights, scratch, layers = (
             happened.new_empty(len(happened)),
-            _Scratch(happened, min(len(happened), BLOCK)),
-            _Tail(kind, tail),
+            Scratch(happened, min(len(happened), BLOCK)),
+            Tail(kind, tail),
         )
         blocks, event, product = events.blocks, by_event.t(), by_product.t()
         for rows, x, own, *parts in zip(blocks.rows, *map(blocks.cut, (happened, weights, *kept)), strict=True):
@@ -748,12 +735,12 @@ class _Weights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         happened, target, by_event, by_product, *rest = ctx.saved_tensors
-        layers, kept = _Tail(ctx.kind, rest[: ctx.num_tail]), rest[ctx.num_tail :]
+        layers, kept = Tail(ctx.kind, rest[: ctx.num_tail]), rest[ctx.num_tail :]
         events: Events = ctx.events
         of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
         of_first = target.new_zeros(len(target), len(by_event))
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
-        scratch, blocks = _Scratch(happened, min(len(happened), BLOCK)), events.blocks
+        scratch, blocks = Scratch(happened, min(len(happened), BLOCK)), events.blocks
         cut = map(blocks.cut, (happened, of_happened, gradient, *kept))
         with _small_products(happened):
             for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
@@ -769,7 +756,7 @@ class _Weights(torch.autograd.Function):
                 torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
         rank = cast(Tensor, events.rank)
         to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
-        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *layers.slopes
+        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *layers.gradients()
 
 
 class _Contrast(torch.autograd.Function):
@@ -796,12 +783,8 @@ class _Contrast(torch.autograd.Function):
         of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias = slopes
         share = 1 / ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows))
         share = share.to(states.dtype).index_select(0, cast(Tensor, events.order))
-        total, scratch, widths = (
-            states.new_zeros(()),
-            _Scratch(states, min(len(states), BLOCK)),
-            [len(weight) for weight in tail[:-2:2]],
-        )
-        network, blocks = _Tail("sigmoid", tail), events.blocks
+        total, scratch = states.new_zeros(()), Scratch(states, min(len(states), BLOCK))
+        network, blocks = Tail("sigmoid", tail), events.blocks
         events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))
         states_before = map(blocks.cut_before, (states, of_states))
         for rows, first_step, right_event, wrong_event, of_right, of_wrong, state, of_state in zip(
@@ -817,10 +800,8 @@ class _Contrast(torch.autograd.Function):
             right, wrong = slice(0, size), slice(size, 2 * size)
             for half, each in ((right, right_event), (wrong, wrong_event)):
                 torch.addmm(known, each, by_event.t(), out=first[half])
-            layers = [first]
-            layers += [scratch(f"{place}", 2 * size, width) for place, width in enumerate(widths, start=1)]
-            logits = scratch("logits", 2 * size, 1).squeeze(1)
-            network.forward(layers, logits)
+            layers = network.layers(first, scratch)
+            logits = network.forward(layers, scratch("logits", 2 * size, 1).squeeze(1))
             total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
             gradient = logits.sigmoid_()
             gradient[right] -= 1
@@ -833,14 +814,13 @@ class _Contrast(torch.autograd.Function):
             of_by_state.addmm_(of_known.t(), state)
             of_bias += of_known.sum(0)
             torch.mm(of_known, by_state, out=of_state)
-        slopes += network.slopes
+        slopes += network.gradients()
         ctx.save_for_backward(*slopes)
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_times(gradient, ctx.saved_tensors)
+        return None, *times(ctx.saved_tensors, gradient)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -862,33 +842,25 @@ class _CrossEntropy(torch.autograd.Function):
         *tail: Tensor,
     ) -> Tensor:
         of_x, of_weight, of_bias = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        total, scratch, share = x.new_zeros(()), _Scratch(x, min(len(x), ROWS)), scale / max(1, len(x))
-        widths, network, first = [len(weight), *(len(each) for each in tail[:-2:2])], _Tail(kind, tail), weight.t()
+        total, scratch, share = x.new_zeros(()), Scratch(x, min(len(x), ROWS)), scale / max(1, len(x))
+        network, first = Tail(kind, tail), weight.t()
         for own, of_own, right in zip(*(torch.split(each, ROWS) for each in (x, of_x, label)), strict=True):
-            layers = [scratch(f"{place}", len(own), width) for place, width in enumerate(widths)]
-            torch.addmm(bias, own, first, out=layers[0])
-            logits = scratch("logits", len(own), 1).squeeze(1)
-            network.forward(layers, logits)
-            # -y ln p - (1 - y) ln(1 - p), with p = sigmoid of the logit.
-            total += F.softplus(logits).sum() - torch.dot(logits, right)
-            slope = network.backward(logits.sigmoid_().sub_(right).mul_(share), layers, scratch)
+            layers = network.layers(torch.addmm(bias, own, first, out=scratch("0", len(own), len(bias))), scratch)
+            logits = network.forward(layers, scratch("logits", len(own), 1).squeeze(1))
+            loss, of_logits = cross_entropy_(logits, right, share)
+            total += loss
+            slope = network.backward(of_logits, layers, scratch)
             of_weight.addmm_(slope.t(), own)
             of_bias += slope.sum(0)
             torch.mm(slope, weight, out=of_own)
-        slopes = of_x, of_weight, of_bias, *network.slopes
+        slopes = of_x, of_weight, of_bias, *network.gradients()
         ctx.save_for_backward(*slopes)
-        return total * share
+        return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_x, *of_parameters = _times(gradient, ctx.saved_tensors)
+        of_x, *of_parameters = times(ctx.saved_tensors, gradient)
         return None, None, of_x, None, *of_parameters
-
-
-def _times(factor: Tensor, slopes: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Gradients of a loss, by that of the loss itself."""
-    return slopes if factor == 1 else [each * factor for each in slopes]
 
 
 @dataclass(frozen=True)
@@ -938,57 +910,6 @@ class Blocks:
         sizes = [part for size, stay in zip(self.sizes, self.stay, strict=True) for part in (stay, size - stay)]
         parts = x.split_with_sizes(sizes)[::2]
         return [parts[place] for place in self.earlier]
-
-
-class _Tail:
-    """What comes after an MLP's first linear layer: its activation, further layers, and a last one of one number a row.
-
-    Views of weights are taken once for all blocks.
-    """
-
-    def __init__(self, kind: Activation, tail: Sequence[Tensor]) -> None:
-        """`tail` is weight and bias of the further layers and of the last."""
-        self.kind = kind
-        self.weights, self.biases = tail[:-2:2], tail[1:-2:2]
-        self.transposed = [weight.t() for weight in self.weights]
-        self.last, self.last_bias = tail[-2][0], tail[-1]
-        self.slopes = [torch.zeros_like(each) for each in tail]
-        """Gradients of `tail`, which `backward` adds to."""
-        self.of_last = self.slopes[-2][0]
-
-    def forward(self, layers: Sequence[Tensor], out: Tensor) -> None:
-        """From what the first layer gives, layers[0] (n, W_0), to `out` (n,); `layers` become the activations."""
-        x = self._activate(layers[0])
-        for weight, bias, layer in zip(self.transposed, self.biases, layers[1:], strict=True):
-            x = self._activate(torch.addmm(bias, x, weight, out=layer))
-        torch.addmv(self.last_bias, x, self.last, out=out)
-
-    def backward(self, gradient: Tensor, layers: Sequence[Tensor], scratch: _Scratch) -> Tensor:
-        """The gradient of what the first layer gives, from that of `forward`'s numbers.
-
-        It stands in `scratch`, until the next call.
-        """
-        self.slopes[-1].add_(gradient.sum())
-        self.of_last.addmv_(layers[-1].t(), gradient)
-        slope = torch.outer(gradient, self.last, out=scratch(f"of {len(layers) - 1}", *layers[-1].shape))
-        _through(self.kind, slope, layers[-1])
-        for place in range(len(layers) - 1, 0, -1):
-            self.slopes[2 * place - 2].addmm_(slope.t(), layers[place - 1])
-            self.slopes[2 * place - 1].add_(slope.sum(0))
-            slope = torch.mm(slope, self.weights[place - 1], out=scratch(f"of {place - 1}", *layers[place - 1].shape))
-            _through(self.kind, slope, layers[place - 1])
-        return slope
-
-    def _activate(self, x: Tensor) -> Tensor:
-        return x.sigmoid_() if self.kind == "sigmoid" else x.relu_()
-
-
-def _through(kind: Activation, slope: Tensor, y: Tensor) -> None:
-    """The gradient before an activation, from that after it, in place; `y` is what it gave."""
-    if kind == "sigmoid":
-        sigmoid_backward(slope, y, grad_input=slope)
-    else:
-        torch.ops.aten.threshold_backward.grad_input(slope, y, 0, grad_input=slope)
 
 
 # --- recurrences -----------------------------------------------------------------------------------------------------
@@ -1077,7 +998,7 @@ class _Recurrence(torch.autograd.Function):
             each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
         )
         of_gates, of_candidate = bias[:both], bias[both:]
-        blocks, scratch = events.blocks, _Scratch(x, min(len(x), BLOCK))
+        blocks, scratch = events.blocks, Scratch(x, min(len(x), BLOCK))
         kept = (x, gates, *gates.split_with_sizes([hidden, hidden], 1), candidates, recalled, states)
         for first, weight, old, own, gate, u, r, c, memory, state in zip(
             blocks.first,
@@ -1116,7 +1037,7 @@ class _Recurrence(torch.autograd.Function):
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
         by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
-        blocks, scratch = events.blocks, _Scratch(x, min(len(x), BLOCK))
+        blocks, scratch = events.blocks, Scratch(x, min(len(x), BLOCK))
         none = [None] * len(blocks.rows)
         parts = zip(
             blocks.rows,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch
 from recspec.feature_spec import FeatureSpec
-from recspec.mlp import Mlp, MlpBlocks, block_rows, cross_entropy_, in_blocks, times
+from recspec.mlp import Mlp, Scratch, Tail, block_rows, cross_entropy_, in_blocks, times
 from recspec.models.base import Model
 
 SCORE_FLOATS = 1 << 20
@@ -149,10 +149,11 @@ class NeuMF(Model):
                 (user.at.long(), item.at.long()),
                 label,
                 self.mlp.keep,
-                self.out.bias,
                 self._gmf_weight() if self.settings.use_gmf else None,
                 *(user.part.first, user.part.gmf, item.part.first, item.part.gmf, item.part.bias),
-                *self.mlp.parameters_after_first(self._mlp_weight()),
+                *self.mlp.tail,
+                self._mlp_weight().unsqueeze(0),
+                self.out.bias,
             ),
         )
 
@@ -346,55 +347,51 @@ class _PairLoss(torch.autograd.Function):
         at: tuple[Tensor, Tensor],
         label: Tensor,
         keep: float,
-        bias: Tensor,
         gmf_weight: Tensor | None,
         user_first: Tensor,
         user_gmf: Tensor | None,
         item_first: Tensor,
         item_gmf: Tensor | None,
         item_bias: Tensor | None,
-        *parameters: Tensor,
+        *tail: Tensor,
     ) -> Tensor:
-        repeats = len(label)
+        repeats, loss = len(label), item_first.new_zeros(())
         step = min(rows // repeats, label.shape[1])
-        blocks = MlpBlocks(parameters, keep, step * repeats)
-        sides = [_Rows(user_first, step), _Rows(item_first, step * repeats)]
-        slopes = torch.empty_like(sides[1].block)
+        network, scratch = Tail("relu", tail, keep), Scratch(item_first, step * repeats)
+        user, item = _Rows(user_first, step), _Rows(item_first, step * repeats)
         gmf = None
         if gmf_weight is not None and user_gmf is not None and item_gmf is not None:
             gmf = _GmfBlocks(gmf_weight, _Rows(user_gmf, step), _Rows(item_gmf, step * repeats))
         offsets = None if item_bias is None else _Rows(item_bias.unsqueeze(1), step * repeats)
-        loss, bias_gradient = bias.new_zeros(()), torch.zeros_like(bias)
-        for user_at, item_at, wanted in zip(
+        for user_at, items_at, wanted in zip(
             torch.split(at[0], step), torch.split(at[1], step, dim=1), torch.split(label, step, dim=1), strict=True
         ):
-            item_at = item_at.reshape(-1)
-            user, first = sides[0].taken(user_at), sides[1].taken(item_at)
-            first.view(repeats, len(user), -1).add_(user)
-            logits = blocks.logits(first).add_(bias.detach())
+            item_at = items_at.reshape(-1)
+            first = item.taken(item_at)
+            first.view(repeats, len(user_at), -1).add_(user.taken(user_at))
+            layers = network.layers(first, scratch)
+            logits = network.forward(layers, scratch("logits", len(first), 1).squeeze(1))
             if gmf is not None:
                 logits += gmf.logits(user_at, item_at)
             if offsets is not None:
                 logits += offsets.taken(item_at).squeeze(1)
-            share, slope = cross_entropy_(logits, wanted.reshape(-1).to(logits.dtype), label.numel())
+            share, slope = cross_entropy_(logits, wanted.reshape(-1).to(logits.dtype), 1 / label.numel())
             loss += share
-            bias_gradient += slope.sum()
             if gmf is not None:
                 gmf.add(user_at, item_at, slope)
             if offsets is not None:
                 offsets.add(item_at, slope.unsqueeze(1))
-            of_first = blocks.slopes(slope, slopes)
-            sides[1].add(item_at, of_first)
-            sides[0].add(user_at, of_first.view(repeats, len(user), -1).sum(0))
+            of_first = network.backward(slope, layers, scratch)
+            item.add(item_at, of_first)
+            user.add(user_at, of_first.view(repeats, len(user_at), -1).sum(0))
         ctx.save_for_backward(
-            bias_gradient,
             None if gmf is None else gmf.gradient,
-            sides[0].gradient,
+            user.gradient,
             None if gmf is None else gmf.user.gradient,
-            sides[1].gradient,
+            item.gradient,
             None if gmf is None else gmf.item.gradient,
             None if offsets is None else offsets.gradient.squeeze(1),
-            *blocks.finished(),
+            *network.gradients(),
         )
         return loss
 
