@@ -223,3 +223,22 @@ def test_tables_with_sparse_gradients_and_without_any_are_left_alone() -> None:
         assert inputs.tables() is inputs.embeddings
     inputs.embeddings.sparse.add("4")
     assert inputs.tables() is inputs.embeddings
+
+
+def test_tables_that_have_whole_gradients_elsewhere_or_none_are_read_as_they_are() -> None:
+    inputs = Din(a_spec(), DinSettings(embedding_dim=4)).train().inputs
+    assert inputs.tables() is not inputs.embeddings
+    (key,) = inputs.embeddings.stores
+    with torch.no_grad():
+        assert inputs.tables() is inputs.embeddings
+    inputs.embeddings.sparse.add(key)
+    assert inputs.tables() is inputs.embeddings
+    inputs.embeddings.sparse.clear()
+    inputs.embeddings.rows_of_hashed["user_id"] = 3
+    assert inputs.tables() is inputs.embeddings
+    inputs.embeddings.rows_of_hashed.clear()
+    inputs.embeddings.fetch[key] = lambda rows: (torch.zeros(1, 4), rows)
+    assert inputs.tables() is inputs.embeddings
+    inputs.embeddings.fetch.clear()
+    inputs.embeddings.stores[key].requires_grad_(False)
+    assert inputs.tables() is inputs.embeddings

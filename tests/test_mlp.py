@@ -259,11 +259,18 @@ def test_the_gradient_of_cross_entropy_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "units", "expected"),
-    [(torch.zeros(1), SMALL, True), (torch.zeros(1), SMALL - 1, False), (torch.zeros(1).double(), SMALL, False)],
+    ("dtype", "units", "expected"),
+    [
+        (torch.float32, SMALL, True),
+        (torch.float32, SMALL - 1, False),
+        (torch.float64, SMALL, True),
+        (torch.bfloat16, SMALL, False),
+    ],
 )
-def test_blocks_are_for_many_units_of_single_precision(first: Tensor, units: int, expected: bool) -> None:
-    assert in_blocks(first, units) == expected
+def test_blocks_are_for_many_units_of_single_precision_or_double(
+    dtype: torch.dtype, units: int, expected: bool
+) -> None:
+    assert in_blocks(torch.zeros(1, dtype=dtype), units) == expected
 
 
 def test_there_are_no_blocks_without_gradients_or_in_other_precisions() -> None:

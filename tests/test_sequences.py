@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recspec.batch import Batch
 from recspec.errors import SpecError
@@ -19,6 +22,7 @@ from recspec.sequences import (
     Gru,
     Histories,
     NextEvent,
+    _last,
     jagged_events,
     padded_events,
 )
@@ -535,3 +539,25 @@ class TestCrossEntropy:
         loss.backward()
         assert loss.item() == 1e4
         torch.testing.assert_close(x.grad, torch.tensor([[0.5], [0.0]]))
+
+
+# --- the last states -------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_history_ends_in_zeros_beside_what_is_no_number() -> None:
+    # Histories of 2, 1 and 0 events; the second event of the first row is broken.
+    events = jagged_events(torch.tensor([[True, True], [True, False], [False, False]]))
+    states = torch.tensor([[1.0], [2.0], [float("nan")]])
+    assert _last(states, events)[1:].tolist() == [[2.0], [0.0]]
+    assert _last(states, events)[0].isnan().all()
+
+
+def test_the_last_states_are_looked_up_where_they_are() -> None:
+    with FakeTensorMode():
+        events = SimpleNamespace(
+            sizes=(2, 1),
+            num_rows=3,
+            lengths=torch.empty(3, dtype=torch.int64, device="cuda"),
+            rank=torch.empty(3, dtype=torch.int64, device="cuda"),
+        )
+        assert _last(torch.empty(3, 4, device="cuda"), events).device.type == "cuda"  # type: ignore[arg-type]

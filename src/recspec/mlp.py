@@ -68,7 +68,8 @@ class Mlp(nn.Module):
     @property
     def tail(self) -> tuple[Tensor, ...]:
         """Weight and bias of every layer but the first."""
-        return tuple(parameter for layer in self.layers[1:] for parameter in layer.parameters())
+        layers = [cast(nn.Linear, layer) for layer in self.layers[1:]]
+        return tuple(each for layer in layers for each in (layer.weight, layer.bias))
 
     @property
     def keep(self) -> float:
@@ -161,16 +162,20 @@ def _relu_and_drop_(x: Tensor, keep: float) -> None:
         piece.relu_()
 
 
-def in_blocks(first: Tensor, units: int) -> bool:
-    """Whether a loss from so many `units`, behind an MLP's first layer, is computed with its gradients, in blocks."""
+def comes_with_gradients(x: Tensor) -> bool:
+    """Whether a loss of what an MLP makes of `x` may be computed together with its gradients."""
     return (
-        units >= SMALL
-        and first.device.type == "cpu"
-        and first.dtype == torch.float32
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
+
+
+def in_blocks(first: Tensor, units: int) -> bool:
+    """Whether a loss from so many `units`, behind an MLP's first layer, is computed with its gradients, in blocks."""
+    return units >= SMALL and comes_with_gradients(first)
 
 
 def block_rows(*widths: int) -> int:
@@ -279,7 +284,10 @@ def times(gradients: Sequence[Tensor | None], factor: Tensor) -> tuple[Tensor | 
         NotImplementedError: where their own gradients are asked for (`create_graph`), of which nothing is known here.
     """
     if torch.is_grad_enabled():
-        raise NotImplementedError("a loss computed in blocks has no second derivatives; set recspec.mlp.SMALL higher")
+        raise NotImplementedError(
+            "this loss comes with its gradients and has no second derivatives (create_graph); take torch's binary "
+            "cross-entropy of the model's logits instead"
+        )
     if factor.item() == 1.0:
         return tuple(gradients)
     return tuple(None if gradient is None else gradient * factor for gradient in gradients)

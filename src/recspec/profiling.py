@@ -27,9 +27,9 @@ from recspec.train import TrainingRun
 
 Part = Literal["loader", "forward", "backward", "optimizer"]
 PARTS: tuple[Part, ...] = ("loader", "forward", "backward", "optimizer")
-"""A step's parts, which leave nothing out. Loader: choosing rows, drawing negatives. Forward: with the gradients of a
-loss that comes with them, as NeuMF's on a CPU. Backward: with clipping and what ranks tell each other. Optimizer: up to
-the next row that is chosen."""
+"""A step's parts, which leave nothing out. Loader: choosing rows, drawing negatives. Forward: with the gradients of
+losses that come with them, as those of NeuMF and of models of histories on a CPU. Backward: with clipping and what
+ranks tell each other. Optimizer: up to the next row that is chosen."""
 
 MOST = 12
 """Operations that a profile names one by one."""

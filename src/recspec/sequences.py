@@ -532,17 +532,18 @@ class ActivatedMlp(nn.Module):
     @property
     def tail(self) -> tuple[Tensor, ...]:
         """Weight and bias of every layer but the first."""
-        return tuple(parameter for layer in self.layers[1:] for parameter in layer.parameters())
+        layers = [cast(nn.Linear, layer) for layer in self.layers[1:]]
+        return tuple(each for layer in layers for each in (layer.weight, layer.bias))
 
     def cross_entropy(self, x: Tensor, out: nn.Linear, label: Tensor, scale: float) -> Tensor:
         """`scale` times the mean binary cross-entropy of the logits that `out` makes of the last layer: (B, dims[0]),
         (B,) -> (), in nats.
 
         It goes some rows at a time, and computes its gradient with them: for at least one row, where `can_go_by_blocks`
-        holds without autocast.
+        and `mlp.comes_with_gradients` hold.
         """
-        first, last = self.first, (out.weight, out.bias)
-        return cast(Tensor, _CrossEntropy.apply(self.kind, scale, x, label, *first.parameters(), *self.tail, *last))  # type: ignore[no-untyped-call]
+        layers = (self.first.weight, self.first.bias, *self.tail, out.weight, out.bias)
+        return cast(Tensor, _CrossEntropy.apply(self.kind, scale, x, label, *layers))  # type: ignore[no-untyped-call]
 
     def can_go_by_blocks(self, x: Tensor) -> bool:
         """Whether what stands on this MLP may compute some rows at a time by hand, with input as `x`."""
@@ -717,16 +718,13 @@ class _Weights(torch.autograd.Function):
         order = cast(Tensor, events.order)
         target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
         kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
-        weights, scratch, layers = (
-            happened.new_empty(len(happened)),
-            Scratch(happened, min(len(happened), BLOCK)),
-            Tail(kind, tail),
-        )
+        scratch, network = Scratch(happened, min(len(happened), BLOCK)), Tail(kind, tail)
+        weights = happened.new_empty(len(happened))
         blocks, event, product = events.blocks, by_event.t(), by_product.t()
         for rows, x, own, *parts in zip(blocks.rows, *map(blocks.cut, (happened, weights, *kept)), strict=True):
             first = torch.addmm(of_targets[rows], x, event, out=parts[0])
             first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), product)
-            layers.forward(parts, own)
+            network.forward(parts, own)
         ctx.save_for_backward(happened, target, by_event, by_product, *tail, *kept)
         ctx.events, ctx.kind, ctx.num_tail = events, kind, len(tail)
         return weights
@@ -735,7 +733,7 @@ class _Weights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         happened, target, by_event, by_product, *rest = ctx.saved_tensors
-        layers, kept = Tail(ctx.kind, rest[: ctx.num_tail]), rest[ctx.num_tail :]
+        network, kept = Tail(ctx.kind, rest[: ctx.num_tail]), rest[ctx.num_tail :]
         events: Events = ctx.events
         of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
         of_first = target.new_zeros(len(target), len(by_event))
@@ -745,7 +743,7 @@ class _Weights(torch.autograd.Function):
         with _small_products(happened):
             for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
                 own = target[rows]
-                slope = layers.backward(of_own, parts, scratch)
+                slope = network.backward(of_own, parts, scratch)
                 of_first[rows].add_(slope)
                 turned = slope.t()
                 of_by_event.addmm_(turned, x)
@@ -756,7 +754,7 @@ class _Weights(torch.autograd.Function):
                 torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
         rank = cast(Tensor, events.rank)
         to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
-        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *layers.gradients()
+        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *network.gradients()
 
 
 class _Contrast(torch.autograd.Function):
@@ -876,9 +874,9 @@ class Blocks:
     stay: Sequence[int]
     """How many of those have a step after."""
     places: Sequence[int]
-    """Which of the former each block is."""
+    """Which of `sizes` each block is."""
     earlier: Sequence[int]
-    """Which of the former its rows had one step before; 0 at the first step."""
+    """Which of `sizes` its rows had one step before; 0 at the first step."""
 
     @classmethod
     def of(cls, events: Events) -> Blocks:
@@ -1089,11 +1087,13 @@ def _last(states: Tensor, events: Events) -> Tensor:
     """The state after each row's last event: (T, H) -> (B, H), zeros for an empty history."""
     if not events.sizes:
         return states.new_zeros(events.num_rows, states.shape[1])
-    starts = torch.tensor([0, *accumulate(events.sizes[:-1])])
+    starts = torch.tensor([0, *accumulate(events.sizes[:-1])], device=states.device)
     places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + cast(Tensor, events.rank)
     # An empty history stands behind all others, and its place may lie outside the first step.
     found = states.index_select(0, places.clamp(max=len(states) - 1))
-    return found if len(states) and events.sizes[0] == events.num_rows else found * (events.lengths > 0).unsqueeze(1)
+    if events.sizes[0] == events.num_rows:
+        return found
+    return found.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
 
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input

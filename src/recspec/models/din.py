@@ -23,6 +23,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings, ids_and_numbers
+from recspec.mlp import comes_with_gradients
 from recspec.models.base import Model
 from recspec.sequences import ActivatedMlp, Activation, AttentionUnit, Events, Histories, start_glorot
 
@@ -205,10 +206,10 @@ class Inputs(nn.Module):
         return (*pairs, *self.others, *self.numbers, *pairs.values())
 
     def tables(self, more: int = 0) -> Embeddings | OneGradient:
-        """What to look vectors up in, for one step; `more` says how often the store is read but by `beside`."""
+        """What to look vectors up in, for one step: once by `beside`, and `more` times otherwise."""
         (key,) = self.embeddings.stores  # all features have one width
         store, held = self.embeddings.stores[key], self.embeddings
-        elsewhere = key in held.fetch or key in held.updates or store.device.type != "cpu"
+        elsewhere = key in held.fetch or key in held.updates or held.rows_of_hashed or store.device.type != "cpu"
         learns = torch.is_grad_enabled() and store.requires_grad and key not in held.sparse
         if elsewhere or not learns or torch.compiler.is_compiling() or kernels.uses_triton(held.backend, store.device):
             return held
@@ -307,8 +308,7 @@ class Head(nn.Module):
 
     def loss(self, x: Tensor, label: Tensor, scale: float = 1.0) -> Tensor:
         """`scale` times the mean binary cross-entropy of the logits, in nats: (B, X), (B,) -> ()."""
-        learns = x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if learns and len(x) and not torch.is_autocast_enabled("cpu") and self.mlp.can_go_by_blocks(x):
+        if len(x) and comes_with_gradients(x) and self.mlp.can_go_by_blocks(x):
             return self.mlp.cross_entropy(x, self.out, label, scale)
         return scale * F.binary_cross_entropy_with_logits(self(x).float(), label)
 
