@@ -13,6 +13,22 @@ from recspec.feature_spec import Chunk, FeatureSpec
 from recspec.storage import Columns, Ragged, SplitWriter
 
 
+def write_films(folder: Path, users: int, title: str, *, kinds: bool) -> None:
+    """Tables of users u0 on, 12 items each of those numbered 100 to 129: `rows.csv`, and `items.csv` with their titles.
+
+    A title is `title` and the item's number; of three kinds, where they are asked for.
+    """
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"u{user}", 100 + int(item), t) for user in range(users) for t, item in enumerate(rng.permutation(30)[:12])
+    ]
+    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
+    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
+    told = [(f'{item},"{title} {item}"', f",{'abc'[item % 3]}" if kinds else "") for item in range(100, 130)]
+    text = "\n".join(left + right for left, right in told)
+    (folder / "items.csv").write_text(f"item_id,title{',kind' if kinds else ''}\n{text}\n")
+
+
 def interactions(folder: Path, **settings: object) -> FeatureSpec:
     """Who took what, in order, prepared with candidates in valid and test: 120 users, 60 items."""
     synthetic = DATASETS["synthetic"]

@@ -37,12 +37,7 @@ def films_and_clicks(folder: Path, title: str) -> dict[str, Path]:
 
     Each item's title is `title` and its id.
     """
-    rng = np.random.default_rng(0)
-    rows = [(f"u{user}", 100 + int(item), t) for user in range(30) for t, item in enumerate(rng.permutation(30)[:12])]
-    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
-    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
-    titles = "\n".join(f'{item},"{title} {item}"' for item in range(100, 130))
-    (folder / "items.csv").write_text(f"item_id,title\n{titles}\n")
+    made_up.write_films(folder, 30, title, kinds=False)
     table = DATASETS["table"]
     table.prepare(folder / "rows.csv", folder / "data", table.Settings(items="items.csv", num_negatives=10))  # type: ignore[call-arg]
     how = TrainSettings(epochs=1, batch_size=500, tensorboard=False)

@@ -47,12 +47,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Interactions of 40 users, named by text, with 30 items, numbered from 100, that have titles."""
     folder = tmp_path_factory.mktemp("predict") / "raw"
     folder.mkdir()
-    rng = np.random.default_rng(0)
-    rows = [(f"u{user}", 100 + int(item), t) for user in range(40) for t, item in enumerate(rng.permutation(30)[:12])]
-    text = "\n".join(f"{user},{item},{t}" for user, item, t in rows)
-    (folder / "rows.csv").write_text(f"user_id,item_id,timestamp\n{text}\n")
-    titles = "\n".join(f'{item},"Item, number {item}",{"abc"[item % 3]}' for item in range(100, 130))
-    (folder / "items.csv").write_text(f"item_id,title,kind\n{titles}\n")
+    made_up.write_films(folder, 40, "Item, number", kinds=True)
     return folder
 
 

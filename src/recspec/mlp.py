@@ -116,7 +116,7 @@ def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float
         return x.relu_(), 1.0
     if x.device.type != "cpu" or x.numel() < SMALL or not x.is_contiguous() or torch.compiler.is_compiling():
         return F.dropout(x.relu_(), p, training=True), 1.0
-    keep = max(1, round((1 - p) * 2**DIGITS)) / 2**DIGITS
+    keep = in_digits(1 - p)
     return cast(Tensor, _ReluDropout.apply(x, keep)), 1 / keep  # type: ignore[no-untyped-call]
 
 
@@ -212,7 +212,7 @@ class Tail:
         Units are kept with probability `keep`, after relu alone.
         """
         self.kind = kind
-        self.keep = max(1, round(keep * 2**DIGITS)) / 2**DIGITS
+        self.keep = in_digits(keep)
         # Scaling weights instead of units: thousands of products a batch instead of millions.
         self.weights = [weight if self.keep == 1.0 else weight / self.keep for weight in tail[::2]]
         self.biases = tail[1::2]
@@ -291,6 +291,12 @@ def times(gradients: Sequence[Tensor | None], factor: Tensor) -> tuple[Tensor | 
     if factor.item() == 1.0:
         return tuple(gradients)
     return tuple(None if gradient is None else gradient * factor for gradient in gradients)
+
+
+def in_digits(keep: float) -> float:
+    """The probability nearest to `keep` that masks are drawn with: at least 2^-16."""
+    digits: int = max(1, round(keep * 2**DIGITS))
+    return digits / int(2**DIGITS)
 
 
 def bernoulli_words(num_words: int, probability: float, bits: int) -> Tensor:
