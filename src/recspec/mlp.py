@@ -271,6 +271,17 @@ class Tail:
         return cast(Tensor, torch.ops.aten.threshold_backward.grad_input(slope, y, 0, grad_input=slope))
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    """`x`, brought to float32 where its type is narrower: losses and sums of squares are not computed in fewer digits."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
+    """Mean binary cross-entropy of logits and labels of equal shape, in nats: computed in float32 or wider."""
+    logits = at_least_fp32(logits)
+    return F.binary_cross_entropy_with_logits(logits, label.to(logits.dtype))
+
+
 def cross_entropy_(logits: Tensor, label: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """`share` times the summed binary cross-entropy, in nats, and its gradient, written over the logits (n,)."""
     loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum") * share

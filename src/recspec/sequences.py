@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from recspec.batch import Batch
 from recspec.errors import SpecError, listed
 from recspec.feature_spec import FILE_NAME, FeatureSpec
-from recspec.mlp import Scratch, Tail, cross_entropy_, times
+from recspec.mlp import Scratch, Tail, at_least_fp32, cross_entropy_, times
 
 SLICED = 64
 """Rows a step, on average, from which sums over histories go step by step; with fewer they go event by event."""
@@ -326,8 +326,9 @@ class Events:
         """
         if self.present is not None:
             places = torch.arange(self.num_events, device=self.rows.device).view(self.num_rows, self.length)
-            later = places[:, 1:].flatten()
-            return later - 1, later
+            # The last event so far; the row's first place before there is one.
+            latest = torch.where(self.there, places, places[:, :1]).cummax(1).values
+            return latest[:, :-1].flatten(), places[:, 1:].flatten()
         if not self.sizes:
             return self.rows, self.rows  # none
         later = torch.arange(self.sizes[0], self.num_events, device=self.rows.device)
@@ -465,12 +466,15 @@ class Dice(nn.Module):
     """p x + (1 - p) a x with p = sigmoid of the standardised x and a slope a for each unit: (N, W) -> (N, W).
 
     Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 8. Mean and variance are
-    those of the rows given while training, and running ones else; so a row's result depends on its company while
-    training, and each of several ranks knows its own rows only. Without a row nothing is learnt; one has variance 0.
+    those of the rows given while training, and running ones else. So a row's result depends on its company while
+    training, and parts of a batch (micro-batches, ranks) are each standardised by their own rows. The running values
+    follow the whole batch, once a step (`follow_together`). Without a row nothing is learnt; one has variance 0.
     """
 
     mean: Tensor
     variance: Tensor
+    parts: list[Tensor] | None = None
+    """What is known of the parts of a step (2 width + 1,): rows, mean and variance. None: each batch is a step."""
 
     def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-8) -> None:
         super().__init__()
@@ -481,23 +485,48 @@ class Dice(nn.Module):
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """`present` (N,) says which rows count."""
-        mean, variance = self.mean, self.variance
-        if self.training:
-            mean, variance = self._of_rows(x.float(), present)
-        share = torch.sigmoid((x - mean) * (variance + self.eps).rsqrt()).to(x.dtype)
+        away, variance = self._of_rows(x, present) if self.training else (x - self.mean, self.variance)
+        share = torch.sigmoid(away * (variance + self.eps).rsqrt()).to(x.dtype)
         return x * (share + (1 - share) * self.slope)
 
     def _of_rows(self, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance (W,) of the rows that count; the running ones follow."""
+        """Distances from the mean (N, W) and the variance (W,) of the rows that count; the running values follow.
+
+        The rounded mean of numbers that hardly differ is further away from them than they are from each other. So the
+        mean of the distances is taken off too: with units of 100 ± 1e-4 the error of the gradient, in float32, goes
+        from 1e-2 to 4e-7 of its size.
+        """
+        x = at_least_fp32(x)
         own = x.new_ones(len(x), 1) if present is None else present.unsqueeze(1).to(x.dtype)
         count = own.sum()
-        mean = (x * own).sum(0) / count.clamp(min=1)
-        variance = ((x - mean).square() * own).sum(0) / count.clamp(min=1)
+        rows = count.clamp(min=1)
+        first = (x.detach() * own).sum(0) / rows
+        away = x - first
+        rest = (away * own).sum(0) / rows
+        away = away - rest
+        variance = (away.square() * own).sum(0) / rows
         with torch.no_grad():
-            rate = self.momentum * (count > 0)
-            self.mean.lerp_(mean, rate)
-            self.variance.lerp_(variance, rate)
-        return mean, variance
+            if self.parts is None:
+                self.follow(count, first + rest, variance)
+            else:
+                self.parts.append(torch.cat([count.view(1), first + rest, variance]))
+        return away, variance
+
+    @torch.no_grad()
+    def follow(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """Move the running values towards those of a step's rows (), (W,), (W,)."""
+        rate = self.momentum * (count > 0)
+        self.mean.lerp_(mean, rate)
+        self.variance.lerp_(variance, rate)
+
+
+def follow_together(unit: Dice, parts: Tensor) -> None:
+    """Let the running values follow all parts of a step at once: rows, mean and variance of each (P, 2 W + 1)."""
+    rows, means, variances = torch.split(parts, [1, len(unit.mean), len(unit.mean)], dim=1)
+    count = rows.sum()
+    shares = rows / count.clamp(min=1)
+    mean = (shares * means).sum(0)
+    unit.follow(count, mean, (shares * (variances + (means - mean).square())).sum(0))
 
 
 def activation(kind: Activation, width: int) -> nn.Module:
@@ -658,7 +687,7 @@ class NextEvent(nn.Module):
         earlier, later = events.successors()
         known = F.linear(states[earlier], of_state, self.mlp.first.bias)
         right, wrong = (self._logits(known + F.linear(each[later], of_event)) for each in (happened, sampled))
-        losses = F.softplus(-right.float()) + F.softplus(wrong.float())
+        losses = F.softplus(-at_least_fp32(right)) + F.softplus(at_least_fp32(wrong))
         losses = losses / (events.lengths - 1).clamp(min=1)[events.rows[later]]
         follows = events.follows(earlier, later)
         return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)

@@ -35,7 +35,7 @@ from recspec.layers import Embeddings
 from recspec.loader import Loader, Part, Share
 from recspec.machine import Affinity, cpu_is_intels, cpu_multiplies_bf16, parse_bytes
 from recspec.models import MODELS
-from recspec.models.base import Model
+from recspec.models.base import Model, counts_of
 from recspec.optim import (
     READ_BY,
     Optimizers,
@@ -47,7 +47,7 @@ from recspec.optim import (
 from recspec.replay import CudaRecorder, Recorder, Replay
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, holds_negatives, negatives_by_default, sampler_for
-from recspec.sequences import in_one_shape
+from recspec.sequences import Dice, follow_together, in_one_shape
 from recspec.sharding import PlacementSettings, Shards, build, place
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -202,7 +202,7 @@ class Objective(nn.Module):
 
 
 class Average:
-    """A running mean of a model's weights: a <- d a + (1 - d) w after each step.
+    """A running mean of a model's weights and buffers: a <- d a + (1 - d) w after each step.
 
     The decay d climbs as (1 + t) / (10 + t) with the step t up to its setting, so that the first weights, which know
     nothing, do not linger.
@@ -210,7 +210,8 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = dict(model.named_parameters())
+        # Buffers too: weights and the statistics of other weights' units (Dice) do not belong together.
+        self.weights: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
         self.tensors = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     @torch.no_grad()
@@ -224,9 +225,9 @@ class Average:
             mean.lerp_(self.weights[name], new)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint's mean."""
+        """Continue from a checkpoint's mean; of what an older one lacks (buffers), from what the model has."""
         for name, mean in self.tensors.items():
-            mean.copy_(saved[name])
+            mean.copy_(saved.get(name, self.weights[name].detach()))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -242,6 +243,34 @@ class Average:
     def _give(self, tensors: Mapping[str, Tensor]) -> None:
         for name, weight in self.weights.items():
             weight.copy_(tensors[name])
+
+
+class Statistics:
+    """The running statistics of a model's units (Dice), where a step has several parts: micro-batches or ranks.
+
+    They follow all rows of a step once. If each part moved them, they would move as often as there are parts, and each
+    rank would have its own.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, accumulate: int) -> None:
+        divided = ranks.world_size > 1 or accumulate > 1
+        self.ranks, self.units = ranks, [unit for unit in model.modules() if divided and isinstance(unit, Dice)]
+        for unit in self.units:
+            unit.parts = []
+
+    def leave_out_last(self) -> None:
+        """Forget the last part: it was a row of filling."""
+        for unit in self.units:
+            assert unit.parts
+            unit.parts.pop()
+
+    def follow(self) -> None:
+        """Take in the parts of a step, those of all ranks."""
+        for unit in self.units:
+            assert unit.parts is not None
+            own = torch.stack(unit.parts) if unit.parts else unit.mean.new_zeros(0, 1 + 2 * len(unit.mean))
+            follow_together(unit, self.ranks.gather(own))
+            unit.parts.clear()
 
 
 def train(
@@ -350,6 +379,7 @@ class TrainingRun:
         self.sparse = self._choose_sparse()
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.average = Average(self.model, settings.average) if settings.average else None
+        self.statistics = Statistics(self.model, ranks, settings.accumulate)
         self.objective = self._make_objective()
         self.why_not_recorded = self.why_not_recorded or self._why_no_update_is_recorded()
         self.replay = self._make_replay()
@@ -445,6 +475,7 @@ class TrainingRun:
             all_shares: likewise, those of all ranks.
         """
         settings, rows = self.settings, num_rows(batch)
+        batch = self._with_counts(batch, rows if own_share else 0)
         # Every rank takes as many micro-batches as the one with most rows: they look up rows of each other's tables.
         most = math.ceil(all_shares / self.ranks.world_size) * (1 + self.num_negatives)
         micro = math.ceil(most / settings.accumulate)
@@ -458,9 +489,12 @@ class TrainingRun:
                 part = take(batch, slice(0, 1))
             with self._no_sync(start + micro >= most), self._autocast():
                 loss = self.objective(part) * (weight * own_rows / rows)
+            if not (own_rows and own_share):
+                self.statistics.leave_out_last()
             self.scaler.scale(loss).backward()
             self.shards.collect()
             total += loss.detach()
+        self.statistics.follow()
         self._share_sparse_gradients()
         self.shards.deliver(self._is_sparse)
         if settings.clip_norm is not None:
@@ -470,6 +504,21 @@ class TrainingRun:
         self.scaler.update()
         self.optimizers.zero_grad()
         return total / self.ranks.world_size
+
+    def _with_counts(self, batch: Batch, rows: int) -> Batch:
+        """The batch, and how often each id that the loss counts occurs in the first `rows` rows of all ranks together.
+
+        A batch that is not split holds all rows, and needs no such columns.
+        """
+        names = self.model.counted()
+        if not names or (self.ranks.world_size == 1 and self.settings.accumulate == 1):
+            return batch
+        counts = {}
+        for name in names:
+            ids, times = torch.unique(self.ranks.gather(batch[name][:rows]), return_counts=True)
+            # A row of filling may have an id that no row has; its loss has no weight.
+            counts[counts_of(name)] = times[torch.searchsorted(ids, batch[name]).clamp(max=len(ids) - 1)]
+        return {**batch, **counts}
 
     def _no_sync(self, last: bool) -> AbstractContextManager[None]:
         if isinstance(self.objective, DistributedDataParallel) and not last:
@@ -978,6 +1027,7 @@ class TrainingRun:
             f"the run is on {ranks.device.type}": ranks.device.type != "cuda",
             "train.cuda_graphs is never": settings.cuda_graphs == "never",
             f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,
+            "the loss counts the ids of all micro-batches": settings.accumulate > 1 and bool(self.model.counted()),
             "tables are divided or left on the host, and their rows are fetched": bool(self.shards.stores),
             "precision fp16 looks for overflows after every step; bf16 does not": self.precision == "fp16",
             f"{self.model_name} has other shapes at every step, those of its histories' events; with "
@@ -1048,7 +1098,8 @@ class TrainingRun:
                 objective, ignored
             )
             devices = [self.ranks.device] if self.ranks.device.type == "cuda" else None
-            objective = DistributedDataParallel(objective, device_ids=devices)
+            # Buffers are alike on all ranks (`Statistics`); the first rank's would only be sent again in every step.
+            objective = DistributedDataParallel(objective, device_ids=devices, broadcast_buffers=False)
         return objective
 
     def _described(self) -> dict[str, object]:

@@ -9,16 +9,21 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, tile_rows
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings
+from recspec.mlp import cross_entropy
 
 SCORE_BLOCK = 1 << 18
 """Rows that `score_items` forms at once: 2^18 rows of some hundred floats stay within a few hundred MB."""
+
+
+def counts_of(name: str) -> str:
+    """The column of a batch that holds how often each id of a feature occurs in the whole batch: see `Model.counted`."""
+    return f"{name} (count)"
 
 
 class Model(nn.Module, ABC):
@@ -47,8 +52,13 @@ class Model(nn.Module, ABC):
         """Logits (B,) of a batch; the label, if the batch holds it, takes no part."""
 
     def loss(self, batch: Batch) -> Tensor:
-        """The scalar to minimise: mean binary cross-entropy, in nats, plus whatever the model adds."""
-        return F.binary_cross_entropy_with_logits(self(batch).float(), batch[self.spec.label].float())
+        """The scalar to minimise: mean binary cross-entropy, in nats, plus whatever the model adds.
+
+        It is a mean over rows, so that losses of parts of a batch, weighted by their rows, sum to the loss of the
+        batch: training splits a batch into micro-batches and among ranks. A term that depends on which rows share an
+        id reads how often the id occurs from `counts_of` (see `counted`).
+        """
+        return cross_entropy(self(batch), batch[self.spec.label])
 
     def features(self) -> tuple[str, ...]:
         """Names of the features that `forward` reads; the label is not among them."""
@@ -57,6 +67,14 @@ class Model(nn.Module, ABC):
     def loss_features(self) -> tuple[str, ...]:
         """Names of the features that `loss` reads beside the label: those of `forward`, and any of its own."""
         return self.features()
+
+    def counted(self) -> tuple[str, ...]:
+        """Names of scalar id features whose ids the loss counts over a whole batch.
+
+        When a batch is split, each part holds the column `counts_of(name)` (rows of the part,): how often the id of
+        each row occurs in the whole batch. Without the column the part is the whole batch.
+        """
+        return ()
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request, equal to `forward` on the pairs.

@@ -18,6 +18,7 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
+from recspec.mlp import at_least_fp32
 from recspec.models.base import Model
 from recspec.models.din import Head, Inputs, SequenceSettings, blocks, columns_of
 from recspec.sequences import AttentionUnit, Events, Gru, NextEvent, events_of
@@ -89,7 +90,7 @@ class Dien(Model):
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy, and the auxiliary loss times its weight, in nats."""
         joined, auxiliary = self._joined(batch, sampled=self.auxiliary > 0)
-        loss = self.head.loss(joined, batch[self.spec.label].float())
+        loss = self.head.loss(joined, batch[self.spec.label])
         return loss + self.auxiliary * auxiliary if self.auxiliary else loss
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
@@ -144,7 +145,7 @@ class Evolution(nn.Module):
     def forward(self, states: Tensor, target: Tensor, events: Events) -> Tensor:
         """The second recurrence's last state: (T, H), (B, D) -> (B, H)."""
         weights = self.unit(states, target, events)
-        weights = events.softmax(weights.float()) if self.softmax else torch.sigmoid(weights)
+        weights = events.softmax(at_least_fp32(weights)) if self.softmax else torch.sigmoid(weights)
         return cast(Tensor, self.augru(states, events, weights)[1])
 
 

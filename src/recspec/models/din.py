@@ -23,7 +23,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.layers import Embeddings, ids_and_numbers
-from recspec.mlp import comes_with_gradients
+from recspec.mlp import comes_with_gradients, cross_entropy
 from recspec.models.base import Model
 from recspec.sequences import ActivatedMlp, Activation, AttentionUnit, Events, Histories, start_glorot
 
@@ -95,7 +95,7 @@ class Din(Model):
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy, in nats."""
-        return self.head.loss(self._joined(batch), batch[self.spec.label].float())
+        return self.head.loss(self._joined(batch), batch[self.spec.label])
 
     def _joined(self, batch: Batch) -> Tensor:
         """What the MLP reads: the item, the interest, and what else is known."""
@@ -309,8 +309,8 @@ class Head(nn.Module):
     def loss(self, x: Tensor, label: Tensor, scale: float = 1.0) -> Tensor:
         """`scale` times the mean binary cross-entropy of the logits, in nats: (B, X), (B,) -> ()."""
         if len(x) and comes_with_gradients(x) and self.mlp.can_go_by_blocks(x):
-            return self.mlp.cross_entropy(x, self.out, label, scale)
-        return scale * F.binary_cross_entropy_with_logits(self(x).float(), label)
+            return self.mlp.cross_entropy(x, self.out, label.to(x.dtype), scale)
+        return scale * cross_entropy(self(x), label)
 
     def after_first(self, x: Tensor) -> Tensor:
         """Logits (B,) from what the first layer gives."""

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch
 from recspec.feature_spec import FeatureSpec
-from recspec.mlp import Mlp, Scratch, Tail, block_rows, cross_entropy_, in_blocks, times
-from recspec.models.base import Model
+from recspec.mlp import Mlp, Scratch, Tail, at_least_fp32, block_rows, cross_entropy, cross_entropy_, in_blocks, times
+from recspec.models.base import Model, counts_of
 
 SCORE_FLOATS = 1 << 20
 """Floats of the MLP's first hidden layer that `score_items` forms at once: 4 MB, so that they stay in the cache."""
@@ -48,7 +48,8 @@ class NeuMFSettings(config.Settings):
     l2: float = Field(
         0.0,
         ge=0,
-        description="times the sum of squares of the GMF rows and item biases that a batch uses, over the batch's rows",
+        description="times the sum of squares of the GMF rows and item biases that a batch uses, each once, over the "
+        "batch's rows",
     )
     l2_hidden: float = Field(
         0.0,
@@ -111,6 +112,10 @@ class NeuMF(Model):
         """The user's and the item's id."""
         return self.user_id, self.item_id
 
+    def counted(self) -> tuple[str, ...]:
+        """Both ids, where rows of tables are penalised: each once, however many rows of the batch use it."""
+        return self.features() if self.settings.l2 or self.settings.l2_hidden else ()
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
         return self._join(
@@ -119,18 +124,27 @@ class NeuMF(Model):
         )
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy in nats, plus the squares of the rows that the batch uses (l2, l2_hidden)."""
+        """Mean binary cross-entropy in nats, plus the squares of the rows that the batch uses (l2, l2_hidden).
+
+        A table's row that n rows of the batch use is penalised once: each of the n pays 1/n of it. So parts of a batch
+        pay together what the whole batch pays.
+        """
         # Drawn negatives repeat the users of the positives, and a user's part serves all its repetitions.
         period = repeat_period(batch[self.user_id])
         item, label = (batch[name].view(-1, period) for name in (self.item_id, self.spec.label))
-        user_side, user_penalty = self._regularised(self._user_part, self.num_users, batch[self.user_id][:period])
-        item_side, item_penalty = self._regularised(self._item_part, self.num_items, item)
+        user_shares = item_shares = None
+        if counts_of(self.user_id) in batch:  # a part of a batch
+            user_shares = len(item) / batch[counts_of(self.user_id)][:period]
+            item_shares = 1 / batch[counts_of(self.item_id)].view_as(item)
+        user_ids = batch[self.user_id][:period]
+        user_side, user_penalty = self._regularised(self._user_part, self.num_users, user_ids, user_shares)
+        item_side, item_penalty = self._regularised(self._item_part, self.num_items, item, item_shares)
         penalty = (user_penalty + item_penalty) / label.numel()
         first = item_side.part.first
         if first is not None and self._in_blocks(first, label):
             return self._loss_in_blocks(user_side, item_side, label) + penalty
         logits = self._join(user_side.pairs(), item_side.pairs())
-        return F.binary_cross_entropy_with_logits(logits.float(), label.float()) + penalty
+        return cross_entropy(logits, label) + penalty
 
     def _in_blocks(self, first: Tensor, label: Tensor) -> bool:
         """Whether the loss of pairs (repetitions, users) comes with its gradients; a block holds a user at least."""
@@ -222,14 +236,21 @@ class NeuMF(Model):
         return torch.cat(rows)
 
     def _regularised(
-        self, part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor
+        self, part: Callable[[Tensor | None], _Part], num_ids: int, ids: Tensor, shares: Tensor | None
     ) -> tuple[_Side, Tensor | float]:
-        """A side's part for ids, and strength times the sum of squares of the rows they use, each once."""
+        """A side's part for ids, and strength times the sum of squares of the rows they use, each once.
+
+        With `shares`, in the shape of ids, each id adds that share of its row's square.
+        """
         if not (self.settings.l2 or self.settings.l2_hidden):
             return _of_pairs(part, num_ids, ids), 0.0
         side = _of_used(part, num_ids, ids)
         rows, at = side.part, side.at
-        used = torch.zeros(rows.num_rows, device=at.device).index_fill_(0, at.reshape(-1).long(), 1.0)
+        used, places = torch.zeros(rows.num_rows, device=at.device), at.reshape(-1).long()
+        if shares is None:
+            used.index_fill_(0, places, 1.0)
+        else:
+            used.index_add_(0, places, shares.reshape(-1))
         penalty: Tensor | float = 0.0
         for table, strength in (
             (rows.gmf, self.settings.l2),
@@ -449,9 +470,10 @@ class _GmfBlocks:
 
 
 def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:
-    """Sum of squares of the rows (n, width) or (n,) whose `used` (n,) is 1."""
-    kept = rows.detach().float() * used.view(-1, *[1] * (rows.dim() - 1))
-    product = torch.dot(kept.view(-1), rows.float().reshape(-1))
+    """Sum of the squares of the rows (n, width) or (n,), each row's times its `used` (n,)."""
+    rows = at_least_fp32(rows)
+    kept = rows.detach() * used.to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
+    product = torch.dot(kept.view(-1), rows.reshape(-1))
     # The gradient of `product` is `kept`; the true one, twice that, then costs one pass over the rows instead of five.
     return 2 * product - product.detach()
 

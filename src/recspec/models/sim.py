@@ -173,9 +173,8 @@ class Sim(Model):
 
         Equation 3 of the paper; hard search has nothing to train.
         """
-        label = batch[self.spec.label].float()
-        read = self._read(batch, sampled=self.auxiliary > 0)
-        loss, scores = label.new_zeros(()), None
+        label, read = batch[self.spec.label], self._read(batch, sampled=self.auxiliary > 0)
+        loss, scores = read.target.new_zeros((), dtype=torch.float32), None
         if self.settings.search == "soft":
             scores, found = read.long.search(self._search_query(read.target))
             first = torch.cat([read.target, found, read.side], dim=1)
@@ -457,29 +456,38 @@ class _Windows:
     long: Tensor
     """(B, up to L): events before the latest ones."""
     short: Tensor
-    """(B, short_length): which of the latest places hold an event."""
+    """(B, short_length): which of the latest events are there."""
     places: Tensor
     """(B, short_length): where those stand, the oldest first."""
 
     @classmethod
     def of(cls, present: Tensor, settings: SimSettings) -> _Windows:
-        """Cut where the latest `short_length` places begin, counted from the last event."""
+        """Cut before the latest `short_length` events; places without an event (id 0) count nowhere."""
         last, length = (0 if settings.short == "none" else settings.short_length), present.shape[1]
-        place = torch.arange(length, device=present.device)
-        stop = (present * (place + 1)).amax(1, keepdim=True)
-        start = (stop - last).clamp(min=0)
-        places = start + torch.arange(last, device=present.device)
-        short = present.gather(1, places.clamp(max=length - 1)) & (places < stop)
-        long = present & (place < start)
+        so_far = present.cumsum(1)  # events up to each place
+        events = so_far[:, -1:]
+        # The latest events by their number, counted from 1; there is none of a number above `events`.
+        number = events.clamp(min=last) - last + 1 + torch.arange(last, device=present.device)
+        short = number <= events
+        places = _first_at_least(so_far, number).clamp(max=length - 1)
+        start = (events - last).clamp(min=0)
+        long = present & (so_far <= start)
         if settings.long_length is not None:
-            long = long & (place >= start - settings.long_length)
+            long = long & (so_far > start - settings.long_length)
         if not torch.compiler.is_compiling():  # what comes after is nobody's
             long = long[:, : max(length - last, 0)]
-        return cls(long, short, places.clamp(max=length - 1))
+        return cls(long, short, places)
 
     def latest(self, batch: Batch, names: Sequence[str]) -> Batch:
         """Ids at the latest places (B, short_length)."""
         return {name: batch[name].gather(1, self.places).long() for name in names}
+
+
+def _first_at_least(ascending: Tensor, wanted: Tensor) -> Tensor:
+    """The first place of each row (B, L) that holds a number of at least that wanted (B, n), L where none does."""
+    if torch.compiler.is_compiling():  # exporters know no search
+        return (ascending.unsqueeze(1) < wanted.unsqueeze(2)).sum(2)
+    return torch.searchsorted(ascending, wanted)
 
 
 # --- settings that a specification decides on -------------------------------------------------------------------------
