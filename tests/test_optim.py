@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -596,14 +596,76 @@ def test_step_decay_with_a_factor_for_each_entry() -> None:
     assert [step_decay(step, at=[1, 3], factor=[0.5, 0.1]) for step in range(4)] == [1.0, 0.5, 0.5, 0.05]
 
 
-@pytest.mark.parametrize("optimizer", ["rmsprop", "ftrl", "rowwise_adagrad"])
-def test_a_gradient_that_lies_otherwise_in_memory_is_the_same_gradient(optimizer: str) -> None:
-    gradient = torch.arange(6.0).view(2, 3)
-    plain, turned = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))
-    plain.grad, turned.grad = gradient, gradient.t().contiguous().t()
-    for weight in (plain, turned):
-        Optimizers([("weight", weight)], settings(optimizer)).step()
-    assert torch.equal(plain, turned)
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "transposed": lambda x: x.t().contiguous().t(),
+    "every second column": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
+    "every third row": lambda x: x.repeat_interleave(3, dim=0)[::3],
+    "behind others": lambda x: torch.cat([torch.full((1, x.shape[1]), 7.0), x])[1:],
+}
+"""The same matrix, laid out in memory in several ways."""
+WITH_MOMENTUM = [*EVERY, "sgd with momentum", "rmsprop with momentum"]
+
+
+def steps_of(optimizer: str, weight: nn.Parameter, gradients: Iterable[Tensor], *, save: bool = False) -> Tensor:
+    """The weight after a step for each gradient; with `save`, through the tensors of a checkpoint after each."""
+    kind, _, momentum = optimizer.partition(" with ")
+    given = settings(kind, learning_rate=0.1, **({"momentum": 0.5} if momentum else {}))
+    optimizers = Optimizers([("weight", weight)], given)
+    for gradient in gradients:
+        weight.grad = gradient
+        optimizers.step()
+        assert weight.grad is gradient, "a gradient set by hand stays where it was"
+        if save:
+            kept = {name: tensor.contiguous() for name, tensor in optimizers.tensors().items()}
+            optimizers = Optimizers([("weight", weight)], given)
+            optimizers.restore(kept)
+    return weight.detach().contiguous()
+
+
+@pytest.mark.parametrize("of_weight", LAYOUTS)
+@pytest.mark.parametrize("optimizer", WITH_MOMENTUM)
+def test_strides_move_no_number_elsewhere(optimizer: str, of_weight: str) -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(4, 3), [torch.randn(4, 3) for _ in range(3)]
+    wanted = steps_of(optimizer, nn.Parameter(start.clone()), gradients)
+    for of_gradient in LAYOUTS:
+        for save in (False, True):
+            weight = nn.Parameter(LAYOUTS[of_weight](start.clone()))
+            found = steps_of(optimizer, weight, map(LAYOUTS[of_gradient], gradients), save=save)
+            torch.testing.assert_close(found, wanted, msg=lambda said, of=of_gradient: f"gradient {of}: {said}")
+
+
+@pytest.mark.parametrize("optimizer", WITH_MOMENTUM)
+def test_an_expanded_gradient_is_its_copies(optimizer: str) -> None:
+    """A row, a column, one number: their gradients have fewer numbers in memory than the weight."""
+    start = torch.linspace(-1, 1, 12).view(4, 3)
+    for one in (torch.tensor([[1.0, -2.0, 3.0]]), torch.tensor([[1.0], [-2.0], [3.0], [-4.0]]), torch.tensor([[0.5]])):
+        expanded = one.expand(4, 3)
+        found = steps_of(optimizer, nn.Parameter(start.clone()), [expanded] * 2)
+        wanted = steps_of(optimizer, nn.Parameter(start.clone()), [expanded.contiguous()] * 2)
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("optimizer", [name for name in EVERY if name != "adamw"])
+def test_strides_of_sparse_gradients_move_no_number_elsewhere(optimizer: str, repeated: bool) -> None:
+    torch.manual_seed(0)
+    start, ids = torch.randn(6, 3), torch.tensor([[5, 0, 5, 2] if repeated else [0, 2, 4, 5]])
+    steps = [torch.randn(4, 3) for _ in range(3)]
+
+    def gradients(lay: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        made = [torch.sparse_coo_tensor(ids, lay(values), (6, 3), check_invariants=True) for values in steps]
+        return made if repeated else [each._coalesced_(True) for each in made]
+
+    wanted = steps_of(optimizer, nn.Parameter(start.clone()), gradients(LAYOUTS["contiguous"]))
+    for of_weight in LAYOUTS:
+        for of_values in LAYOUTS:
+            weight = nn.Parameter(LAYOUTS[of_weight](start.clone()))
+            found = steps_of(optimizer, weight, gradients(LAYOUTS[of_values]))
+            torch.testing.assert_close(
+                found, wanted, msg=lambda said, of=(of_weight, of_values): f"weight, values {of}: {said}"
+            )
 
 
 def test_which_rows_are_updated_exactly() -> None:

@@ -297,7 +297,8 @@ class Optimizers:
             # torch's fused optimizers count steps beside the weights, all else counts them on the CPU.
             beside = name != "step" or optimizer.param_groups[0].get("fused")
             device = parameter.device if beside else torch.device("cpu")
-            optimizer.state[parameter][name] = value.detach().to(device, copy=True)
+            own = value.detach().to(device, copy=True)
+            optimizer.state[parameter][name] = _laid_as(parameter, own) if own.shape == parameter.shape else own
 
 
 def updates_rows_exactly(settings: OptimizerSettings) -> bool:
@@ -388,7 +389,8 @@ class _Rows(optim.Optimizer):
     """A step in two halves: rows of sparse gradients one way, whole parameters another.
 
     The whole parameters are the base class's business where torch has a fast one: fused, one pass over weights and
-    state instead of one an operation, is 2 to 4 times faster on a CPU.
+    state instead of one an operation, is 2 to 4 times faster on a CPU. A fused one reads all of them in the order of
+    memory, whatever their strides; so a gradient laid out in another way is copied first.
     """
 
     moves_every_row: str | None = None
@@ -413,9 +415,19 @@ class _Rows(optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None and parameter.grad.is_sparse
         ]
+        turned = [
+            (parameter, parameter.grad)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+            and not parameter.grad.is_sparse
+            and parameter.grad.stride() != parameter.stride()
+        ]
         if sparse:
             self._check_rows()
         try:
+            for parameter, gradient in turned:
+                parameter.grad = _laid_as(parameter, gradient)
             for _, parameter, _ in sparse:
                 parameter.grad = None
             self._step_whole()
@@ -426,9 +438,9 @@ class _Rows(optim.Optimizer):
                     for place, (ids, values) in enumerate(kernels.summed_rows(gradient)):
                         if place and "step" in self.state[parameter]:
                             self.state[parameter]["step"] -= 1  # every block counts one, and all are one
-                        self.update_rows(group, parameter, ids, values.to(parameter.dtype))
+                        self.update_rows(group, parameter, ids, values.to(parameter.dtype).contiguous())
         finally:
-            for _, parameter, gradient in sparse:
+            for parameter, gradient in (*turned, *((each, own) for _, each, own in sparse)):
                 parameter.grad = gradient
 
     def _step_whole(self) -> None:
@@ -461,7 +473,7 @@ class _Rows(optim.Optimizer):
             self.rule,
             weight,
             gradient._indices()[0],
-            gradient._values(),
+            gradient._values().contiguous(),
             states,
             lr=group["lr"],
             eps=group.get("eps", 0.0),
@@ -633,8 +645,6 @@ class _Own(_Rows):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     gradient = parameter.grad
-                    if gradient.stride() != parameter.stride():
-                        gradient = torch.empty_like(parameter).copy_(gradient)
                     if group["weight_decay"]:
                         gradient = gradient.add(parameter, alpha=group["weight_decay"])
                     self.update_whole(group, parameter, gradient)
@@ -703,7 +713,7 @@ class RmsProp(_Own):
         corrected for the moments' start at zero. Operation by operation it takes three times as long, most of it in the
         root: MKL's takes six times as long where some numbers are zero, as the state of rows never seen is.
         """
-        if weight.device.type == "cpu":
+        if weight.device.type == "cpu" and _is_packed(weight):
             blocks = zip(*_blocks(1, weight, square, gradient), strict=True)
             room, rows, squares, slopes = (list(each) for each in blocks)
             room[0].zero_()
@@ -883,7 +893,17 @@ def _moving(settings: OptimizerSettings, *names: str) -> str | None:
 
 
 def _can_fuse(named: Sequence[tuple[str, nn.Parameter]], *devices: str) -> bool:
-    return all(parameter.device.type in devices for _, parameter in named)
+    return all(parameter.device.type in devices and _is_packed(parameter) for _, parameter in named)
+
+
+def _laid_as(weight: Tensor, x: Tensor) -> Tensor:
+    """`x` with the strides of a weight of its shape; a copy where it has others."""
+    return x if x.stride() == weight.stride() else torch.empty_like(weight).copy_(x)
+
+
+def _is_packed(weight: Tensor) -> bool:
+    """Whether a weight's numbers lie in memory without gaps, so that others can be laid out alike."""
+    return torch.empty_like(weight, device="meta").stride() == weight.stride()
 
 
 # --- rows and blocks -------------------------------------------------------------------------------------------------
