@@ -1,0 +1,68 @@
+"""The first steps of runs in one process, in micro-batches, and on two ranks: `python -m tests.ten_steps CASES RANK STORE`.
+
+Ranks meet through a file, so that no port has to be free.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+
+from recspec.distributed import Ranks
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS
+from recspec.optim import READ_BY, OptimizerSettings
+from recspec.train import TrainingRun, TrainSettings, arithmetic
+from tests.variants import switched_on
+
+STEPS = 10
+OPTIMIZERS = get_args(OptimizerSettings.model_fields["optimizer"].annotation)
+
+
+def everything_on(optimizer: str) -> dict[str, object]:
+    """Settings of training under which every number that the optimizer reads takes part: decays, norms, averages."""
+    numbers = {
+        name: value
+        for name, value in switched_on(OptimizerSettings).items()
+        if name not in READ_BY or optimizer in READ_BY[name]
+    }
+    fixed = {"optimizer": optimizer, "learning_rate": 0.02, "schedule": "linear", "decay_end": 1.0}
+    return {**numbers, **fixed, "average": 0.3, "clip_norm": 0.5}
+
+
+def first_steps(case: Mapping[str, Any], folder: Path, ranks: Ranks, accumulate: int = 1) -> dict[str, Any]:
+    """Losses of the first steps over all ranks, and then weights, buffers and their running means."""
+    name, spec = case["model"], FeatureSpec.load(case["data"])
+    settings = TrainSettings.model_validate(
+        {"epochs": 10, "precision": "fp32", "tensorboard": False, "accumulate": accumulate, **case["train"]}
+    )
+    model_settings = MODELS[name].Settings.model_validate(case["settings"])
+    run = TrainingRun(name, spec, folder, settings, model_settings, ranks)
+    with arithmetic("fp32", False):
+        losses = [float(ranks.sum(loss)) for loss in islice(_steps(run), case["steps"])]
+    averages = {} if run.average is None else {f"mean of {each}": x for each, x in run.average.tensors.items()}
+    tensors = {**dict(run.model.named_parameters()), **dict(run.model.named_buffers()), **averages}
+    return {"losses": losses, "tensors": {each: x.detach().clone() for each, x in tensors.items()}}
+
+
+def _steps(run: TrainingRun) -> Iterator[torch.Tensor]:
+    while True:
+        yield from run.epoch()
+        run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
+
+
+if __name__ == "__main__":
+    cases, number, store = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(number), world_size=2)
+    rank = Ranks(int(number), 2, local_world_size=2)
+    for place, each in enumerate(json.loads(Path(cases).read_text())):
+        torch.save(first_steps(each, Path(store).parent / f"{place}", rank), f"{store}.{number}.{place}")
+    dist.destroy_process_group()
