@@ -245,7 +245,7 @@ class Sim(Model):
         kept = torch.zeros_like(allowed).scatter(2, places, chosen)
         if self.settings.exact == "din":
             shares = _softmax(target @ ours.vectors.transpose(1, 2), kept)
-            even = kept / (1 + kept.sum(2, keepdim=True))
+            even = kept.to(ours.vectors.dtype) / (1 + kept.sum(2, keepdim=True))
             parts = [weights @ ours.vectors for weights in (shares, even)]
         else:
             heads = self.exact_queries(target).unbind(1)
