@@ -1,6 +1,7 @@
-"""The first steps of runs in one process, in micro-batches, and on two ranks: `python -m tests.ten_steps CASES RANK STORE`.
+"""The first steps of a run: in one process, in micro-batches, or on two ranks.
 
-Ranks meet through a file, so that no port has to be free.
+`python -m tests.ten_steps CASES RANK STORE` is one of two ranks. They meet through a file, so that no port has to be
+free.
 """
 
 from __future__ import annotations

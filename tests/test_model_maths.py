@@ -1,4 +1,4 @@
-"""What holds of every model's loss and logits, asked with every setting switched on: parts, holes, float64, averages."""
+"""What holds of every model's loss and logits with every setting switched on: parts, holes, float64, averages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_losses_of_parts_sum_to_the_loss_of_the_whole(name: str, specs: dict[str
     """A part's loss, times its share of the rows. Dice standardises by a part's own rows in training, so not there."""
     spec = specs[name]
     few = a_batch(spec, 140)
-    batch = {key: torch.cat([value, value if key in spec.role("user") else value.flip(0)]) for key, value in few.items()}
+    batch = {
+        key: torch.cat([value, value if key in spec.role("user") else value.flip(0)]) for key, value in few.items()
+    }
     for model, what in models(name, spec):
         model.train("dice" not in what)
         whole = model.loss(batch)
@@ -124,7 +126,7 @@ def test_a_running_mean_has_every_weight_and_every_buffer(name: str, specs: dict
 
 
 def with_holes(spec: FeatureSpec, dtype: torch.dtype = torch.float64) -> tuple[Batch, Batch]:
-    """Histories with id 0 anywhere: none, single ones, runs, all, at both ends; and the same events without the holes."""
+    """Histories with id 0 anywhere, at both ends, or everywhere; and the same events without the holes."""
     batch = a_batch(spec, 300, dtype)
     lists = [key for key in batch if key in (*spec.role("history"), *spec.role("negative_history"))]
     random = torch.Generator().manual_seed(1)

@@ -57,8 +57,14 @@ def the_cases(folder: Path) -> dict[str, dict[str, Any]]:
     for place, name in enumerate(NAMES):
         optimizer, other = (OPTIMIZERS[(place + move) % len(OPTIMIZERS)] for move in (0, 1))
         settings = {**TINY[name], **switched_on(MODELS[name].Settings)}
-        cases[name] = {"model": name, "settings": settings, "data": data[kinds[name]], "steps": STEPS,
-                       "train": {**everything_on(optimizer), "parts": {PART.get(name, "head"): parted(other)}}}  # fmt: skip
+        training = {**everything_on(optimizer), "parts": {PART.get(name, "head"): parted(other)}}
+        cases[name] = {
+            "model": name,
+            "settings": settings,
+            "data": data[kinds[name]],
+            "train": training,
+            "steps": STEPS,
+        }
     negatives = {"negatives": 3, "optimizer": "sgd"}
     cases["neumf, popular negatives"] = {
         **cases["neumf"], "train": {**negatives, "negative_distribution": "popularity", "reject_positives": True}
@@ -70,7 +76,9 @@ def the_cases(folder: Path) -> dict[str, dict[str, Any]]:
     for name in ("din", "sim"):
         cases[f"{name}, dice"] = {**cases[name], "settings": {**cases[name]["settings"], **dice}, "steps": 1}
     for case in cases.values():
-        case["train"]["batch_size"] = batch_size(case["data"], 1 + case["train"].get("negatives", 4 * (case["data"].has_series)))
+        case["train"]["batch_size"] = batch_size(
+            case["data"], 1 + case["train"].get("negatives", 4 * (case["data"].has_series))
+        )
         case["data"] = str(case["data"].folder)
     return cases
 

@@ -272,7 +272,7 @@ class Tail:
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """`x`, brought to float32 where its type is narrower: losses and sums of squares are not computed in fewer digits."""
+    """`x`, as float32 where its type is narrower: losses and sums of squares are not computed in fewer digits."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recspec import kernels
+from recspec.mlp import at_least_fp32
 
 LOWEST = -(2**31)
 """Below what any float's bits make as an ordered integer."""
@@ -174,7 +175,7 @@ def attend_by_rows(
     return cast(
         tuple[Tensor, Tensor],
         _AttendByRows.apply(
-            queries.float(), places, mean, [(column.rows, column.table, column.sparse) for column in columns],
+            at_least_fp32(queries), places, mean, [(column.rows, column.table, column.sparse) for column in columns],
             *[column.store for column in columns],
         ),  # type: ignore[no-untyped-call]
     )  # fmt: skip
@@ -185,7 +186,7 @@ class _AttendByRows(torch.autograd.Function):
 
     With weights w = softmax(s), s_t = q e_t, and a gradient G of the sum U = sum_t w_t e_t:
 
-        dw_t = G e_t        ds_t = w_t (dw_t - G U)        dq = sum_t ds_t e_t        de_t = ds_t q + w_t G
+        dw_t = G e_t        ds_t = w_t (dw_t - sum_u w_u dw_u)        dq = sum_t ds_t e_t        de_t = ds_t q + w_t G
 
     """
 
@@ -203,9 +204,9 @@ class _AttendByRows(torch.autograd.Function):
         scores = _dots(tables, rows, places, queries)
         weights = [places.take(places.lay(own, -torch.inf).softmax(1)) for own in scores]
         if mean:
-            weights.append((1 / (1 + places.lengths)).index_select(0, places.rows))
+            weights.append((1 + places.lengths).to(queries.dtype).reciprocal().index_select(0, places.rows))
         sums = _weighted(tables, rows, places, weights)
-        ctx.save_for_backward(queries, sums, *weights, *rows, *stores)
+        ctx.save_for_backward(queries, *weights, *rows, *stores)
         ctx.places, ctx.slices, ctx.sparse, ctx.heads, ctx.sums = places, slices, sparse, len(scores), len(weights)
         found = torch.stack(scores)
         ctx.mark_non_differentiable(found)
@@ -214,14 +215,15 @@ class _AttendByRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        queries, sums, *rest = ctx.saved_tensors
+        queries, *rest = ctx.saved_tensors
         places, heads, columns = ctx.places, ctx.heads, len(ctx.sparse)
         weights, rows, stores = rest[: ctx.sums], rest[ctx.sums : ctx.sums + columns], rest[ctx.sums + columns :]
         tables = [store[part] for store, part in zip(stores, ctx.slices, strict=True)]
         slopes = _dots(tables, rows, places, gradient[:, :heads])
         for head in range(heads):
-            mean = (gradient[:, head] * sums[:, head]).sum(1).index_select(0, places.rows)
-            slopes[head].sub_(mean).mul_(weights[head])
+            # Not G U: of large vectors its last digits are other ones than those of dw, and would be multiplied by q.
+            mean = gradient.new_zeros(places.num_rows).index_add_(0, places.rows, slopes[head] * weights[head])
+            slopes[head].sub_(mean.index_select(0, places.rows)).mul_(weights[head])
         of_queries = _weighted(tables, rows, places, slopes)
         pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
         of_stores: list[Tensor | None] = []

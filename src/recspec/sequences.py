@@ -808,8 +808,8 @@ class _Contrast(torch.autograd.Function):
         given = (states, happened, sampled, by_state, by_event, bias)
         slopes = [torch.zeros_like(each) for each in given]
         of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias = slopes
-        share = 1 / ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows))
-        share = share.to(states.dtype).index_select(0, cast(Tensor, events.order))
+        share = ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows)).to(states.dtype).reciprocal()
+        share = share.index_select(0, cast(Tensor, events.order))
         total, scratch = states.new_zeros(()), Scratch(states, min(len(states), BLOCK))
         network, blocks = Tail("sigmoid", tail), events.blocks
         events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))

@@ -22,7 +22,7 @@ SCORE_BLOCK = 1 << 18
 
 
 def counts_of(name: str) -> str:
-    """The column of a batch that holds how often each id of a feature occurs in the whole batch: see `Model.counted`."""
+    """The column that holds how often each id of a feature occurs in the whole batch: see `Model.counted`."""
     return f"{name} (count)"
 
 
