@@ -26,7 +26,10 @@ from recspec.encoding import (
     Scaler,
     Vocabulary,
     VocabularyEncoder,
+    combined,
+    is_text,
     split_lists,
+    widened,
 )
 from recspec.errors import DataError, listed
 from recspec.feature_spec import Feature
@@ -226,8 +229,14 @@ def _emptied(column: NDArray[np.generic] | Ragged, rows: NDArray[np.bool_]) -> N
     return np.where(rows, column.dtype.type(0), column)
 
 
+LIST_VALUES = 2**31 - 1
+"""Values that the lists of one array of type `list` can hold; more are held as `large_list`."""
+
+
 def to_arrow(column: NDArray[np.generic] | Ragged) -> pa.Array:
     """A prepared column as Parquet holds it."""
+    if isinstance(column, Ragged) and len(column.values) > LIST_VALUES:
+        return pa.LargeListArray.from_arrays(pa.array(column.offsets), pa.array(column.values))
     if isinstance(column, Ragged):
         return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
     return pa.array(column)
@@ -292,9 +301,9 @@ class Fitted:
         known = by_id(catalogue, ids, role)
         columns: Columns = {}
         for column in catalogue.columns:
-            raw = known.column(column.source).combine_chunks()
+            raw = combined(known.column(column.source))
             if column.name not in self.features:
-                named = name_missing and column.kind == "category" and pa.types.is_string(raw.type)
+                named = name_missing and column.kind == "category" and is_text(raw.type)
                 missing = f"no_{column.name}" if named else None
                 encoder, vocabulary = fit(column, pc.fill_null(raw, missing) if named else raw)
                 if named and isinstance(encoder, VocabularyEncoder):
@@ -333,7 +342,8 @@ def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
         )
     take = np.full(len(ids), -1)
     take[found - 1] = known[first]
-    return catalogue.table.take(pa.array(take, mask=take < 0))
+    columns = {name: widened(catalogue.table.column(name)) for name in catalogue.table.column_names}
+    return pa.table(columns).take(pa.array(take, mask=take < 0))
 
 
 def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:
