@@ -82,7 +82,7 @@ class Vocabulary:
         """Write the values in order of their ids, as the one column `value` of a Parquet file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
-        pq.write_table(pa.table({"value": _in_strings(self.values)}), temporary)
+        pq.write_table(pa.table({"value": in_strings(pa.chunked_array([self.values]))}), temporary)
         temporary.replace(path)
 
     def __len__(self) -> int:
@@ -796,14 +796,16 @@ def _narrowed(array: pa.Array) -> pa.Array:
     return array.cast(pa.string())
 
 
-def _in_strings(array: pa.Array) -> pa.ChunkedArray:
-    """The array in pieces of type string, so that a file does not show how the text was held."""
-    if not pa.types.is_large_string(array.type):
-        return pa.chunked_array([array])
-    if array.nbytes <= TEXT_BYTES or len(array) == 1:
-        return pa.chunked_array([array.cast(pa.string())])
-    halves = _in_strings(array[: len(array) // 2]), _in_strings(array[len(array) // 2 :])
-    return pa.chunked_array([piece for half in halves for piece in half.chunks])
+def in_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What `widened` made as it was before, in more pieces: a file does not show how its text was held."""
+    held = column.type.value_type if _is_list(column.type) else column.type
+    if not pa.types.is_large_string(held):
+        return column
+    kind = pa.string() if is_text(column.type) else pa.list_(pa.string())
+    if column.nbytes <= TEXT_BYTES or len(column) < 2:
+        return column.cast(kind)
+    half = len(column) // 2
+    return pa.chunked_array([*in_strings(column[:half]).chunks, *in_strings(column[half:]).chunks], kind)
 
 
 def _text(value: object) -> str | None:

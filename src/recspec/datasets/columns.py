@@ -27,6 +27,7 @@ from recspec.encoding import (
     Vocabulary,
     VocabularyEncoder,
     combined,
+    in_strings,
     is_text,
     split_lists,
     widened,
@@ -215,7 +216,8 @@ class PreparedCatalogue:
         arrays: dict[str, object] = {self.id_name: np.arange(start + 1, stop + 1, dtype=np.int32)}
         for name, column in self.columns.items():
             arrays[name] = to_arrow(column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop])
-        return pa.table({**arrays, **{name: column[start:stop] for name, column in self.readable.items()}})
+        readable = {name: in_strings(column[start:stop]) for name, column in self.readable.items()}
+        return pa.table({**arrays, **readable})
 
     def write(self, path: Path) -> None:
         """Write `table`."""
