@@ -480,7 +480,8 @@ class _Spark:
         counts = [pq.read_metadata(path).num_rows for path in paths]
         before = [stop - count for stop, count in zip(accumulate(counts), counts, strict=True)]
         starts = [f"('{_link_name(number, path)}', {before[number]}L)" for number, path in enumerate(paths)]
-        placed = frame.selectExpr("_metadata.file_name", "_metadata.row_index", "*")
+        where = frame.metadataColumn("_metadata")  # by name it would be the file's own column, if it has one
+        placed = frame.select(where["file_name"], where["row_index"], "*")
         placed = placed.toDF("file", "number", *_plain_names(frame.columns))
         return self._view(_numbered(self._session, placed, starts, frame.columns), schema)
 
