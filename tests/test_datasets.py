@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ibis
+import ibis.expr.operations as ops
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec import metrics
+from recspec import encoding, metrics
 from recspec.card import check
 from recspec.datasets import DATASETS, movielens, prepared
 from recspec.datasets.columns import boundaries
@@ -31,6 +34,7 @@ from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.hashing import cross, fingerprint64
 from recspec.storage import open_split
+from recspec.tables import _DuckDB
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 
 # --- raw rows --------------------------------------------------------------------------------------------------------
@@ -255,6 +259,46 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
     assert {path.name for path in made.out.iterdir()} == expected | {f"{role}s.parquet" for role in with_ids(spec)}
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
+
+
+def test_no_row_depends_on_an_order_that_was_not_asked_for(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that gives rows in random order wherever SQL lets it, as Spark does with a table's parts."""
+    ordered: set[str] = set()
+
+    def shuffled(table: Table) -> Table:
+        op = table.op()
+        if isinstance(op, ops.UnboundTable) and op.name in ordered:
+            return table
+        while isinstance(op, (ops.Limit, ops.Project, ops.DropColumns)):
+            op = op.parent
+        return table if isinstance(op, ops.Sort) else table.order_by(ibis.random())
+
+    stage, batches = _DuckDB.stage, _DuckDB.batches
+
+    def staged(self: _DuckDB, table: Table, into: Path | None = None) -> Table:
+        found = stage(self, asked := shuffled(table), into)
+        ordered.update([found.get_name()] if asked is table else [])
+        return found
+
+    monkeypatch.setattr(_DuckDB, "stage", staged)
+    monkeypatch.setattr(_DuckDB, "batches", lambda self, table, *rows: batches(self, shuffled(table), *rows))
+    run(made.case, made.raw, tmp_path / "out")
+    assert bytes_of(tmp_path / "out") == bytes_of(made.out)
+
+
+@pytest.mark.parametrize("name", ["amazon", "movielens-histories", "ncf", "table-clicks", "table-hashed"])
+def test_text_beyond_the_limit_of_one_array_changes_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is 2 GiB; here a few bytes stand for it."""
+    case = CASES[name]
+    raw = case.write(tmp_path / "raw")
+    run(case, raw, tmp_path / "usual")
+    monkeypatch.setattr(encoding, "TEXT_BYTES", 20)
+    run(case, raw, tmp_path / "large")
+    assert bytes_of(tmp_path / "large") == bytes_of(tmp_path / "usual")
 
 
 def test_id_zero_is_nobodys(made: Made) -> None:

@@ -33,6 +33,9 @@ UNKNOWN = 0
 SMALL = 4096
 """Values up to which a lookup in a Python dict, built once, beats building pyarrow's hash table (5 ms at 200,000)."""
 
+TEXT_BYTES = 2**31 - 1
+"""Text that one array of type `string` can hold; more text is held as `large_string`."""
+
 RawValues: TypeAlias = Any
 """A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
 Ids = NDArray[np.int64]
@@ -45,11 +48,11 @@ class Vocabulary:
     """Raw values and their ids: the value in row i has id i + 1, and id 0 is unknown."""
 
     values: pa.Array
-    """Distinct values, all strings or all int64."""
+    """Distinct values, all strings or all int64; strings of more than 2 GiB together are of type large_string."""
 
     def __post_init__(self) -> None:
         kind = self.values.type
-        assert pa.types.is_int64(kind) or pa.types.is_string(kind), kind
+        assert pa.types.is_int64(kind) or is_text(kind), kind
         if self.values.null_count or len(pc.unique(self.values)) != len(self.values):
             raise DataError("a vocabulary's values must be distinct, and none may be missing")
 
@@ -58,7 +61,7 @@ class Vocabulary:
         """The vocabulary of all different values, in sorted order; missing ones have no id."""
         array = _whole_or_text(_arrow(values))
         unique = pc.unique(pc.drop_null(array))
-        return cls(unique.take(pc.sort_indices(unique)))
+        return cls(_narrowed(unique.take(pc.sort_indices(unique))))
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
@@ -69,7 +72,7 @@ class Vocabulary:
         """
         try:
             table = pq.read_table(path)
-            return cls(_whole_or_text(table.column("value").combine_chunks()))
+            return cls(_narrowed(_whole_or_text(combined(table.column("value")))))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary; the folder is not a prepared dataset, or not whole") from None
         except (KeyError, pa.ArrowException, OSError) as error:
@@ -79,7 +82,7 @@ class Vocabulary:
         """Write the values in order of their ids, as the one column `value` of a Parquet file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
-        pq.write_table(pa.table({"value": self.values}), temporary)
+        pq.write_table(pa.table({"value": in_strings(pa.chunked_array([self.values]))}), temporary)
         temporary.replace(path)
 
     def __len__(self) -> int:
@@ -110,7 +113,9 @@ class Vocabulary:
         if len(array) <= SMALL:
             places = [self._ids_by_text.get(text, UNKNOWN) for text in array.to_pylist()]
             return np.array(places, np.int64)
-        places = pc.fill_null(pc.index_in(array, value_set=self.values, skip_nulls=True), -1)
+        kind = self.values.type if array.type == self.values.type else pa.large_string()
+        found = pc.index_in(array.cast(kind), value_set=self.values.cast(kind), skip_nulls=True)
+        places = pc.fill_null(found, -1)
         return np.asarray(places.to_numpy(zero_copy_only=False), np.int64) + 1
 
     def decode(self, ids: NDArray[np.integer] | Sequence[int]) -> pa.Array:
@@ -184,7 +189,7 @@ class _Encoder(BaseModel):
     def present(self, values: RawValues) -> pa.Array:
         """Raw values as `prepare` saw them: without the blanks around them, and null where they say missing."""
         array = _arrow(values)
-        if not _is_text(array.type):
+        if not is_text(array.type):
             return self._present_numbers(array)
         if self.strip:
             array = pc.utf8_trim_whitespace(array)
@@ -223,9 +228,9 @@ class VocabularyEncoder(_OneColumn):
     def present(self, values: RawValues) -> pa.Array:
         """Likewise, with `missing` in the place of missing texts."""
         array = super().present(values)
-        if self.missing is None or not (_is_text(array.type) or pa.types.is_null(array.type)):
+        if self.missing is None or not (is_text(array.type) or pa.types.is_null(array.type)):
             return array
-        return pc.fill_null(array.cast(pa.string()), self.missing)
+        return pc.fill_null(_as_text(array), self.missing)
 
     def ids(self, values: RawValues, vocabulary: Vocabulary) -> Ids:
         """The id of each value, one a row."""
@@ -348,7 +353,8 @@ class CrossEncoder(_Encoder):
             return numbers.astype(np.uint64)
         if len(array) > SMALL:
             coded = array.dictionary_encode()
-            prints = fingerprint64(pa.concat_arrays([_as_text(coded.dictionary), pa.array([""])]))
+            texts = _as_text(coded.dictionary)
+            prints = np.append(fingerprint64(texts), fingerprint64(pa.array([""])))
             found: Prints = prints[pc.fill_null(coded.indices, len(prints) - 1).to_numpy(zero_copy_only=False)]
             return found
         return fingerprint64(_as_text(array))
@@ -471,7 +477,7 @@ def _gap(encoder: Encoder, values: RawValues, encoded: NDArray[np.generic]) -> G
         return Gap(int(zeros.sum()), 0, MISSING_ID)
     array = encoder.present(values).filter(pa.array(zeros))
     missing = array.is_null(nan_is_null=True)
-    if _is_text(array.type):
+    if is_text(array.type):
         missing = pc.or_(missing, pc.fill_null(pc.equal(array, ""), False))
     count = pc.sum(missing).as_py() or 0
     return Gap(count, len(array) - count, UNKNOWN_ID)
@@ -725,7 +731,7 @@ def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArr
     flat = pc.list_flatten(array)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
     kept = flat.is_valid()
-    if pa.types.is_string(flat.type):
+    if is_text(flat.type):
         kept = pc.and_(kept, pc.fill_null(pc.not_equal(flat, ""), False))
     mask = kept.to_numpy(zero_copy_only=False)
     return flat.filter(kept), np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
@@ -763,11 +769,43 @@ def _arrow(values: RawValues) -> pa.Array:
             values = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # numbers and texts mixed, as JSON allows
             values = pa.array([_text(value) for value in values], pa.string())
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if pa.types.is_boolean(values.type):
-        return values.cast(pa.int64())
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        values = combined(values)
+    return values.cast(pa.int64()) if pa.types.is_boolean(values.type) else values
+
+
+def combined(column: pa.ChunkedArray) -> pa.Array:
+    """All of a column in one array, which holds more than 2 GiB of text if need be."""
+    return widened(column).combine_chunks()
+
+
+def widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose text can be copied into one array: beyond 2 GiB as large_string, in lists too."""
+    held = column.type.value_type if _is_list(column.type) else column.type
+    if not pa.types.is_string(held) or column.nbytes <= TEXT_BYTES:
+        return column
+    return column.cast(pa.large_string() if is_text(column.type) else pa.large_list(pa.large_string()))
+
+
+def _narrowed(array: pa.Array) -> pa.Array:
+    """The array as string if its text fits, so that a vocabulary's type depends on its own size alone."""
+    if not pa.types.is_large_string(array.type) or array.nbytes > TEXT_BYTES:
+        return array
+    return array.cast(pa.string())
+
+
+def in_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What `widened` made as it was before, in more pieces: a file does not show how its text was held."""
+    held = column.type.value_type if _is_list(column.type) else column.type
+    if not pa.types.is_large_string(held):
+        return column
+    kind = pa.string() if is_text(column.type) else pa.list_(pa.string())
+    if column.nbytes <= TEXT_BYTES or len(column) < 2:
+        return column.cast(kind)
+    half = len(column) // 2
+    return pa.chunked_array([*in_strings(column[:half]).chunks, *in_strings(column[half:]).chunks], kind)
 
 
 def _text(value: object) -> str | None:
@@ -783,7 +821,7 @@ def _whole_or_text(array: pa.Array) -> pa.Array:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    if pa.types.is_string(array.type):
+    if is_text(array.type):
         return array
     if pa.types.is_floating(array.type):  # 42.0 is how a table with gaps spells 42, and NaN how it spells a gap
         whole = _as_int64(array)
@@ -808,7 +846,7 @@ def _as_int64(array: pa.Array) -> pa.Array:
     if pa.types.is_nested(array.type):
         held = "lists" if _is_list(array.type) else "objects"
         raise DataError(f"holds {held}; expected one value a row")
-    text = pc.utf8_trim_whitespace(array.cast(pa.string()))
+    text = pc.utf8_trim_whitespace(_as_text(array))
     digits = pc.match_substring_regex(text, r"^-?[0-9]{1,18}(\.0+)?$")
     text = pc.replace_substring_regex(text, r"\.0+$", "")
     return pc.if_else(pc.fill_null(digits, False), text, None).cast(pa.int64())
@@ -816,7 +854,7 @@ def _as_int64(array: pa.Array) -> pa.Array:
 
 def _as_numbers(array: pa.Array) -> NDArray[np.float64]:
     """Numbers as float64, NaN where one is missing."""
-    if _is_text(array.type):
+    if is_text(array.type):
         text = pc.utf8_trim_whitespace(array)
         array = pc.if_else(pc.equal(text, ""), None, text)
     try:
@@ -841,7 +879,8 @@ def _not_numbers(array: pa.Array) -> list[str]:
     return problems or [f"holds {array.type}; expected numbers"]
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is text, of whatever size."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 

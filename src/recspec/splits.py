@@ -40,14 +40,19 @@ def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
 
     Rows of one and the same time stay together, on the earlier side of a cut, so that the future never trains.
     """
-    earlier = ibis.rank().over(ibis.window(order_by=time))
-    total = table.count().over(ibis.window())
-    ranked = table.mutate(_earlier=earlier, _total=total)
+    counted = table.group_by(_time=table[time]).aggregate(_rows=table.count())  # so that no engine sorts all rows
+    up_to = counted["_rows"].sum().over(ibis.cumulative_window(order_by=counted["_time"])).cast("int64")
+    total = counted["_rows"].sum().over(ibis.window()).cast("int64")
+    counted = counted.mutate(_earlier=up_to - counted["_rows"], _total=total)
     # In whole numbers, so that no engine's rounding moves a row; shares count to a millionth.
-    place, whole = ibis._["_earlier"] * MILLION, ibis._["_total"]
-    first_test, first_valid = MILLION - round(test * MILLION), MILLION - round((test + valid) * MILLION)
-    split = ibis.cases((place >= whole * first_test, "test"), (place >= whole * first_valid, "valid"), else_="train")
-    return ranked.mutate(split=split).drop("_earlier", "_total")
+    place, whole = counted["_earlier"] * MILLION, counted["_total"]
+    cuts = counted.aggregate(
+        _test=counted["_time"].min(where=place >= whole * (MILLION - round(test * MILLION))),
+        _valid=counted["_time"].min(where=place >= whole * (MILLION - round((test + valid) * MILLION))),
+    )
+    cut = table.cross_join(cuts)
+    split = ibis.cases((cut[time] >= cut["_test"], "test"), (cut[time] >= cut["_valid"], "valid"), else_="train")
+    return cut.mutate(split=split).drop("_test", "_valid")
 
 
 def by_share(table: Table, *, row: str, valid: float, test: float, seed: int) -> Table:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal, Protocol, Self
 
 import duckdb
@@ -28,6 +29,7 @@ import ibis
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from ibis.expr.operations import UnboundTable
 from ibis.expr.types import Table
 
 from recspec.errors import DataError, RecspecError, SettingsError, listed, nearest, require_extra, unknown
@@ -107,10 +109,14 @@ class Backend(Protocol):
         """Parquet files as a table, with the column `row` if asked."""
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
-        """The table run once and kept in the temporary folder, or at a place of its own, in the expression's order."""
+        """The table run once and kept in the temporary folder, or at a place of its own, in the expression's order.
+
+        `batches` of the returned table itself have that order. An expression made from it, such as a filter or a join,
+        has no order until it is sorted again: Spark reads the parts of a table in any order.
+        """
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        """The rows of a table in the expression's order, at most `rows` at a time."""
+        """The rows of a table in the order of its `order_by`, or of a staged one; at most `rows` at a time."""
 
     def close(self) -> None:
         """Ends the engine's session and removes its temporary files."""
@@ -355,8 +361,18 @@ SPARK_LOCAL = (
 SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
 
 
+SPARK_READ = {"recursiveFileLookup": "true", "__globPaths__": "false"}
+"""Without these options a folder named `a=1` adds a column `a`, and `*` in a path stands for other files."""
+
+
 class _Spark:
-    """A Spark session: local, or the cluster that the environment variable SPARK_MASTER names."""
+    """A Spark session: local, or the cluster that the environment variable SPARK_MASTER names.
+
+    Spark reads the parts of a table in any order, so a row's place is always computed from what Spark says about where
+    it read the row. Spark reads and writes files by URI alone, because it would look for a plain path in the default
+    file system of its configuration. Raw files are read through links with plain names, because Spark skips files such
+    as `_a.csv` and cannot read `a:b.csv`.
+    """
 
     name = "spark"
 
@@ -367,7 +383,8 @@ class _Spark:
                 "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
                 "install a JDK (17 or newer), or use --engine duckdb"
             )
-        self._folder = _new_folder(folder)
+        self._folder = _new_folder(folder).absolute()
+        self._links = TemporaryDirectory(prefix="recspec-")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers start the system's python3
         settings = {
             "spark.master": os.environ.get("SPARK_MASTER", f"local[{threads or '*'}]"),
@@ -375,11 +392,13 @@ class _Spark:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
-            "spark.local.dir": str(self._folder / "spill"),
+            "spark.ui.showConsoleProgress": "false",
+            "spark.local.dir": str(self._spill()),
             "spark.sql.session.timeZone": "UTC",
-            "spark.sql.files.openCostInBytes": "0",  # else a file's parts may be packed out of their order
+            "spark.sql.caseSensitive": "true",
             "spark.sql.shuffle.partitions": str(2 * (threads or os.cpu_count() or 1)),
             "spark.sql.csv.parser.columnPruning.enabled": "false",  # else a bad value in an unread column passes
+            "spark.sql.warehouse.dir": _uri(self._folder / "warehouse"),  # else in the default file system
         }
         if memory_limit is not None:
             settings["spark.driver.memory"] = f"{max(memory_limit // 2**20, 512)}m"
@@ -396,13 +415,16 @@ class _Spark:
         self._session = builder.getOrCreate()
         self._session.sparkContext.setLogLevel("ERROR")
         self._names = _Names()
+        self._staged: dict[str, Path] = {}
+        """The folder of each view that holds what `stage` wrote, and nothing else."""
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
         columns = file_columns(file)
-        types = ", ".join(f"{_quoted(name, '`')} {SPARK_TYPES[kind]}" for name, kind in columns.items())
-        frame = self._session.read.csv(
-            str(file.path),
-            schema=types,
+        # Columns have names of our own until a table is whole: Spark adds some, which a file's may be called like.
+        plain = {name: f"column_{number}" for number, name in enumerate(columns)}
+        frame = self._reader().csv(
+            _uri(self._linked([file.path])),
+            schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
             sep=file.separator,
             header=file.header,
             encoding=SPARK_ENCODINGS[file.encoding],
@@ -413,93 +435,152 @@ class _Spark:
             nullValue="",
             emptyValue="",
         )
-        frame = frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", *(_quoted(n, "`") for n in file.columns))
-        target = self._folder / self._names.next()
-        table = self._read(file, frame, target)
-        if into is None:
-            return table
-        numbered = self.stage(table, into)
-        shutil.rmtree(target)
-        return numbered
+        table = self._read(file, frame, [plain[name] for name in file.columns])
+        return table if into is None else self.stage(table, into)
 
     def read_json(self, file: JsonFile) -> Table:
         types = ", ".join(f"{_quoted(name, '`')} STRING" for name in file.columns)
-        frame = self._session.read.json(str(file.path), schema=types, mode="FAILFAST", allowSingleQuotes=False)
-        values = [
-            f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]}) AS {_quoted(name, '`')}"
-            for name, kind in file.columns.items()
-        ]
-        frame = frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", *values)
-        return self._read(file, frame, self._folder / self._names.next())
+        path = _uri(self._linked([file.path]))
+        frame = self._reader().json(path, schema=types, mode="FAILFAST", allowSingleQuotes=False)
+        values = [f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]})" for name, kind in file.columns.items()]
+        return self._read(file, frame, values)
 
-    def _read(self, file: TextFile | JsonFile, frame: Any, target: Path) -> Table:
+    def _read(self, file: TextFile | JsonFile, frame: Any, values: Sequence[str]) -> Table:
+        """Stage a file's rows with their numbers.
+
+        A task reads a block of the file from its beginning to its end, so Spark's own numbers count a block's rows by
+        ones, and leap from block to block: each leap is replaced by the number of rows in the blocks before.
+        """
+        target = self._folder / self._names.next()
+        staged = frame.selectExpr("_metadata.file_block_start", "monotonically_increasing_id()", *values)
         try:
-            frame.write.parquet(str(target))
+            staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
         except Exception as error:
-            if not type(error).__module__.startswith(("pyspark", "py4j")):
+            if not _is_sparks(error):
                 raise
             raise explained(file, str(error).split("\n")[0]) from None
-        return _checked(self, file, self._view(self._numbered(target), target, row=False))
+        staged = self._reader().parquet(_uri(target))
+        found = staged.groupBy("block").agg({"number": "min", "*": "count"}).orderBy("block").collect()
+        before, starts = 0, []
+        for block, first, size in ((row["block"], row["min(number)"], row["count(1)"]) for row in found):
+            starts.append(f"({block}L, {before - first}L)")
+            before += size
+        numbered = _numbered(self._session, staged, starts or ["(0L, 0L)"], list(file.columns))
+        return _checked(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        if paths[0].is_dir():  # staged by Spark
+            (folder,) = paths
+            assert not row, folder
+            return self._view(self._reader().parquet(_uri(folder)), _schema(_parts(folder)[0], row))
+        frame = self._reader().parquet(_uri(self._linked(paths)))
+        schema = _schema(paths[0], row)
         if not row:
-            return self._view(self._session.read.parquet(*map(str, paths)), paths[0], row=False)
-        # One file after another: several at once would be read largest first.
-        frame = self._session.read.parquet(str(paths[0]))
-        for path in paths[1:]:
-            frame = frame.unionByName(self._session.read.parquet(str(path)))
-        target = self._folder / self._names.next()
-        frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", "*").write.parquet(str(target))
-        return self._view(self._numbered(target), paths[0], row=True)
+            return self._view(frame, schema)
+        counts = [pq.read_metadata(path).num_rows for path in paths]
+        before = [stop - count for stop, count in zip(accumulate(counts), counts, strict=True)]
+        starts = [f"('{_link_name(number, path)}', {before[number]}L)" for number, path in enumerate(paths)]
+        where = frame.metadataColumn("_metadata")  # by name it would be the file's own column, if it has one
+        placed = frame.select(where["file_name"], where["row_index"], "*")
+        placed = placed.toDF("file", "number", *_plain_names(frame.columns))
+        return self._view(_numbered(self._session, placed, starts, frame.columns), schema)
 
-    def _numbered(self, staged: Path) -> Any:
-        """A staged table whose `row` counts 0, 1, 2, ... over all partitions.
-
-        Spark's own numbers increase in the order of the file, but leap from partition to partition: the partition is in
-        the bits from 33 up. Each partition's leap is taken out by the number of rows before it.
-        """
-        frame = self._session.read.parquet(str(staged))
-        sizes = frame.groupBy(frame[ROW].bitwiseAND(~(2**33 - 1)).alias("_first")).count().orderBy("_first").collect()
-        before, pairs = 0, ["(0L, 0L)"] if not sizes else []
-        for first, size in sizes:
-            pairs.append(f"({first}L, {before}L)")
-            before += size
-        starts = self._session.sql(f"SELECT * FROM VALUES {', '.join(pairs)} AS starts(_first, _before)")
-        joined = frame.join(starts.hint("broadcast"), frame[ROW].bitwiseAND(~(2**33 - 1)) == starts["_first"])
-        rest = [_quoted(name, "`") for name in frame.columns if name != ROW]
-        return joined.selectExpr(f"{ROW} - _first + _before AS {ROW}", *rest)
-
-    def _view(self, frame: Any, path: Path, *, row: bool) -> Table:
+    def _view(self, frame: Any, schema: Mapping[str, Any]) -> Table:
         name = self._names.next()
         frame.createOrReplaceTempView(name)
-        first = path if path.is_file() else min(path.glob("part-*.parquet"))
-        return ibis.table(_schema(first, row), name=name)
+        return ibis.table(schema, name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
         target = self._write(table)
-        return self.read_parquet([target.replace(into) if into is not None else target])
+        folder = target.replace(into) if into is not None else target
+        staged = self.read_parquet([folder])
+        self._staged[staged.get_name()] = folder
+        return staged
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        target = self._write(table)
-        # Spark writes one file a partition; their names sort in the order of the rows.
-        for path in sorted(target.glob("part-*.parquet")):
+        held = self._staged.get(table.op().name) if isinstance(table.op(), UnboundTable) else None
+        target = self._write(table) if held is None else held
+        for path in _parts(target):
             yield from pq.ParquetFile(path).iter_batches(rows)
-        shutil.rmtree(target)
+        if held is None:
+            shutil.rmtree(target)
 
     def close(self) -> None:
         self._session.stop()
+        self._links.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, table: Table) -> Path:
         target = self._folder / self._names.next()
-        self._session.sql(ibis.to_sql(table, dialect="pyspark")).write.parquet(str(target))
+        try:
+            self._session.sql(ibis.to_sql(table, dialect="pyspark")).write.parquet(_uri(target))
+        except Exception as error:
+            if not _is_sparks(error):
+                raise
+            raise DataError(f"Spark could not finish a step: {' '.join(str(error).split())[:300]}") from None
         return target
+
+    def _reader(self) -> Any:
+        return self._session.read.options(**SPARK_READ)
+
+    def _linked(self, paths: Sequence[Path]) -> Path:
+        """A folder of links to files, whose names mean nothing to Spark and sort in the order given."""
+        folder = self._folder / self._names.next()
+        folder.mkdir()
+        for number, path in enumerate(paths):
+            (folder / _link_name(number, path)).symlink_to(path.absolute())
+        return folder
+
+    def _spill(self) -> Path:
+        """The folder for what does not fit the memory, by a path without a comma: Spark takes a list of folders."""
+        spill = self._folder / "spill"
+        spill.mkdir()
+        link = Path(self._links.name) / "spill"
+        link.symlink_to(spill)
+        return link
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _numbered(session: Any, placed: Any, starts: Sequence[str], names: Sequence[str]) -> Any:
+    """A frame with the column `row` and columns of these names.
+
+    Args:
+        placed: Where each row was read, its number there, then the columns under their plain names.
+        starts: For each place, as SQL, what to add to the numbers.
+    """
+    place, number, *columns = placed.columns
+    table = session.sql(f"SELECT * FROM VALUES {', '.join(starts)} AS starts(start, before)")
+    joined = placed.join(table.hint("broadcast"), placed[place] == table["start"])
+    named = [f"{column} AS {_quoted(name, '`')}" for column, name in zip(columns, names, strict=True)]
+    return joined.selectExpr(f"{number} + before AS {ROW}", *named)
+
+
+def _plain_names(columns: Sequence[str]) -> list[str]:
+    return [f"column_{number}" for number in range(len(columns))]
+
+
+def _uri(path: Path) -> str:
+    """A path as Spark reads it: letter for letter, `%20` too, in the local file system."""
+    return f"file://{path}"
+
+
+def _link_name(number: int, path: Path) -> str:
+    """The ending tells Spark whether a file is compressed."""
+    return f"{number:06d}{'.gz' if path.suffix == '.gz' else '.file'}"
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files of a table that Spark wrote, in the order of its rows: one a partition, numbered in their names."""
+    return sorted(folder.glob("part-*.parquet"), key=lambda path: (len(path.name.split("-")[1]), path.name))
+
+
+def _is_sparks(error: Exception) -> bool:
+    return type(error).__module__.startswith(("pyspark", "py4j"))
 
 
 def _has_java() -> bool:

@@ -26,7 +26,11 @@ from recspec.encoding import (
     Scaler,
     Vocabulary,
     VocabularyEncoder,
+    combined,
+    in_strings,
+    is_text,
     split_lists,
+    widened,
 )
 from recspec.errors import DataError, listed
 from recspec.feature_spec import Feature
@@ -212,7 +216,8 @@ class PreparedCatalogue:
         arrays: dict[str, object] = {self.id_name: np.arange(start + 1, stop + 1, dtype=np.int32)}
         for name, column in self.columns.items():
             arrays[name] = to_arrow(column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop])
-        return pa.table({**arrays, **{name: column[start:stop] for name, column in self.readable.items()}})
+        readable = {name: in_strings(column[start:stop]) for name, column in self.readable.items()}
+        return pa.table({**arrays, **readable})
 
     def write(self, path: Path) -> None:
         """Write `table`."""
@@ -226,8 +231,14 @@ def _emptied(column: NDArray[np.generic] | Ragged, rows: NDArray[np.bool_]) -> N
     return np.where(rows, column.dtype.type(0), column)
 
 
+LIST_VALUES = 2**31 - 1
+"""Values that the lists of one array of type `list` can hold; more are held as `large_list`."""
+
+
 def to_arrow(column: NDArray[np.generic] | Ragged) -> pa.Array:
     """A prepared column as Parquet holds it."""
+    if isinstance(column, Ragged) and len(column.values) > LIST_VALUES:
+        return pa.LargeListArray.from_arrays(pa.array(column.offsets), pa.array(column.values))
     if isinstance(column, Ragged):
         return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
     return pa.array(column)
@@ -292,9 +303,9 @@ class Fitted:
         known = by_id(catalogue, ids, role)
         columns: Columns = {}
         for column in catalogue.columns:
-            raw = known.column(column.source).combine_chunks()
+            raw = combined(known.column(column.source))
             if column.name not in self.features:
-                named = name_missing and column.kind == "category" and pa.types.is_string(raw.type)
+                named = name_missing and column.kind == "category" and is_text(raw.type)
                 missing = f"no_{column.name}" if named else None
                 encoder, vocabulary = fit(column, pc.fill_null(raw, missing) if named else raw)
                 if named and isinstance(encoder, VocabularyEncoder):
@@ -333,7 +344,8 @@ def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
         )
     take = np.full(len(ids), -1)
     take[found - 1] = known[first]
-    return catalogue.table.take(pa.array(take, mask=take < 0))
+    columns = {name: widened(catalogue.table.column(name)) for name in catalogue.table.column_names}
+    return pa.table(columns).take(pa.array(take, mask=take < 0))
 
 
 def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:

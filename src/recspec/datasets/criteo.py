@@ -494,8 +494,8 @@ class _Stages:
             if not place.exists():
                 present = rows.filter(rows[name].notnull())
                 counted = present.group_by(name).aggregate(count=present.count())
-                kept = counted.filter(counted["count"] >= self._settings.least(name))
-                _write_vocabulary(self._backend.batches(kept.order_by([ibis.desc("count"), name]).select(name)), place)
+                kept = counted.filter(counted["count"] >= self._settings.least(name)).select(name, "count")
+                _write_vocabulary(self._backend.batches(kept.order_by([ibis.desc("count"), name])), place)
         self._progress("finding ids", len(categories), len(categories))
         return {name: pq.read_metadata(self._vocabulary(name)).num_rows for name in categories}
 

@@ -218,7 +218,7 @@ def _prepare_columns(
     train = rows.filter(rows[SPLIT] == "train")
     known = rows if source.vocabularies == "all" else train
     counted = fetch(backend, counts_by(known, ITEM))
-    items = _with_candidates(counted.column(ITEM).combine_chunks(), source.candidates)
+    items = _with_candidates(counted.column(ITEM), source.candidates)
     users = Vocabulary.of(_values(backend, known, USER))
     fitted.add_id(USER, users, source.raw_names.get(USER))
     fitted.add_id(ITEM, Vocabulary.of(items), source.raw_names.get(ITEM))
@@ -285,15 +285,16 @@ def _check_names_are_free(names: Sequence[str], features: Mapping[str, Feature])
         raise DataError.of("rows", taken)
 
 
-def _values(backend: Backend, rows: Table, name: str) -> pa.Array:
+def _values(backend: Backend, rows: Table, name: str) -> pa.ChunkedArray:
     """Distinct raw values in sorted order."""
-    return fetch(backend, counts_by(rows, name)).column(name).combine_chunks()
+    return fetch(backend, counts_by(rows, name)).column(name)
 
 
-def _with_candidates(items: pa.Array, candidates: pa.Table | None) -> pa.Array:
+def _with_candidates(items: pa.ChunkedArray, candidates: pa.Table | None) -> pa.ChunkedArray:
     if candidates is None:
         return items
-    return pa.concat_arrays([items, pc.unique(pc.list_flatten(candidates.column("negatives").combine_chunks()))])
+    named = pc.unique(pc.list_flatten(candidates.column("negatives")))
+    return pa.chunked_array([*items.chunks, named.cast(items.type)])
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ def _listed(candidates: pa.Table | None, prepared: _Prepared) -> NDArray[np.int6
     if candidates is None:
         return None
     users = prepared.vocabulary(USER).encode(candidates.column(USER))
-    lists = candidates.column("negatives").combine_chunks()
+    lists = candidates.column("negatives")
     items = prepared.vocabulary(ITEM).encode(pc.list_flatten(lists)).reshape(len(users), -1)
     table = np.zeros((len(prepared.vocabulary(USER)) + 1, items.shape[1]), np.int64)
     table[users] = items
@@ -415,6 +416,7 @@ def _blocks(backend: Backend, rows: Table, prepared: _Prepared) -> Iterator[_Blo
     waiting: list[_Block] = []
     for table in blocks(backend, rows, BLOCK_ROWS if prepared.history is None else BLOCK_ROWS_WITH_HISTORIES):
         whole = _join([*waiting, _block_of(table, prepared)])
+        assert (np.diff(whole.users) >= 0).all(), "the engine gave the rows out of their order"
         cut = int(np.searchsorted(whole.users, whole.users[-1]))  # the last user may go on in the next block
         if cut:
             yield _part(whole, 0, cut)

@@ -42,6 +42,7 @@ class Seen:
     @classmethod
     def of(cls, users: Ids, items: Ids, num_items: int) -> Seen:
         """From the rows of consecutive users; items are ids from 1, and rows of id 0, unknown, don't count."""
+        assert (np.diff(users) >= 0).all(), "users out of order"
         first = int(users[0])
         known = items > 0
         pairs = (users - first) * num_items + items - 1

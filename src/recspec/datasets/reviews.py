@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from ibis.expr.types import Table
 
+from recspec.encoding import widened
 from recspec.errors import DataError, SettingsError, listed, unknown
 from recspec.tables import (
     LINE_BYTES,
@@ -299,7 +300,7 @@ class _Said:
             "category": last.take(pa.array(self._codes[0])),
             "categories": paths.take(pa.array(self._codes[0])),
             "brand": pa.array(list(self._brands), pa.string()).take(pa.array(self._codes[1])),
-            "title": pa.chunked_array(self._packed).take(pa.array(self._title_of)),
+            "title": widened(pa.chunked_array(self._packed)).take(pa.array(self._title_of)),
         }
         return Items(pa.table(columns), self._described, self._repeated)
 

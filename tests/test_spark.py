@@ -1,0 +1,346 @@
+"""Spark: the rows of DuckDB on data of several part files, whatever files and folders are called.
+
+A session takes seconds to start, so the quick tests ask much of each. The slow ones ask every registered dataset, with
+more than 100,000 rows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import ibis
+import ibis.expr.operations as ops
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from recspec import tables
+from recspec.datasets import DATASETS
+from recspec.datasets.synthetic import write_movielens_like
+from recspec.errors import DataError
+from recspec.splits import by_time
+from recspec.tables import Backend, JsonFile, TextFile, connect, count_rows, fetch
+from tests import made_up_amazon, made_up_criteo, made_up_outbrain
+from tests.test_datasets import ADULT, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
+
+HOSTILE = (
+    "userId=1", "data[1]", "a*", "?", "{a,b}", "it's", 'double"quote', "sp ace ", "é☃", "-leading", "%20", "a%2Fb",
+    "c:d", "s3:", "x,y", "back\\slash", "_hidden", ".hidden", "#part", "tab\t", "new\nline", "$HOME", "~", "a=1=2",
+    "`;|&", "copied._COPYING_", "a=", "=",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs a command `java`")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+    """Makes Spark cut all it reads and writes; holds the sizes of the part files of every table it wrote, in bytes."""
+    found: list[list[int]] = []
+    start, write = tables._Spark.__init__, tables._Spark._write
+
+    def started(self: tables._Spark, *arguments: Any) -> None:
+        start(self, *arguments)
+        for name, value in (
+            ("spark.sql.files.maxPartitionBytes", "50000"),
+            ("spark.sql.shuffle.partitions", "3"),
+            ("spark.sql.adaptive.coalescePartitions.enabled", "false"),
+        ):
+            self._session.conf.set(name, value)
+
+    def written(self: tables._Spark, table: Any) -> Path:
+        folder = write(self, table)
+        found.append([path.stat().st_size for path in tables._parts(folder)])
+        return folder
+
+    monkeypatch.setattr(tables._Spark, "__init__", started)
+    monkeypatch.setattr(tables._Spark, "_write", written)
+    yield found
+    assert any(len(sizes) > 2 and sizes != sorted(sizes, reverse=True) for sizes in found), (
+        f"no table had three parts that Spark would read out of their order: {found}"
+    )
+
+
+def same_rows(case: Case, raw: Path, folder: Path) -> None:
+    """Prepares with both engines; every file is the same, but for one that the engines write themselves."""
+    run(case, raw, folder / "duckdb", threads=2)
+    run(case, raw, folder / "spark", engine="spark", threads=2)
+    one, two = bytes_of(folder / "duckdb"), bytes_of(folder / "spark")
+    if "clicks_test.parquet" in one:
+        mine, theirs = (pq.read_table(folder / engine / "clicks_test.parquet") for engine in ("duckdb", "spark"))
+        assert mine.equals(theirs)
+        del one["clicks_test.parquet"], two["clicks_test.parquet"]
+    assert sorted(one) == sorted(two)
+    assert [name for name in one if one[name] != two[name]] == []
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("parts")
+def test_several_part_files_give_the_rows_of_duckdb(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    seen = [(user, movie) for user in rng.permutation(900).tolist() for movie in MOVIES if rng.random() < 0.8]
+    ratings = [(user, movie, 4.0, int(rng.integers(10**9, 10**9 + 500))) for user, movie in seen]
+    raw = write_latest(tmp_path / "raw", ratings)
+    for number, chosen in enumerate([{}, {"split": "time", "history": 3, "valid_share": 0.2, "test_share": 0.2}]):
+        same_rows(Case("movielens", write_latest, {"num_negatives": 2, **chosen}), raw, tmp_path / f"{number}")
+
+
+def test_a_split_by_time_sorts_the_times_and_not_the_rows() -> None:
+    """A window over all rows would be one task of Spark; one over the distinct times is small."""
+    table = ibis.table({"time": "int64", "user": "string"}, name="rows")
+    split = by_time(table, time="time", valid=0.1, test=0.1)
+    windows = split.op().find(ops.WindowFunction)
+    assert windows
+    assert all(any(isinstance(held, ops.Aggregate) for held in window.find(ops.Relation)) for window in windows)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """Spark at work in a hostile folder, with a default file system that cannot be reached."""
+    with connect("spark", folder=nested(tmp_path_factory.mktemp("spark"), HOSTILE) / "work", threads=2) as backend:
+        backend._session.conf.set("fs.defaultFS", "hdfs://nowhere.invalid:9000")  # type: ignore[attr-defined]
+        yield backend
+
+
+def nested(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        folder /= name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_readers_and_writers(spark: Backend, folder: Path, name: str) -> None:
+    """A file of every kind called so, beside others that a pattern would find, in a folder that is called so too."""
+    folder = nested(folder, (name,))
+    csv = folder / f"{name}.csv"
+    objects = folder / f"{name}.json"
+    parquet = [folder / f"{name}.{number}.parquet" for number in range(2)]
+    for beside in ("data1.csv", "a.csv", "b.csv", "ab.csv"):
+        (folder / beside).write_text("a,b\n0,wrong\n")
+    csv.write_text("a,b\n1,x\n2,y\n")
+    objects.write_text('{"a": 1, "b": "x"}\n{"a": 2, "b": "y"}\n')
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), parquet[0])
+    pq.write_table(pa.table({"a": [2], "b": ["y"]}), parquet[1])
+    expected = [{"row": 0, "a": 1, "b": "x"}, {"row": 1, "a": 2, "b": "y"}]
+    columns: Mapping[str, tables.ColumnType] = {"a": "int64", "b": "string"}
+    for table in (
+        spark.read_text(TextFile(csv, columns)),
+        spark.read_text(TextFile(csv, columns, multiline=True), folder / f"{name} staged"),
+        spark.read_json(JsonFile(objects, columns)),
+        spark.read_parquet(parquet, row=True),
+        spark.stage(spark.read_parquet(parquet, row=True).order_by("row"), folder / f"{name} sorted"),
+        spark.read_parquet([folder / f"{name} sorted"]),
+    ):
+        assert table.columns == ("row", "a", "b")
+        assert fetch(spark, table.order_by("row")).to_pylist() == expected
+    assert sorted(fetch(spark, spark.read_parquet(parquet)).column("b").to_pylist()) == ["x", "y"]
+
+
+def test_names_and_the_default_file_system_mean_nothing_to_spark(spark: Backend, tmp_path: Path) -> None:
+    check_readers_and_writers(spark, tmp_path, "_a=[1]{b,c}*?:%20")
+    files = [tmp_path / f"{name}.parquet" for name in HOSTILE]
+    for number, file in enumerate(files):
+        pq.write_table(pa.table({"a": pa.array([number] * (number % 3), pa.int64())}), file)
+    table = spark.read_parquet(files, row=True)
+    found = fetch(spark, table.order_by("row"))
+    assert found.column("a").to_pylist() == [number for number in range(len(files)) for _ in range(number % 3)]
+    assert found.column("row").to_pylist() == list(range(found.num_rows))
+    assert count_rows(spark, table) == found.num_rows
+
+
+def test_columns_may_be_called_like_those_that_spark_adds(spark: Backend, tmp_path: Path) -> None:
+    names = ["_metadata", "block", "number", "start", "before", "column_0", "`tick`", "A", "a", "sp ace", "x.y"]
+    path = tmp_path / "a.csv"
+    path.write_text(",".join(names) + "\n" + ",".join(map(str, range(len(names)))) + "\n")
+    table = spark.read_text(TextFile(path, dict.fromkeys(names, "int64")))
+    expected = {"row": 0, **{name: number for number, name in enumerate(names)}}
+    assert fetch(spark, table).to_pylist() == [expected]
+    pq.write_table(pa.table({name: [number] for name, number in expected.items() if name != "row"}), tmp_path / "p")
+    assert fetch(spark, spark.read_parquet([tmp_path / "p"], row=True)).to_pylist() == [expected]
+
+
+def test_a_step_that_spark_cannot_finish_is_one_message(spark: Backend, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "a.parquet")
+    table = spark.read_parquet([tmp_path / "a.parquet"])
+    with pytest.raises(DataError, match=r"^Spark could not finish a step: .*CAST_INVALID_INPUT"):
+        fetch(spark, table.mutate(b=table["a"].cast("int64")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_hostile_name_means_anything_to_spark(name: str, spark: Backend, tmp_path: Path) -> None:
+    check_readers_and_writers(spark, tmp_path, name)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.text(st.sampled_from("ab1=[]{}*?!^-,:;%20#&$~'\"`\\ \t\n._é☃"), min_size=1, max_size=12).filter(
+        lambda name: name not in (".", "..")
+    )
+)
+def test_no_name_at_all_means_anything_to_spark(spark: Backend, tmp_path: Path, name: str) -> None:
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    check_readers_and_writers(spark, tmp_path, name)
+
+
+@pytest.mark.slow
+def test_a_dataset_is_prepared_from_and_into_folders_of_any_name(tmp_path: Path) -> None:
+    raw = write_latest(nested(tmp_path, HOSTILE) / "raw")
+    case = Case("movielens", write_latest, {"num_negatives": 3})
+    run(case, raw, tmp_path / "plain", threads=1)
+    run(case, raw, nested(tmp_path / "out", HOSTILE) / "spark", engine="spark", threads=2)
+    assert bytes_of(nested(tmp_path / "out", HOSTILE) / "spark") == bytes_of(tmp_path / "plain")
+
+
+# --- every dataset, in several parts ---------------------------------------------------------------------------------
+
+ROWS = 110_000
+
+
+def movielens_like(folder: Path) -> Path:
+    write_movielens_like(folder, num_users=1500, num_items=900, num_ratings=ROWS)
+    return folder
+
+
+def large_ncf(folder: Path) -> Path:
+    """The layout of the NCF paper's files, users in shuffled order."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    users, items, negatives = 1000, 600, 20
+    lines, tests, listed = [], [], []
+    for user in range(users):
+        chosen = rng.permutation(items)[: 112 + negatives]
+        times = rng.integers(10**9, 10**9 + 10**6, len(chosen))
+        rated = [f"{user}\t{item}\t4\t{time}\n" for item, time in zip(chosen, times, strict=True)]
+        lines += rated[:111]
+        tests.append(rated[111])
+        listed.append(f"({user},{chosen[111]})\t" + "\t".join(map(str, chosen[112:])) + "\n")
+    lines = [lines[place] for place in rng.permutation(len(lines))]
+    (folder / "x.train.rating").write_text("".join(lines))
+    (folder / "x.test.rating").write_text("".join(tests))
+    (folder / "x.test.negative").write_text("".join(listed))
+    return folder
+
+
+def large_table(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    users, items = rng.zipf(1.3, ROWS) % 2000, rng.integers(700, size=ROWS)
+    columns = zip(users, items, rng.integers(50_000, size=ROWS), rng.integers(2, size=ROWS), rng.normal(size=ROWS),
+                  rng.integers(16, size=ROWS), strict=True)  # fmt: skip
+    texts = ["|".join(tag for place, tag in enumerate("abcd") if held >> place & 1) for held in range(16)]
+    rows = [
+        f"u{user},{item},{10**9 + time},{clicked},{price:.4f},{texts[held]},{'mobile' if held % 3 else ''}\n"
+        for user, item, time, clicked, price, held in columns
+    ]
+    (folder / "clicks.csv").write_text("who,what,when,clicked,price,tags,device\n" + "".join(rows))
+    return folder / "clicks.csv"
+
+
+def large_parquet(folder: Path) -> Path:
+    """The same rows in four files, the last of them the largest."""
+    table = pa.csv.read_csv(large_table(folder))
+    (folder / "clicks.csv").unlink()
+    for number, (start, stop) in enumerate([(0, 10_000), (10_000, 15_000), (15_000, 40_000), (40_000, ROWS)]):
+        pq.write_table(table.slice(start, stop - start), folder / f"part-{number}.parquet")
+    return folder
+
+
+def large_adult(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    rows = []
+    for number, age in enumerate(rng.integers(17, 90, ROWS).tolist()):
+        fields = ADULT[number % len(ADULT)].split(", ")
+        rows.append(", ".join([str(age), fields[1], str(100 * age + number % 977), *fields[3:]]))
+    (folder / "adult.data").write_text("".join(f"{row}\n" for row in rows))
+    (folder / "adult.test").write_text("|1x3 Cross validator\n" + "".join(f"{row}.\n" for row in rows[:5000]))
+    return folder
+
+
+def large_amazon(folder: Path) -> Path:
+    return made_up_amazon.write(folder, num_users=9000, num_items=3000, num_reviews=ROWS)
+
+
+def large_criteo(folder: Path) -> Path:
+    made_up_criteo.write(folder / "train.txt", num_rows=ROWS, num_numerical=2, num_categorical=3)
+    return folder
+
+
+OF_TABLE = {**TABLE_COLUMNS, "item_features": ["price"], "context_features": ["device"]}
+LABELLED = {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"], "lists": ["tags"],
+            "context_features": ["price", "device"]}  # fmt: skip
+BY_TIME = {"split": "time", "valid_share": 0.1, "test_share": 0.1}
+LARGE: Mapping[str, Case] = {
+    "movielens": Case("movielens", movielens_like),
+    "movielens-history": Case("movielens", movielens_like, {"history": 50}),
+    "movielens-time": Case("movielens", movielens_like, BY_TIME),
+    "ncf": Case("ncf", large_ncf),
+    "table": Case("table", large_table, OF_TABLE),
+    "table-history": Case("table", large_table, {**OF_TABLE, "history": 20, "split": "time"}),
+    "table-labels": Case("table", large_table, LABELLED),
+    "table-labels-time": Case("table", large_table, {**LABELLED, "split": "time"}),
+    "table-parquet": Case("table", large_parquet, LABELLED),
+    "amazon": Case("amazon", large_amazon, {"min_reviews": 5, "brand": True, "categories": "path"}),
+    "amazon-time": Case("amazon", large_amazon, {"min_reviews": 5, "min_item_reviews": 3, "repeats": "drop",
+                        **BY_TIME}),
+    "adult": Case("adult", large_adult),
+    "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=ROWS)),
+    "outbrain-views": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=ROWS),
+                           {"page_views": True, "submission": True}),
+    "criteo": Case("criteo", large_criteo, {"num_numerical": 2, "num_categorical": 3, "buckets": True, "scale": True}),
+    "synthetic-clicks": Case("synthetic", lambda folder: folder, {"num_rows": ROWS}),
+    "synthetic-interactions": Case("synthetic", lambda folder: folder, {"kind": "interactions", "num_rows": ROWS}),
+}  # fmt: skip
+
+
+def test_every_registered_dataset_is_asked_of_spark() -> None:
+    assert {case.dataset for case in LARGE.values()} == set(DATASETS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.usefixtures("parts")
+def test_every_dataset_has_the_rows_of_duckdb(name: str, tmp_path: Path) -> None:
+    raw = LARGE[name].write(tmp_path / "raw")
+    same_rows(LARGE[name], raw, tmp_path)
+    record = json.loads((tmp_path / "spark" / "prepare.json").read_text())
+    assert record["dataset"] == LARGE[name].dataset
+    assert run(LARGE[name], raw, tmp_path / "spark").message.startswith("already prepared")  # engines share results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("movielens-1m", Case("movielens", movielens_like)),
+        ("movielens-1m", Case("movielens", movielens_like, {"history": 50})),
+        ("movielens-1m", Case("movielens", movielens_like, BY_TIME)),
+        ("amazon-beauty", Case("amazon", movielens_like, {"min_reviews": 5})),
+        ("amazon-beauty", Case("amazon", movielens_like, {"min_reviews": 5, **BY_TIME})),
+    ],
+)
+@pytest.mark.usefixtures("parts")
+def test_real_data_have_the_rows_of_duckdb(
+    name: str, case: Case, tmp_path: Path, real_data: Callable[[str], Path]
+) -> None:
+    same_rows(case, real_data(name), tmp_path)
