@@ -32,6 +32,7 @@ from recspec.predict import Predictor  # noqa: E402
 from recspec.repository import Repository, RepositorySettings, Source  # noqa: E402
 from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, read_token, serve  # noqa: E402
 from recspec.tensors import DATATYPES, LARGE  # noqa: E402
+from tests.closeness import assert_close  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle, made_up_rows  # noqa: E402
 from tests.test_repository import expected  # noqa: E402
@@ -170,7 +171,7 @@ def test_tritonclient_gets_the_bundle_s_probabilities_in_every_way(
     assert len(np.unique(wanted)) > 5
     for way, infer in ways(running).items():
         answer = infer(name, arrays, types, request_id="17")
-        assert np.array_equal(answer.as_numpy("probability"), wanted), way
+        assert_close(answer.as_numpy("probability"), wanted, way)
         assert answer.as_numpy("logit") is None, way
         told = answer.get_response() if way != "grpc" else answer.get_response(as_json=True)
         assert (told["id"], told["model_name"], told["model_version"]) == ("17", name, "1"), way
@@ -194,7 +195,7 @@ def test_raw_values_need_no_vocabulary(running: Running, bundles: dict[str, Path
     types = {name: "BYTES" if values.dtype == object else "FP64" for name, values in arrays.items()}
     for way, infer in ways(running).items():
         found = infer("dlrm_raw", arrays, types).as_numpy("probability")
-        assert np.array_equal(found[:, 0], wanted), way
+        assert_close(found[:, 0], wanted, way)
 
 
 def test_without_named_outputs_both_come(running: Running) -> None:
@@ -208,8 +209,8 @@ def test_without_named_outputs_both_come(running: Running) -> None:
         deflated = client.infer("neumf", inputs, request_compression_algorithm="deflate")
     logits = answer.as_numpy("logit")
     assert np.allclose(1 / (1 + np.exp(-logits)), answer.as_numpy("probability"), atol=1e-6)
-    assert np.array_equal(packed.as_numpy("logit"), logits)
-    assert np.array_equal(deflated.as_numpy("logit"), logits)
+    assert_close(packed.as_numpy("logit"), logits)
+    assert_close(deflated.as_numpy("logit"), logits)
 
 
 def test_both_protocols_tell_the_same_of_server_and_models(running: Running) -> None:
@@ -322,8 +323,8 @@ def test_a_large_request_is_answered_too(bundles: dict[str, Path]) -> None:
             "POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 65_536, pad=" " * LARGE)
         )
         assert status == 200
-        assert np.array_equal(np.float32(told["outputs"][0]["data"]), wanted[:, 0])
-        assert np.array_equal(over_grpc(running)("neumf", arrays, types).as_numpy("probability"), wanted)
+        assert_close(np.array(told["outputs"][0]["data"], np.float32), wanted[:, 0])
+        assert_close(over_grpc(running)("neumf", arrays, types).as_numpy("probability"), wanted)
         assert running.send("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 65_537))[0] == 413
     finally:
         running.stop()
@@ -382,7 +383,8 @@ def test_typed_contents_are_read_over_grpc(running: Running, bundles: dict[str, 
     answer = grpc_call(running, "ModelInfer", grpc_request(id="x"))
     assert (answer.id, [each.name for each in answer.outputs]) == ("x", ["probability", "logit"])
     rows = {name: np.array([[1], [2]], np.int32) for name in ("user_id", "item_id")}
-    assert answer.raw_output_contents[0] == expected(bundles["neumf"], rows).tobytes()
+    found = np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(2, 1)
+    assert_close(found, expected(bundles["neumf"], rows))
 
 
 def test_wrong_requests_over_grpc_have_their_status(running: Running) -> None:
