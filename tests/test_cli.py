@@ -446,7 +446,7 @@ def test_serve_tells_where_and_ends_when_it_is_asked_to(bundle_folder: Path) -> 
         finally:
             served.send_signal(signal.SIGTERM)
         assert f"neumf, second at {told['http']} (a page to try it" in served.stderr.read()
-        assert served.wait(30) == 0
+        assert served.wait(600) == 0
 
 
 def test_serve_says_what_is_in_the_way(run: Cli, tmp_path: Path, bundle_folder: Path) -> None:

@@ -1006,7 +1006,7 @@ def test_every_number_of_ranks_gives_the_numbers_of_one(
 
 def on_ranks(world_size: int, work: Callable[[Ranks], evaluation.Evaluation]) -> list[evaluation.Evaluation]:
     """What each of some ranks gets, one thread a rank."""
-    meeting: threading.Barrier = threading.Barrier(world_size, timeout=60)
+    meeting: threading.Barrier = threading.Barrier(world_size, timeout=600)
     board: dict[int, Tensor] = {}
     results: dict[int, evaluation.Evaluation] = {}
 

@@ -239,7 +239,7 @@ def test_a_request_under_way_is_answered_by_the_model_it_began_with(model: Path,
         before = expected(model, rows)
         with kept.use("ctr") as form:
             old = form.model
-            blocked = asyncio.ensure_future(old.batcher.call(lambda: gate.wait(30)))
+            blocked = asyncio.ensure_future(old.batcher.call(lambda: gate.wait(600)))
             waiting = asyncio.ensure_future(kept.infer("ctr", "", tensors_of(kept, "ctr", rows)))
             await asyncio.sleep(0)
             made_up_bundle(model, specs["wide_deep"], "wide_deep", 1)
@@ -329,7 +329,7 @@ def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpe
         await kept.start()
         old = kept.form("ctr").model
         made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             while kept.form("ctr").model is old:
                 await asyncio.sleep(0.01)
         await kept.close()
