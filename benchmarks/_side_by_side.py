@@ -11,6 +11,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -631,6 +632,8 @@ def write(report: Mapping[str, Any], out: Path) -> None:
 
 
 def _commit() -> str | None:
+    if shutil.which("git") is None:
+        return None
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True)
     return done.stdout.strip() or None

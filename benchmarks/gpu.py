@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -868,9 +869,15 @@ def _said_of(each: Figures) -> str:
     return "; ".join(ways) if ways else "  ".join(f"{key} {value:.3g}" for key, value in each.items())
 
 
+def _commit() -> str | None:
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
 def report(found: Mapping[str, Figures], arguments: argparse.Namespace) -> Figures:
     """All that was found, where, when and of what."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "what": "correctness and speed of a device; tasks by name",
         "device": _named(arguments.device),
@@ -878,7 +885,7 @@ def report(found: Mapping[str, Figures], arguments: argparse.Namespace) -> Figur
         "best": {f"{kind}:{name}": best(found, kind, name) for kind in ("train", "answer") for name in SUBJECTS},
         "tasks": dict(found),
         "recspec": __version__,
-        "commit": commit.stdout.strip() or None,
+        "commit": _commit(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "machine": machine.describe(),

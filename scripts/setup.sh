@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make or refresh .venv: `scripts/setup.sh demo` with what the demo runs on, `scripts/setup.sh dev` with everything.
+# Make or refresh .venv: `scripts/setup.sh demo` with what README's commands need, `scripts/setup.sh dev` with everything.
 # PYTHON names the interpreter; without it the .venv that is there is kept, or the first fitting python3 taken.
 set -eu
 cd "$(dirname "$0")/.."
@@ -31,7 +31,16 @@ if ! fits .venv/bin/python; then
     "$python" -m venv .venv
 fi
 
-pip() { .venv/bin/python -m pip "$@" --quiet --disable-pip-version-check; }
+# What pip says goes to a file, and is shown only where it fails.
+log=.venv/setup.log
+: > "$log"
+pip() {
+    if ! .venv/bin/python -m pip "$@" --no-input --disable-pip-version-check >> "$log" 2>&1; then
+        tail -n 40 "$log" >&2
+        echo "setup: pip failed; all it said is in $log. Mend what it names (network, disk, proxy) and try again" >&2
+        exit 1
+    fi
+}
 
 # PyPI's torch for Linux brings 2 GB of GPU libraries. Where there is no GPU the CPU build is taken, from pip's own
 # configuration or from PyTorch's index where that answers.
@@ -47,7 +56,7 @@ if [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia ] && ! .venv/bin/pyth
 fi
 
 case "${1:-dev}" in
-    demo) pip install -c constraints.txt -e '.[baselines]' ;;
+    demo) pip install -c constraints.txt -e '.[baselines,serve]' ;;
     dev) pip install -c constraints.txt -e '.[dev]' ;;
     *) echo "setup: '$1' is neither demo nor dev" >&2; exit 2 ;;
 esac

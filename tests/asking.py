@@ -88,16 +88,16 @@ def serving(sources: Sequence[Source], *, token: str | None = None, grpc: bool =
     """A server on free ports, in a thread, until the block ends."""
     loop = asyncio.new_event_loop()
     kept = Repository(sources, settings=RepositorySettings(watch_seconds=0))
-    settings = ServeSettings(http_port=0, grpc_port=0 if grpc else None, shutdown_seconds=5)
+    settings = ServeSettings(http_port=0, grpc_port=0 if grpc else None, shutdown_seconds=60)
     server = Server(kept, settings, token=token)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        addresses = asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
+        addresses = asyncio.run_coroutine_threadsafe(server.start(), loop).result(600)
         try:
             yield addresses
         finally:
-            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(600)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

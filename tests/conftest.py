@@ -1,4 +1,4 @@
-"""What all tests share: one thread each, and real data where it is there."""
+"""What all tests share: one thread each, the same surroundings on every machine, and real data where it is there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy or torch is loaded: several tests run side by side
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is loaded: its kernels then run without a GPU
+
+KEPT = {"RECSPEC_DATA", "RECSPEC_TENSORFLOW"}
+MEANT_FOR_OTHERS = {
+    # a proxy would get what a test asks its own server
+    "http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy",
+    # torchrun's, or a batch system's: a test would be taken for one rank of many
+    "rank", "local_rank", "group_rank", "role_rank", "world_size", "local_world_size", "master_addr", "master_port",
+    # width and colours of help and tables
+    "columns", "lines", "no_color", "force_color", "clicolor", "clicolor_force", "py_colors", "tty_compatible",
+    "tty_interactive", "terminal_width", "typer_use_rich",
+    # memory, threads and Spark, which some tests set themselves
+    "glibc_tunables", "gomp_spincount", "omp_wait_policy", "spark_home", "spark_conf_dir", "pyspark_submit_args",
+}  # fmt: skip
+OF_OTHERS = ("MALLOC_", "TORCHELASTIC_")
+"""Variables of the environment, in lower case, that change what is tested and say nothing about the machine."""
+
+for variable in list(os.environ):
+    ours = variable.startswith("RECSPEC_") and variable not in KEPT
+    if ours or variable.lower() in MEANT_FOR_OTHERS or variable.startswith(OF_OTHERS):
+        del os.environ[variable]
+
+settings.register_profile(
+    "everywhere",
+    deadline=None,  # a busy machine is slow
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,  # the same examples on every machine; `--hypothesis-profile=default` draws others
+    database=None,  # nothing is written into the checkout
+)
+settings.load_profile("everywhere")
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 

@@ -269,3 +269,21 @@ def test_no_path_of_a_machine_stands_in_the_project() -> None:
             if path.suffix in {".py", ".md", ".yaml", ".sh", ".toml"}:
                 found = re.search(r"(?<![\w.])/(home|root|work|Users)/\w", path.read_text(encoding="utf-8"))
                 assert not found, f"{path}: {found}"
+
+
+BITWISE = {"torch.equal", "np.array_equal", "np.array_equiv", "np.testing.assert_array_equal"}
+COMPUTED = re.compile(r"probabilit|logit|score|predict|infer\(|answers?\(|loss\(|model\(|forward\(")
+
+
+def test_answers_of_a_model_are_compared_within_a_tolerance() -> None:
+    """Bits depend on the processor (tests/closeness.py); a comment `# same operations` says why they may not here."""
+    found = []
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for name, call in calls(ast.parse(text)):
+            given = " ".join(map(ast.unparse, call.args))
+            said = " ".join(lines[call.lineno - 2 : call.end_lineno])
+            if name in BITWISE and COMPUTED.search(given) and "# same operations" not in said:
+                found.append(f"{path.name}:{call.lineno}: {name}({given})")
+    assert not found, "compare with tests.closeness.assert_close:\n" + "\n".join(found)

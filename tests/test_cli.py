@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -198,6 +199,29 @@ def test_the_start_says_what_is_frozen_capped_and_not_divided(run: Cli, tmp_path
     assert "dlrm: 10,4" not in said.splitlines()[0]
     assert "frozen" not in said
     assert "note: settings.max_table_size is 9,999, and no table has more rows: nothing was capped" in said
+
+
+def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_to(run: Cli, tmp_path: Path) -> None:
+    folder = worked_example(tmp_path / "data")
+    options = ["--set", "epochs=2", "--set", "factors=4", "--set", "layers=[8,4]", "--set", "negatives=2",
+               "--set", "precision=fp32", "--set", "train.threads=1", "--device", "cpu"]  # fmt: skip
+    status, _, said = run("train", "neumf", folder, tmp_path / "run", *options)
+    assert status == 0, said
+    lines = said.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("epoch 1/2"))
+    assert [re.sub(r"^neumf: [0-9,]+ ", "neumf: N ", line) for line in lines[:4]] == [
+        "neumf: N parameters; 5 rows and 2 drawn negatives each",
+        "cpu, 1 threads; precision fp32: as asked",
+        "1 step an epoch, 256 rows each; 2 epochs; no split valid to measure on",
+        f"all choices and their reasons: -v, or {tmp_path / 'run' / 'log.jsonl'}",
+    ]
+    assert all(line.startswith(("not read by", "note: ")) for line in lines[4:first])
+    _, _, said = run("train", "neumf", folder, tmp_path / "other", *options, "-v")
+    choices = json.loads((tmp_path / "other" / "log.jsonl").read_text().splitlines()[0])["choices"]
+    assert "cuda_graphs" in choices
+    for name, what in choices.items():
+        assert (f"{name}: {what}" in said) == (name != "precision")
+    assert "all choices" not in said
 
 
 def test_several_violations_are_told_together(run: Cli, tmp_path: Path) -> None:
@@ -446,7 +470,7 @@ def test_serve_tells_where_and_ends_when_it_is_asked_to(bundle_folder: Path) -> 
         finally:
             served.send_signal(signal.SIGTERM)
         assert f"neumf, second at {told['http']} (a page to try it" in served.stderr.read()
-        assert served.wait(30) == 0
+        assert served.wait(600) == 0
 
 
 def test_serve_says_what_is_in_the_way(run: Cli, tmp_path: Path, bundle_folder: Path) -> None:

@@ -8,16 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from recspec.distributed import Ranks, join, pick_device
 from recspec.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
+from tests.ranks import PATIENCE, a_store, started
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 8])
@@ -77,29 +79,12 @@ with join("cpu") as ranks:
 """
 
 
-def run_ranks(code: str, world_size: int, killed: int | None = None) -> list[dict[str, object]]:
+def run_ranks(
+    code: str, world_size: int, killed: int | None = None, store: TCPStore | None = None, **environment: str
+) -> list[dict[str, object]]:
     """What each rank's process prints, in the order of the ranks; one of them may be killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": f"{world_size}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{port}",
-        "OMP_NUM_THREADS": "1",
-    }
-
-    def start(rank: int) -> subprocess.Popen[str]:
-        environment: Mapping[str, str] = {**os.environ, **shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
-        pipe = subprocess.PIPE
-        return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=pipe, stderr=pipe, text=True)
-
-    processes = [start(rank) for rank in range(world_size)]
-    try:
-        outputs = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with started(code, world_size, store=store, **environment) as processes:
+        outputs = [process.communicate(timeout=PATIENCE) for process in processes]
     for rank, (process, (_, errors)) in enumerate(zip(processes, outputs, strict=True)):
         assert process.returncode == (-signal.SIGKILL if rank == killed else 0), errors
     return [json.loads(printed) for rank, (printed, _) in enumerate(outputs) if rank != killed]
@@ -215,20 +200,18 @@ with join("cpu") as ranks:
 
 def test_ranks_started_anew_find_each_other_beside_the_words_of_the_dead() -> None:
     code = """
-import json, os, torch
+import json, torch
 from recspec.distributed import join
 
-os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_MAX_RESTARTS="3", TORCHELASTIC_RESTART_COUNT="1")
-port = int(os.environ["MASTER_PORT"])
-if os.environ["RANK"] == "0":  # as torchrun's agent has it, with what an earlier start left behind
-    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store.set("recspec/asks/1", "a question of the dead")
 with join("cpu") as ranks:
     told = {"restarted": ranks.restarted, "sum": ranks.sum(torch.ones(1)).item()}
     ranks.barrier()
 print(json.dumps(told))
 """
-    assert run_ranks(code, 2) == [{"restarted": True, "sum": 2.0}] * 2
+    store = a_store()
+    store.set("recspec/asks/1", "a question of the dead")  # torchrun keeps one store over its restarts
+    told = run_ranks(code, 2, store=store, TORCHELASTIC_MAX_RESTARTS="3", TORCHELASTIC_RESTART_COUNT="1")
+    assert told == [{"restarted": True, "sum": 2.0}] * 2
 
 
 # --- a job that loses a process --------------------------------------------------------------------------------------
@@ -239,8 +222,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return made_up.interactions(tmp_path_factory.mktemp("distributed") / "data")
 
 
-def training(data: FeatureSpec, run: Path) -> list[str]:
-    chosen = {"factors": 4, "layers": [8, 4], "dropout": 0.2, "train.epochs": 5, "train.batch_size": 1000,
+def training(data: FeatureSpec, run: Path, epochs: int = 5) -> list[str]:
+    chosen = {"factors": 4, "layers": [8, 4], "dropout": 0.2, "train.epochs": epochs, "train.batch_size": 1000,
               "train.learning_rate": 0.01, "train.log_every": 1, "train.checkpoint_minutes": 0,
               "train.tensorboard": False, "train.precision": "fp32"}  # fmt: skip
     assignments = [part for name, value in chosen.items() for part in ("--set", f"{name}={json.dumps(value)}")]
@@ -260,6 +243,7 @@ def kill_second(job: subprocess.Popen[str], run: Path, how: signal.Signals = sig
     """Kill the second process of a job once a checkpoint is there; gives its number."""
     while not list((run / "checkpoints").glob("step-*")):
         assert job.poll() is None, job.communicate()[1]
+        time.sleep(0.01)
     (second,) = [child for child in children(job.pid) if b"\0RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes()]
     os.kill(second, how)
     return second
@@ -267,7 +251,7 @@ def kill_second(job: subprocess.Popen[str], run: Path, how: signal.Signals = sig
 
 def ended_with(job: subprocess.Popen[str]) -> int:
     """The job's status once it has ended; what it said stands in a failing test's output."""
-    sys.stderr.write(job.communicate(timeout=300)[1])
+    sys.stderr.write(job.communicate(timeout=PATIENCE)[1])
     return job.returncode
 
 
@@ -287,16 +271,20 @@ needs_proc = pytest.mark.skipif(
 @needs_proc
 def test_a_job_that_loses_a_process_ends_with_its_name_and_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    job = torchrun(*training(data, run))
+    job = torchrun(*training(data, run, epochs=100_000))
     killed = kill_second(job, run)
-    said = job.communicate(timeout=30)[1]
+    said = job.communicate(timeout=PATIENCE)[1]
     assert job.returncode != 0
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert error.startswith(f"error: rank 1 (process {killed} on {socket.gethostname()}) is gone: it was killed")
     step = max(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
     assert error.endswith(f"; the same command with --resume continues from the checkpoint of step {step}")
     assert "recspec/" not in said, "no traceback of ours"
-    alone = subprocess.run([sys.executable, *training(data, run), "--resume"], capture_output=True, text=True)
+    start = json.loads((run / "log.jsonl").read_text().splitlines()[0])
+    epochs = step * 100_000 // start["steps"] + 1  # of which the last is under way
+    alone = subprocess.run(
+        [sys.executable, *training(data, run, epochs), "--resume"], capture_output=True, text=True, check=False
+    )
     assert alone.returncode == 0, alone.stderr
     assert f"continuing from step {step}" in alone.stderr
 
@@ -321,7 +309,7 @@ def test_a_job_stops_soon_where_one_process_is_asked_to(data: FeatureSpec, tmp_p
     run = tmp_path / "run"
     job = torchrun(*training(data, run), "--set", "train.log_every=1000000", "--set", "train.epochs=100000")
     kill_second(job, run, signal.SIGTERM)
-    said = job.communicate(timeout=120)[1]
+    said = job.communicate(timeout=PATIENCE)[1]
     step = max(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
     told = [line for line in said.splitlines() if line.startswith("stopped at step")]
     assert told == [f"stopped at step {step} as asked; nothing is lost: the same command with --resume continues"]

@@ -14,7 +14,7 @@ from recspec import liveness
 from recspec.errors import Interrupted, RecspecError, SettingsError
 from recspec.liveness import Member, RankLost, Watch
 
-PATIENCE = 20.0  # seconds until a test fails; what is waited for takes none
+PATIENCE = 600.0  # seconds until a test fails; what is waited for takes none
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from recspec.encoding import (
 from recspec.errors import RecspecError
 from recspec.lookup import Lookup
 from recspec.signature import Port
+from tests.closeness import assert_close
 
 VOCABULARIES = {"texts": Vocabulary.of(["red", "green", "42", " b"]), "numbers": Vocabulary.of([7, 42, -3, 10**12])}
 ENCODERS: dict[str, Encoder] = {
@@ -79,7 +80,7 @@ def test_it_answers_as_the_encoders_do_or_leaves_it_to_them(name: str, columns: 
             found = quick.columns({name: values})
             if found:
                 assert found[name].dtype == port(name).dtype
-                np.testing.assert_array_equal(found[name][:, 0], slowly(name, values))
+                assert_close(found[name][:, 0], slowly(name, values))
 
 
 @pytest.mark.parametrize("name", sorted(set(ENCODERS) - {"scale, marked"}))
@@ -89,7 +90,7 @@ def test_clean_values_need_no_other_way(name: str) -> None:
     for values in ([3.5, None, 2], [1.0]) if numbers else (["red", None, "?"], [42, None, 5], [1], [None, "new"]):
         found = quick.columns({name: values})
         assert found is not None, values
-        np.testing.assert_array_equal(found[name][:, 0], slowly(name, values))
+        assert_close(found[name][:, 0], slowly(name, values))
 
 
 @pytest.mark.parametrize("values", [[True], [[1]], [{}], [1, "1"], [1.5], [None], ["\ud800"]])
@@ -135,7 +136,7 @@ def test_what_is_remembered_is_bounded(name: str, monkeypatch: pytest.MonkeyPatc
         values = [str(value) for value in values] if name == "text" else values
         found = quick.columns({name: values})
         assert found is not None
-        np.testing.assert_array_equal(found[name][:, 0], slowly(name, values))
+        assert_close(found[name][:, 0], slowly(name, values))
         known = quick._ids[0][2]._known
         assert max(map(len, known.values())) <= 6
         assert UNKNOWN not in {id_ for ids in known.values() for id_ in ids.values()}

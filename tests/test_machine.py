@@ -42,7 +42,8 @@ def test_the_allocator_is_left_alone_where_the_user_set_it(environment: dict[str
     program = (
         "import platform; from recspec.machine import keep_freed_memory as keep; print(platform.libc_ver()[0], keep())"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    whole = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", program], env=whole, capture_output=True, text=True, check=True)
     libc, kept = done.stdout.split()
     assert kept == str(changed and libc == "glibc")
 

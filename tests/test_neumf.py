@@ -292,7 +292,7 @@ def test_loss_with_dropout_learns_and_eval_has_none() -> None:
     losses = torch.stack([model.loss(rows).detach() for _ in range(3)])
     assert len(losses.unique()) == 3
     model.eval()
-    assert torch.equal(model.loss(rows), model.loss(rows))
+    assert torch.equal(model.loss(rows), model.loss(rows))  # same operations: nothing is drawn
     optimizer = torch.optim.Adam(model.train().parameters(), lr=0.05)
     for _ in range(30):
         optimizer.zero_grad()

@@ -33,7 +33,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 60.0
+PATIENCE = 600.0
 """Seconds until what a test waits for must have come; it goes on as soon as it has."""
 
 TEXT = files("recspec").joinpath("page.html").read_text(encoding="utf-8")
@@ -179,7 +179,7 @@ def browser(profile: Path) -> Iterator[Tab]:
         with os.fdopen(told, "wb", 0) as writes, os.fdopen(answers, "rb") as reads:
             yield Tab(writes, reads)
             chromium.terminate()
-            chromium.wait(30)
+            chromium.wait(600)
     finally:
         chromium.kill()
         chromium.wait()

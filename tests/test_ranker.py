@@ -14,6 +14,7 @@ from recspec.errors import BundleError, RequestError
 from recspec.export import ExportSettings, export
 from recspec.predict import Predictor
 from recspec.ranker import Ranker
+from tests.closeness import assert_close
 from tests.test_answers import bare, clicks, films  # noqa: F401
 
 pytest.importorskip("onnxruntime")
@@ -64,7 +65,7 @@ def test_lists_numbers_and_ids_give_the_predictors_probabilities(rankers: dict[s
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected(ranker, request, candidates), atol=1e-6)
     columns = {name: [row[name] for row in candidates] for name in candidates[0]}
-    np.testing.assert_array_equal(ranker.probabilities(request, columns), found)
+    assert_close(ranker.probabilities(request, columns), found)
 
 
 @pytest.mark.parametrize("user", ["u3", "nobody", None])

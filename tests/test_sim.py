@@ -58,7 +58,8 @@ def a_spec(*, ids: Mapping[str, int] | None = None, gaps: bool = True, negatives
 
 
 def a_batch(spec: FeatureSpec, rows: int = 16, length: int = 12, seed: int = 0) -> Batch:
-    """Random rows; the first has no event, the second all, the third one."""
+    """Random rows; the first has no event, the second all, the third one. No event is there twice: which of two equal
+    ones a search keeps is for the last bit of their scores to say."""
     torch.manual_seed(seed)
     lengths = torch.randint(0, length + 1, (rows,))
     lengths[:3] = torch.tensor([0, length, min(1, length)])[:rows]
@@ -66,8 +67,11 @@ def a_batch(spec: FeatureSpec, rows: int = 16, length: int = 12, seed: int = 0) 
     batch: Batch = {}
     for name, feature in spec.features.items():
         shape = (rows, length) if feature.is_list else (rows,)
-        if feature.is_categorical:
-            batch[name] = torch.randint(1, int(feature.cardinality or 0), shape)
+        ids = int(feature.cardinality or 0)
+        if feature.is_list and ids > length:
+            batch[name] = 1 + torch.rand(rows, ids - 1).argsort(1)[:, :length]
+        elif feature.is_categorical:
+            batch[name] = torch.randint(1, ids, shape)
         else:
             batch[name] = torch.rand(shape) * 8
         if feature.is_list:

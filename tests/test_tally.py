@@ -126,7 +126,7 @@ def test_no_more_rows_are_held_than_allowed(tmp_path: Path, monkeypatch: pytest.
 
 def on_ranks(world_size: int, work: Callable[[int, tally.Gather], Totals]) -> list[Totals]:
     """What each of some ranks gets, one thread a rank, gathering in the order of the ranks."""
-    meeting, board = threading.Barrier(world_size, timeout=60), dict[int, NDArray[Any]]()
+    meeting, board = threading.Barrier(world_size, timeout=600), dict[int, NDArray[Any]]()
     results: dict[int, Totals] = {}
 
     def run(rank: int) -> None:

@@ -31,6 +31,7 @@ from recspec.signature import Port, Signature, signature_of
 from recspec.triton_encode import Encoding
 from recspec.triton_repository import Batching, Beside, histories_beside, raw_columns, write_raw
 from tests import made_up_amazon
+from tests.closeness import assert_close
 from tests.made_up_models import made_up_bundle
 from tests.test_import_tf import IDS, ROWS, imported
 
@@ -107,7 +108,7 @@ def test_every_encoder_gives_the_ids_and_numbers_that_prepare_gives(
             rows = [list(values[start:stop]) for start, stop in pairwise(offsets)]
             assert [[each for each in row if each] for row in found[name].tolist()] == rows, name
         else:
-            np.testing.assert_array_equal(found[name][:, 0], column, err_msg=name)
+            assert_close(found[name][:, 0], column, name)
 
 
 def test_the_files_of_the_repository_need_numpy_alone(encoders: Encoders, signature: Signature, tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_ids_of_models_that_tensorflow_trained_are_those_that_the_predictor_give
     found = Encoding.load(tmp_path / "model_encode" / "1").encode({**columns, "number": np.array(NUMBERS)[:, None]})
     expected = theirs.encode(pa.table({**texts, "number": pa.array(NUMBERS, from_pandas=True)}))
     for name, column in expected.items():
-        np.testing.assert_array_equal(found[name][:, 0], column, err_msg=name)
+        assert_close(found[name][:, 0], column, name)
     assert found["spare"].max() > 4  # beyond the vocabulary
     assert (found["cross"][[4, 5, 8], 0] == 0).all()  # no whole number
     assert found["cross"][1, 0] > 0  # but an empty text is a value

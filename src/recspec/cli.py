@@ -191,6 +191,9 @@ def train(
     settings: Set = None,
     resume: Annotated[bool, typer.Option(help="continue the run from its newest checkpoint")] = False,
     amp: Annotated[bool, typer.Option(help="mixed precision: the fastest this device has")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every automatic choice and its reason.")
+    ] = False,
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
@@ -209,7 +212,7 @@ def train(
             )
     _keep_to_cores(train_settings.affinity)
     with join(device, end=_end) as ranks, _stop_on_signal() as stop_requested:
-        display = _TrainingDisplay(live=err.is_terminal and ranks.is_first)
+        display = _TrainingDisplay(run, live=err.is_terminal and ranks.is_first, verbose=verbose)
         with display:
             result = run_training(
                 model,
@@ -917,7 +920,8 @@ def _stages(*, show: bool = True) -> Iterator[Stage]:
 class _TrainingDisplay:
     """What a run shows while it goes: a live line on a terminal, one plain line an epoch elsewhere."""
 
-    def __init__(self, *, live: bool) -> None:
+    def __init__(self, run: Path, *, live: bool, verbose: bool) -> None:
+        self.run, self.verbose = run, verbose
         columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
         self.bars = Progress(*columns, console=err, disable=not live, transient=True)
         self.task: TaskID | None = None
@@ -949,17 +953,22 @@ class _TrainingDisplay:
         steps = _number(event, "steps_per_epoch")
         err.print(
             f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; "
-            f"{rows:,.0f} rows{drawn}, "
-            f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['loader']} loader\n"
+            f"{rows:,.0f} rows{drawn}\n"
             f"{event['device']}, {event['threads']} threads; "
-            f"precision {event['precision']}: {event['precision_reason']}",
+            f"precision {event['precision']}: {event['precision_reason']}\n"
+            f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
+            f"{_number(event, 'steps') / max(1, steps):.0f} epochs; "
+            + (f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"),
             highlight=False,
             markup=False,
         )
         choices = event.get("choices")
-        for name, what in choices.items() if isinstance(choices, Mapping) else ():
-            if name != "precision":
-                err.print(f"{name}: {what}", highlight=False, markup=False)
+        if self.verbose:
+            for name, what in choices.items() if isinstance(choices, Mapping) else ():
+                if name != "precision":
+                    err.print(f"{name}: {what}", highlight=False, markup=False)
+        else:
+            err.print(f"all choices and their reasons: -v, or {self.run / 'log.jsonl'}", highlight=False, markup=False)
         for line in _placement_lines(event):
             err.print(line, highlight=False, markup=False)
         if event["not_read"]:
