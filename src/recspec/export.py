@@ -352,7 +352,7 @@ def _write_raw(
     try:
         encoders = Encoders.load(trained.folder)
         names = [port.name for port in signature.inputs]
-        beside = triton_repository.histories_beside(trained.spec, trained.folder, names)
+        beside = triton_repository.histories_beside(trained.spec, names)
         triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching, beside)
     except ExportError as error:
         return f"none: {error}"

@@ -579,8 +579,10 @@ def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str) -> 
 
 def _point_to_raw_rows(spec: FeatureSpec, split: str) -> None:
     """A name that is no split may be a file of raw rows beside the splits, as Outbrain's clicks_test."""
-    file = next((file for ending in ROW_FORMATS if (file := spec.path(f"{split}{ending}")).is_file()), None)
-    if split not in spec.splits and file is not None:
+    if split in spec.splits or "/" in split:
+        return
+    file = next((file for ending in ROW_FORMATS if (file := spec.folder / f"{split}{ending}").is_file()), None)
+    if file is not None:
         raise SpecError(
             f"{spec.folder}: {unknown('split', split, spec.splits)}; {file} is there: "
             f"if it holds raw rows, `recspec predict RUN {file}`"
@@ -589,11 +591,8 @@ def _point_to_raw_rows(spec: FeatureSpec, split: str) -> None:
 
 def _vocabulary_of(spec: FeatureSpec, name: str) -> Vocabulary | None:
     """The raw values of a feature's ids, where `prepare` left them beside the specification."""
-    folder = spec.metadata.get("vocabularies")
-    if not isinstance(folder, str) or not spec.features[name].is_categorical:
-        return None
-    file = spec.path(f"{folder}/{spec.vocabulary(name)}.parquet")
-    return Vocabulary.load(file) if file.is_file() else None
+    file = spec.vocabulary_file(spec.vocabulary(name)) if spec.features[name].is_categorical else None
+    return Vocabulary.load(file) if file is not None and file.is_file() else None
 
 
 def _raw(column: Column, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None) -> pa.Array:
@@ -729,11 +728,10 @@ def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catal
     own_id = spec.user_id if role == "user" else spec.item_id
     first_id = int(spec.reserves_unknown(own_id))
     features: Batch = {own_id: torch.arange(spec.num_ids(own_id), device=device)}
-    catalogues = spec.metadata.get("catalogues")
-    file = catalogues.get(role) if isinstance(catalogues, dict) else None
-    if not isinstance(file, str):
+    file = spec.catalogue(role)
+    if file is None:
         return _Catalogue(features, first_id, None)
-    table = pq.read_table(trained.folder / file)
+    table = pq.read_table(file, partitioning=None)
     past = {name for name in table.column_names if name in spec.role("history")}
     lists = {name: _history(_column(table.column(name)), first_id) for name in past}
     for name in table.column_names:

@@ -338,7 +338,7 @@ def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
     if predictor.encoders is None:
         return ()
     try:
-        beside = histories_beside(predictor.spec, predictor.bundle.folder, predictor.model.features())
+        beside = histories_beside(predictor.spec, predictor.model.features())
         return tuple(column.port for column in raw_columns(predictor.encoders, signature, beside))
     except ExportError:  # a feature without an encoder: there is no raw form
         return ()
