@@ -72,10 +72,8 @@ def companion_problems(spec: FeatureSpec) -> list[str]:
 
 def _encoder_problems(spec: FeatureSpec) -> list[str]:
     """Encoders that give other ids than their features have."""
-    if "encoders" not in spec.companions or not spec.beside(ENCODERS_FILE).exists():
-        return []  # `companions` tells what is missing
     problems = []
-    for name, encoder in read_encoders(spec.folder).items():
+    for name, encoder in _encoders(spec).items():
         feature = spec.features.get(name)
         if feature is None or not isinstance(feature.cardinality, int):
             continue
@@ -87,6 +85,12 @@ def _encoder_problems(spec: FeatureSpec) -> list[str]:
                 f"{ENCODERS_FILE}: '{name}' is encoded as {ids} ids; its cardinality is {feature.cardinality}"
             )
     return problems
+
+
+def _encoders(spec: FeatureSpec) -> dict[str, Encoder]:
+    if "encoders" not in spec.companions or not spec.beside(ENCODERS_FILE).exists():
+        return {}  # `companions` tells what is missing
+    return read_encoders(spec.folder)
 
 
 def _num_ids(encoder: Encoder, folder: Path) -> int | None:
@@ -109,7 +113,9 @@ def _catalogue_problems(spec: FeatureSpec) -> list[str]:
         path = spec.catalogue(role)
         if path is not None:
             name = spec.user_id if role == "user" else spec.item_id
-            problems += _length_problem(spec, path, name, spec.features[name].cardinality)
+            if isinstance(spec.features[name].cardinality, int):
+                first = int(spec.reserves_unknown(name))
+                problems += _length_problem(spec, path, name, spec.num_ids(name) - first, first)
     return problems
 
 
@@ -119,29 +125,28 @@ def _vocabulary_problems(spec: FeatureSpec) -> list[str]:
         if isinstance(feature.cardinality, int):
             space = spec.vocabulary(name)
             largest[space] = max(largest.get(space, 0), feature.cardinality)
-    if "encoders" in spec.companions:
-        return []  # each encoder's own is looked at
-    files = {space: spec.vocabulary_file(space) for space in largest}
+    encoded = {each.vocabulary for each in _encoders(spec).values() if isinstance(each, VocabularyEncoder)}
+    files = {space: spec.vocabulary_file(space) for space in largest if space not in encoded}
     return [
         problem
         for space, path in files.items()
         if path is not None
-        for problem in _length_problem(spec, path, space, largest[space])
+        for problem in _length_problem(spec, path, space, largest[space] - 1, 1)
     ]
 
 
-def _length_problem(spec: FeatureSpec, path: Path, name: str, cardinality: int | str | None) -> list[str]:
-    """Row i of such a file is id i + 1, for id 0 is unknown."""
+def _length_problem(spec: FeatureSpec, path: Path, name: str, expected: int, first: int) -> list[str]:
+    """Row i of such a file is the id `first` + i."""
     file = path.relative_to(spec.folder)
-    if not path.exists() or not isinstance(cardinality, int):
+    if not path.exists():
         return []  # `companions` tells what is missing
     try:
         num_rows = pq.read_metadata(path).num_rows
     except (pa.ArrowException, OSError) as error:
         return [f"{file}: can't be read as Parquet: {error}"]
-    if num_rows == cardinality - 1:
+    if num_rows == expected:
         return []
-    return [f"{file}: has {num_rows} rows; expected {cardinality - 1}, one for each id of '{name}' but 0"]
+    return [f"{file}: has {num_rows} rows; expected {expected}, one for each id of '{name}'{' but 0' * first}"]
 
 
 # --- the card --------------------------------------------------------------------------------------------------------

@@ -76,7 +76,11 @@ def _read(folder: Path) -> tuple[dict[str, str], str]:
     except PathError as error:
         raise BundleError(str(error)) from None
     files = data.get("files") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
+    if (
+        not isinstance(data, dict)
+        or not isinstance(files, dict)
+        or not all(isinstance(each, str) for each in files.values())
+    ):
         raise BundleError(f"{file}: damaged: expected {{'format': {FORMAT}, 'files': {{NAME: SHA-256}}}}")
     if data.get("format") != FORMAT:
         raise BundleError(f"{file}: manifest format {data.get('format')!r}; this recspec reads {FORMAT}")

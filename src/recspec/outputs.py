@@ -36,15 +36,21 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
     What stood in the place of `out` is removed last.
     """
+    with made(out.parent), staging(out) as folder:
+        yield folder
+        put_in_place(folder, out)
+
+
+@contextmanager
+def staging(out: Path) -> Iterator[Path]:
+    """An empty folder beside `out`, removed at the end."""
     folder = temporary_name(out)
-    with made(out.parent):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        try:
-            yield folder
-            put_in_place(folder, out)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(folder: Path, out: Path) -> None:

@@ -21,6 +21,7 @@ import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -1473,12 +1474,9 @@ def transcode(
     Raises:
         DataError: values that contradict the specification; an `out` that holds a dataset already.
     """
-    out = local(out, "OUT")
-    with locked(out, "writing"):
-        refuse_to_overwrite(out)
-        with whole_folder(out) as folder:
-            _transcode(spec, folder, to, rows_per_file, progress)
-    return FeatureSpec.load(out)
+    with new_dataset(out) as folder:
+        written = _transcode(spec, folder, to, rows_per_file, progress)
+    return written.replace(folder=Path(out))
 
 
 def _transcode(
@@ -1487,7 +1485,7 @@ def _transcode(
     to: ChunkType,
     rows_per_file: int | None,
     progress: Callable[[int, int], None] | None,
-) -> None:
+) -> FeatureSpec:
     readers = {split: open_split(spec, split, shifted=False) for split in spec.splits}
     features = _resolved(spec, readers, to)
     total, done = sum(reader.num_rows for reader in readers.values()), 0
@@ -1504,19 +1502,26 @@ def _transcode(
     copy_companions(spec, out)
     if spec.beside(PREPARE_FILE).is_file():
         copy(PREPARE_FILE, spec.folder, out)
-    spec.replace(features=features, sources=sources, folder=out, allow_outside=False).save(out)
+    written = spec.replace(features=features, sources=sources, folder=out, allow_outside=False)
+    written.save(out)
+    return written
 
 
-def refuse_to_overwrite(folder: Path) -> None:
-    """A dataset is written into a new or an empty folder.
+@contextmanager
+def new_dataset(out: str | Path) -> Iterator[Path]:
+    """A folder that becomes `out` when the block ends well, and is removed when it doesn't.
 
     Raises:
-        DataError: if the folder holds something, or is a file.
+        DataError: if `out` holds something, is a file or a URL, or another process is writing it.
     """
-    if (folder / FILE_NAME).exists():
-        raise DataError(f"{folder}: holds a dataset already; name an empty folder, or remove that one first")
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise DataError(f"{folder}: is there already and is no empty folder; name another place")
+    folder = local(out, "OUT")
+    with locked(folder, "writing"):
+        if (folder / FILE_NAME).exists():
+            raise DataError(f"{folder}: holds a dataset already; name an empty folder, or remove that one first")
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise DataError(f"{folder}: is there already and is no empty folder; name another place")
+        with whole_folder(folder) as temporary:
+            yield temporary
 
 
 def _resolved(spec: FeatureSpec, readers: Mapping[str, SplitReader], to: ChunkType) -> dict[str, Feature]:
