@@ -34,7 +34,7 @@ from pydantic import (
 
 from recspec.errors import SpecError, listed, nearest, unknown
 from recspec.outputs import whole_file
-from recspec.paths import PathError, confined, read_text
+from recspec.paths import PathError, confined, local, read_text
 
 FILE_NAME = "feature_spec.yaml"
 
@@ -303,7 +303,7 @@ class FeatureSpec:
         Raises:
             SpecError: with every problem, each with its line in the file.
         """
-        file = _yaml_file(Path(path))
+        file = _yaml_file(_local(path))
         try:
             text = read_text(file, most=MAX_BYTES)
         except PathError as error:
@@ -354,7 +354,7 @@ class FeatureSpec:
 
     def save(self, path: str | Path) -> Path:
         """Write the YAML file (into `path` when it is a folder) under a temporary name, then rename it."""
-        file = Path(path)
+        file = local(path, "the specification")
         if file.is_dir() or file.suffix not in (".yaml", ".yml"):
             file = file / FILE_NAME
         with whole_file(file) as temporary:
@@ -1005,6 +1005,13 @@ def _write_list(dumper: yaml.SafeDumper, data: list[object]) -> yaml.Node:
 
 
 _PlainDumper.add_representer(list, _write_list)
+
+
+def _local(path: str | Path) -> Path:
+    try:
+        return local(path, "the specification")
+    except PathError as error:
+        raise SpecError(str(error)) from None
 
 
 def _yaml_file(path: Path) -> Path:

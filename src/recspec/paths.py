@@ -78,9 +78,10 @@ def local(text: str | Path, what: str) -> Path:
         PathError: if it is a URL, which is not supported: `s3://bucket/run` would become the local folder `s3:`.
     """
     if _SCHEME.match(str(text)):
+        written = re.sub(":/+", "://", str(text), count=1)  # Path makes one slash of two
         raise PathError(
-            f"{what}: '{text}' is a URL, and only local paths are supported; copy the files to a local folder first, "
-            "or mount the store"
+            f"{what}: '{written}' is a URL, and only local paths are supported; copy the files to a local folder "
+            "first, or mount the store"
         )
     return Path(text)
 

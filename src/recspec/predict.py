@@ -918,7 +918,7 @@ def _read_rows(path: Path) -> Iterator[pa.Table]:
     Raises:
         DataError: if the file can't be read as what its ending says.
     """
-    if not path.is_file():
+    if not local(path, "rows").is_file():
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file{nearest(path.name, known)}")
     if path.suffix not in ROW_FORMATS:
@@ -964,7 +964,7 @@ def _row_writer(out: Path | None) -> Iterator[Callable[[pa.Table], None]]:
         with _parquet_writer(out, None) as write:
             yield write
         return
-    with whole_file(out) as temporary, temporary.open("wb") as file:
+    with whole_file(local(out, "out")) as temporary, temporary.open("wb") as file:
         yield _csv_to(file) if out.suffix == ".csv" else _jsonl_to(file)
 
 
@@ -998,7 +998,7 @@ def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
 @contextmanager
 def _parquet_writer(out: Path, schema: pa.Schema | None) -> Iterator[Callable[[pa.Table], None]]:
     """Writes tables to a Parquet file under a temporary name, renamed at the end; without a row it has the schema."""
-    with whole_file(out) as temporary:
+    with whole_file(local(out, "out")) as temporary:
         writers: list[pq.ParquetWriter] = []
 
         def write(table: pa.Table) -> None:
