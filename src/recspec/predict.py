@@ -48,6 +48,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.gaps import LEFT_OUT, NO_EVENT, Misread, Predictions, misread_lists, raw_names, row_at
 from recspec.lookup import Lookup
 from recspec.outputs import whole_file
+from recspec.paths import local
 from recspec.signature import signature_of
 from recspec.storage import Column, Ragged, open_split
 
