@@ -41,7 +41,7 @@ def check(folder: Path) -> str | None:
             special file.
     """
     names = set(_names(folder))
-    if not (folder / FILE_NAME).exists():
+    if not (folder / FILE_NAME).exists() and not (folder / FILE_NAME).is_symlink():
         log.warning(
             "%s: has no %s, so its files can't be checked: an older version of recspec wrote it, or the file was "
             "removed",

@@ -44,11 +44,12 @@ def confined(folder: Path, name: str, *, allow_outside: bool = False) -> Path:
     try:
         base = folder.resolve()
         path = (base / name).resolve()
+        circle = path.is_symlink()  # where Python 3.13 and newer stop
     except RuntimeError:
         raise PathError(f"{name!r} leads into a circle of links") from None
-    except (OSError, ValueError) as error:  # a character no file name has
+    except (OSError, ValueError) as error:  # a name that is too long, a character no file name has
         raise PathError(f"{name!r} cannot be followed: {error}") from None
-    if path.is_symlink():  # Python 3.13 and newer stop at a circle
+    if circle:
         raise PathError(f"{name!r} leads into a circle of links")
     if not allow_outside and (Path(name).is_absolute() or not path.is_relative_to(base)):
         raise PathError(f"{name!r} leads outside the folder {base}")
