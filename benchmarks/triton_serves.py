@@ -185,7 +185,7 @@ def questions_of_ranker(
     assert predictor.encoders is not None
     table = raw_rows(predictor, check.sample.batch)
     columns = tensors_of(table)
-    beside = histories_beside(predictor.spec, trained.folder, model.features())
+    beside = histories_beside(predictor.spec, model.features())
     for port in (column.port for column in raw_columns(predictor.encoders, signature, beside)):
         if port.level == "request":
             place, first = table.column_names.index(port.name), table.column(port.name).to_pylist()[:1]

@@ -28,9 +28,17 @@ def a_model(data: FeatureSpec) -> Model:
     return MODELS["neumf"](data, MODELS["neumf"].Settings.model_validate({"factors": 4, "layers": (8, 4)}))
 
 
+def seen_by_two(data: FeatureSpec) -> Seen:
+    """User 0 acted on items 1 and 2, user 1 on item 2."""
+    offsets = torch.full((data.num_ids(data.user_id) + 1,), 3)
+    offsets[:2] = torch.tensor([0, 2])
+    counts = torch.zeros(data.num_ids(data.item_id), dtype=torch.int64)
+    counts[1:3] = torch.tensor([1, 2])
+    return Seen(offsets, torch.tensor([1, 2, 2], dtype=torch.int32), counts)
+
+
 def saved(data: FeatureSpec, folder: Path) -> Path:
-    model = a_model(data)
-    seen = Seen(torch.tensor([0, 2, 3]), torch.tensor([1, 2, 2], dtype=torch.int32), torch.tensor([0, 1, 2]))
+    model, seen = a_model(data), seen_by_two(data)
     return bundle.save(folder, model, Card(model="neumf", settings=model.settings.model_dump(mode="json")), seen=seen)
 
 
@@ -108,7 +116,7 @@ def test_a_damaged_weight_file_is_refused(data: FeatureSpec, tmp_path: Path) -> 
     weights = made / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(BundleError, match=r"weights.safetensors: damaged or cut off"):
-        bundle.load(made)
+        bundle.load(made, verify=False)
 
 
 def test_weights_may_come_from_a_file_which_is_read_first(data: FeatureSpec, tmp_path: Path) -> None:
@@ -131,7 +139,7 @@ def test_weights_of_another_shape_are_named(data: FeatureSpec, tmp_path: Path) -
     card["settings"]["factors"] = 6
     (made / "bundle.json").write_text(json.dumps(card))
     with pytest.raises(BundleError, match=r"has shape \(.*4\); the model expects \(.*6\)"):
-        bundle.load(made)
+        bundle.load(made, verify=False)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +157,12 @@ def test_another_format_model_or_key_is_refused(
     card = json.loads((made / "bundle.json").read_text())
     (made / "bundle.json").write_text(json.dumps({**card, **change}))
     with pytest.raises(BundleError, match=message):
-        bundle.load(made)
+        bundle.load(made, verify=False)
 
 
 def test_a_catalogue_that_is_named_but_gone_is_said(data: FeatureSpec, tmp_path: Path) -> None:
     broken = data.replace(metadata={**data.metadata, "encoders": "gone.json"})
     model = a_model(broken)
-    with pytest.raises(BundleError, match=r"gone.json: the specification's metadata names it, but it is not there"):
+    with pytest.raises(BundleError, match=r"metadata names 'gone.json', which does not exist"):
         bundle.save(tmp_path / "made", model, Card(model="neumf", settings={}))
     assert list(tmp_path.iterdir()) == []

@@ -105,7 +105,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "a path outside the folder": (
         lambda f: worked_example(f, WORKED_EXAMPLE.replace("[test_data.csv]", "[../test_data.csv]")),
-        ["line 13: source_spec.test[0].files[0]: '../test_data.csv' lies outside the specification's folder"],
+        ["line 13: source_spec.test[0].files[0]: '../test_data.csv' leads outside the folder"],
     ),
     "wrong dtype": (
         lambda f: (worked_example(f) / "train_data_1.csv").write_text("0,0,1\nanna,855,0\n2654,3,1\n7,8,0\n9,10,1\n"),

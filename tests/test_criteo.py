@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec import tables
+from recspec import outputs, tables
 from recspec.card import check
 from recspec.datasets import DATASETS, criteo, prepared, scatter
 from recspec.encoding import BucketEncoder, Encoders, ScaleEncoder
@@ -441,9 +440,10 @@ def test_two_processes_do_not_prepare_one_folder(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         prepare(raw, tmp_path / "out", run={"progress": stop_at("encoding rows")})
     work = tmp_path / ".out.unfinished.tmp" / "work"
-    (work / "process").write_text(str(os.getppid()))
-    told = f"process {os.getppid()} is preparing it; wait for it, or end it; if it is another program, remove .*unfin"
-    with pytest.raises(DataError, match=told):
+    with (
+        outputs.locked(tmp_path / "out", "preparing"),
+        pytest.raises(DataError, match="out: another process is preparing it; wait for it, end it, or name another"),
+    ):
         prepare(raw, tmp_path / "out")
     assert (work / "rows-0.parquet").exists()
 

@@ -217,7 +217,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
 @pytest.fixture(scope="module")
 def of_reviews(reviews: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Encoding:
     folder, names = tmp_path_factory.mktemp("repository"), reviews.model.features()
-    beside = histories_beside(reviews.spec, reviews.bundle.folder, names)
+    beside = histories_beside(reviews.spec, names)
     signature = signature_of(reviews.spec, names, "rows")
     assert reviews.encoders is not None
     write_raw(folder, "model", 1, signature, reviews.encoders, Batching(), beside)
@@ -318,7 +318,7 @@ def test_lists_without_a_separator_are_several_columns(encoders: Encoders, tmp_p
 
 def test_without_a_catalogue_a_history_has_no_raw_form(reviews: Predictor) -> None:
     spec = reviews.spec.replace(metadata={})
-    beside = histories_beside(spec, reviews.bundle.folder, reviews.model.features())
+    beside = histories_beside(spec, reviews.model.features())
     assert set(beside) == {"history_gap"}
     assert reviews.encoders is not None
     with pytest.raises(ExportError, match="feature 'history_category' has no encoder"):

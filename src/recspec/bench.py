@@ -151,6 +151,7 @@ def bench_inference(
     form: Form = "rows",
     seconds: float = 1.0,
     warmup: int = 10,
+    verify: bool = True,
 ) -> dict[str, object]:
     """Latency and rows/s of runs (the model as torch runs it) and exports, one caller, by batch size and threads.
 
@@ -171,7 +172,7 @@ def bench_inference(
         for count in threads or (before,):
             torch.set_num_threads(count)
             for path in paths:
-                program, what = _opened(path, form, count)
+                program, what = _opened(path, form, count, verify)
                 for size in batch_sizes:
                     inputs = made_up_inputs(program.signature, size)
                     found = latency.measure(lambda: program.run(inputs), size, seconds=seconds, warmup=warmup)  # noqa: B023
@@ -181,15 +182,15 @@ def bench_inference(
     return {"measured": measured, "seconds": seconds, "warmup": warmup, "machine": machine.describe()}
 
 
-def _opened(path: Path, form: Form, threads: int) -> tuple[Program, dict[str, object]]:
+def _opened(path: Path, form: Form, threads: int, verify: bool) -> tuple[Program, dict[str, object]]:
     """What a user named, ready to answer, and what it is."""
     folder = find_export(path)
     if folder is not None:
         sheet = read_sheet(folder)
         what = {"model": sheet.get("model"), "format": sheet.get("format"), "precision": sheet.get("precision")}
-        program = open_program(folder, threads=threads)
+        program = open_program(folder, threads=threads, verify=verify)
         return program, {"path": str(path), **what, "form": program.signature.form}
-    trained = bundle.load(path)
+    trained = bundle.load(path, verify=verify)
     signature = signature_of(trained.spec, trained.model.features(), form)
     what = {"model": trained.card.model, "format": "torch", "precision": "fp32", "form": form}
     return EagerProgram(trained.model, signature), {"path": str(path), **what}

@@ -5,31 +5,34 @@ feature_spec.yaml     the specification, without the training files
 weights.safetensors   never pickle
 seen.safetensors      which items each user acted on, and how often each item was chosen (if there are users, items)
 encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left them: raw values in, raw ids out
+manifest.json         the SHA-256 of every other file, compared whenever the bundle is opened
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from recspec import __version__, config
+from recspec import __version__, config, manifest
+from recspec.card import companion_problems
 from recspec.checkpoint import Stored, read_tensors, write_tensors
 from recspec.distributed import Ranks
-from recspec.errors import BundleError, CheckpointError, listed, nearest, unknown
+from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.feature_spec import FILE_NAME, FeatureSpec
 from recspec.layers import holding
 from recspec.models import MODELS
 from recspec.models.base import Model
+from recspec.outputs import whole_folder
+from recspec.paths import PathError, confined, local, read_json
 from recspec.sharding import Placement, PlacementSettings, Shards, divide, place
 from recspec.signature import SHEET
+from recspec.storage import copy_companions
 
 FORMAT = 1
 SHOWN = 5
@@ -100,40 +103,42 @@ def save(
     Raises:
         BundleError: if the disk does not take it.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    folder = local(folder, "the bundle's folder")
     try:
-        temporary.mkdir(parents=True)
-        _copy_sides(model.spec, temporary)
-        model.spec.replace(sources={}).save(temporary)
-        _write_weights(temporary / "weights.safetensors", model.state_dict() if weights is None else weights)
-        if seen is not None:
-            tensors = {"offsets": seen.offsets, "items": seen.items, "counts": seen.counts}
-            write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
-        (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        _swap(temporary, folder)
-    except (OSError, CheckpointError) as error:
+        with whole_folder(folder) as temporary:
+            copy_companions(model.spec, temporary)
+            model.spec.replace(sources={}).save(temporary)
+            _write_weights(temporary / "weights.safetensors", model.state_dict() if weights is None else weights)
+            if seen is not None:
+                tensors = {"offsets": seen.offsets, "items": seen.items, "counts": seen.counts}
+                write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
+            (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            manifest.write(temporary)
+    except (OSError, CheckpointError, DataError, SpecError) as error:
         raise BundleError(f"{folder}: the bundle could not be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def load(path: str | Path, *, device: torch.device | None = None, ranks: Ranks | None = None) -> Bundle:
+def load(
+    path: str | Path, *, device: torch.device | None = None, ranks: Ranks | None = None, verify: bool = True
+) -> Bundle:
     """Rebuild the model of a bundle, or of a run folder that holds one, ready to score.
 
     With `ranks` its tables are divided among them as in training, where the settings of training and this machine's
     memory want it; without, one process answers alone. Either way tables that a GPU can't hold stay on the host. A rank
-    reads the rows that it holds.
+    reads the rows that it holds. With `verify` every file is compared with the bundle's manifest first; whether what
+    the files hold fits together is checked either way.
 
     Raises:
         BundleError: if the folder holds none, or a damaged one.
     """
-    folder = find(Path(path))
+    folder = find(local(path, "the bundle"))
+    if verify:
+        manifest.check(folder)
     card = read_card(folder)
     if card.model not in MODELS:
         raise BundleError(f"{folder}: {unknown('model', card.model, MODELS)}")
-    spec = FeatureSpec.load(folder)
+    spec = _read_spec(folder)
     model_class = MODELS[card.model]
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
 
@@ -147,10 +152,10 @@ def load(path: str | Path, *, device: torch.device | None = None, ranks: Ranks |
         return placement.plan.held(name, here.rank) if name in placement.plan.stores else None
 
     try:
-        weights, _ = read_tensors(folder / "weights.safetensors", rows)
-        seen_file = folder / "seen.safetensors"
-        seen = Seen(**read_tensors(seen_file)[0]) if seen_file.exists() else None
-    except CheckpointError as error:
+        weights, _ = read_tensors(confined(folder, "weights.safetensors"), rows)
+        seen_file = confined(folder, "seen.safetensors")
+        seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
+    except (CheckpointError, PathError) as error:
         raise BundleError(str(error)) from None
     with torch.device("meta"), holding(placement.held_by(here.rank)):
         model = make()
@@ -213,12 +218,58 @@ def read_card(folder: Path) -> Card:
     """
     file = folder / "bundle.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        confined(folder, file.name)
+        data = read_json(file)
         if isinstance(data, dict) and data.get("format") != FORMAT:
             raise BundleError(f"{file}: bundle format {data.get('format')!r}; this recspec reads {FORMAT}")
         return Card.model_validate(data)
-    except (ValueError, ValidationError, OSError) as error:
+    except PathError as error:
+        raise BundleError(str(error)) from None
+    except ValidationError as error:
         raise BundleError(f"{file}: damaged: {error}") from None
+
+
+def _read_spec(folder: Path) -> FeatureSpec:
+    """The specification of a bundle, its vocabularies and catalogues as long as their ids are many."""
+    try:
+        confined(folder, FILE_NAME)
+        spec = FeatureSpec.load(folder)
+    except PathError as error:
+        raise BundleError(f"{folder}: {error}") from None
+    if problems := companion_problems(spec):
+        raise BundleError.of(str(folder), problems)
+    return spec
+
+
+def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
+    """What users acted on, as the specification's users and items allow.
+
+    Raises:
+        BundleError: naming what does not fit.
+    """
+    names = [each.name for each in fields(Seen)]
+    if sorted(tensors) != sorted(names):
+        raise BundleError(f"{file}: holds {listed(sorted(tensors))}; expected {listed(names)}")
+    problems = [
+        f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected whole numbers in one dimension"
+        for name, tensor in tensors.items()
+        if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    ]
+    if problems:
+        raise BundleError.of(str(file), problems)
+    seen = Seen(**tensors)
+    users, items = spec.num_ids(spec.user_id), spec.num_ids(spec.item_id)
+    if seen.num_users != users:
+        problems.append(f"'offsets' holds {seen.num_users} users; the specification has {users}")
+    elif int(seen.offsets[0]) != 0 or int(seen.offsets[-1]) != len(seen.items) or bool((seen.offsets.diff() < 0).any()):
+        problems.append(f"'offsets' does not rise from 0 to {len(seen.items)}, the number of 'items'")
+    if len(seen.items) and not 0 <= int(seen.items.min()) <= int(seen.items.max()) < items:
+        problems.append(f"'items' holds ids from {seen.items.min()} to {seen.items.max()}; expected 0 to {items - 1}")
+    if len(seen.counts) != items or bool((seen.counts < 0).any()):
+        problems.append(f"'counts' holds {len(seen.counts)} numbers; expected {items}, one for each item, 0 or more")
+    if problems:
+        raise BundleError.of(str(file), problems)
+    return seen
 
 
 def _write_weights(file: Path, weights: Mapping[str, Stored] | Path) -> None:
@@ -248,32 +299,12 @@ def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
         for name in expected
         if name in weights and weights[name].shape != expected[name].shape
     ]
+    problems += [
+        f"weight '{name}' holds {int((~tensor.isfinite()).sum()):,} numbers that are not finite"
+        for name, tensor in weights.items()
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
     if problems:
         raise BundleError.of(str(folder / "weights.safetensors"), problems)
     model.load_state_dict(weights, assign=True)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())), "a model hides a tensor"
-
-
-def _copy_sides(spec: FeatureSpec, folder: Path) -> None:
-    """Copy the vocabularies, encoders and catalogues that the specification's metadata names."""
-    catalogues = spec.metadata.get("catalogues")
-    names = [spec.metadata.get("encoders"), spec.metadata.get("vocabularies")]
-    names += list(catalogues.values()) if isinstance(catalogues, dict) else []
-    for name in names:
-        if not isinstance(name, str):
-            continue
-        source = spec.path(name)
-        if source.is_dir():
-            shutil.copytree(source, folder / name)
-        elif source.is_file():
-            shutil.copy2(source, folder / name)
-        else:
-            raise BundleError(f"{source}: the specification's metadata names it, but it is not there")
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)

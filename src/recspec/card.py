@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.errors import DataError
+from recspec.encoding import ENCODERS_FILE, VOCABULARIES, Encoder, VocabularyEncoder, read_encoders
+from recspec.errors import DataError, RecspecError
 from recspec.feature_spec import NO_FILES, Feature, FeatureSpec
+from recspec.paths import confined
 from recspec.storage import Array, Columns, Ragged, check_split, companions, open_split, published_records
 
 COUNTED_IDS = 1 << 28
@@ -39,7 +42,7 @@ def check(spec: FeatureSpec) -> None:
         companions(spec)
     except DataError as error:
         problems += error.problems
-    problems += [*_catalogue_problems(spec), *_vocabulary_problems(spec)]
+    problems += companion_problems(spec)
     if problems:
         raise DataError.of(str(spec.folder), [*published_records(spec, problems), *problems])
 
@@ -59,45 +62,91 @@ def _series_problems(spec: FeatureSpec, split: str, num_rows: int | None) -> lis
     ]
 
 
-def _catalogue_problems(spec: FeatureSpec) -> list[str]:
-    catalogues = spec.metadata.get("catalogues")
+def companion_problems(spec: FeatureSpec) -> list[str]:
+    """Catalogues, vocabularies and encoders that have other ids than the specification."""
+    try:
+        return [*_catalogue_problems(spec), *_vocabulary_problems(spec), *_encoder_problems(spec)]
+    except RecspecError as error:  # a name that leads outside, a file that is damaged
+        return list(error.problems)
+
+
+def _encoder_problems(spec: FeatureSpec) -> list[str]:
+    """Encoders that give other ids than their features have."""
     problems = []
-    for role, file in catalogues.items() if isinstance(catalogues, Mapping) else ():
-        name = spec.user_id if role == "user" else spec.item_id
-        problems += _length_problem(spec, str(file), name, spec.features[name].cardinality)
+    for name, encoder in _encoders(spec).items():
+        feature = spec.features.get(name)
+        if feature is None or not isinstance(feature.cardinality, int):
+            continue
+        ids = _num_ids(encoder, spec.folder)
+        if ids is None:
+            problems.append(f"{ENCODERS_FILE}: '{name}' is encoded as a number; the specification has ids for it")
+        elif ids != feature.cardinality:
+            problems.append(
+                f"{ENCODERS_FILE}: '{name}' is encoded as {ids} ids; its cardinality is {feature.cardinality}"
+            )
+    return problems
+
+
+def _encoders(spec: FeatureSpec) -> dict[str, Encoder]:
+    if "encoders" not in spec.companions or not spec.beside(ENCODERS_FILE).exists():
+        return {}  # `companions` tells what is missing
+    return read_encoders(spec.folder)
+
+
+def _num_ids(encoder: Encoder, folder: Path) -> int | None:
+    """How many ids an encoder gives, 0 included; None for numbers."""
+    if isinstance(encoder, VocabularyEncoder):
+        return 1 + _num_rows(confined(folder, f"{VOCABULARIES}/{encoder.vocabulary}.parquet")) + encoder.buckets
+    return getattr(encoder, "cardinality", None)
+
+
+def _num_rows(file: Path) -> int:
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: can't be read as Parquet: {error}") from None
+
+
+def _catalogue_problems(spec: FeatureSpec) -> list[str]:
+    problems = []
+    for role in ("user", "item"):
+        path = spec.catalogue(role)
+        if path is not None:
+            name = spec.user_id if role == "user" else spec.item_id
+            if isinstance(spec.features[name].cardinality, int):
+                first = int(spec.reserves_unknown(name))
+                problems += _length_problem(spec, path, name, spec.num_ids(name) - first, first)
     return problems
 
 
 def _vocabulary_problems(spec: FeatureSpec) -> list[str]:
-    folder = spec.metadata.get("vocabularies")
-    if not isinstance(folder, str):
-        return []
     largest: dict[str, int] = {}
     for name, feature in spec.features.items():
         if isinstance(feature.cardinality, int):
             space = spec.vocabulary(name)
             largest[space] = max(largest.get(space, 0), feature.cardinality)
-    files = {space: f"{folder}/{space}.parquet" for space in largest}
+    encoded = {each.vocabulary for each in _encoders(spec).values() if isinstance(each, VocabularyEncoder)}
+    files = {space: spec.vocabulary_file(space) for space in largest if space not in encoded}
     return [
         problem
-        for space, file in files.items()
-        if spec.path(file).exists()
-        for problem in _length_problem(spec, file, space, largest[space])
+        for space, path in files.items()
+        if path is not None
+        for problem in _length_problem(spec, path, space, largest[space] - 1, 1)
     ]
 
 
-def _length_problem(spec: FeatureSpec, file: str, name: str, cardinality: int | str | None) -> list[str]:
-    """Row i of such a file is id i + 1, for id 0 is unknown."""
-    path = spec.path(file)
-    if not path.exists() or not isinstance(cardinality, int):
+def _length_problem(spec: FeatureSpec, path: Path, name: str, expected: int, first: int) -> list[str]:
+    """Row i of such a file is the id `first` + i."""
+    file = path.relative_to(spec.folder)
+    if not path.exists():
         return []  # `companions` tells what is missing
     try:
         num_rows = pq.read_metadata(path).num_rows
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         return [f"{file}: can't be read as Parquet: {error}"]
-    if num_rows == cardinality - 1:
+    if num_rows == expected:
         return []
-    return [f"{file}: has {num_rows} rows; expected {cardinality - 1}, one for each id of '{name}' but 0"]
+    return [f"{file}: has {num_rows} rows; expected {expected}, one for each id of '{name}'{' but 0' * first}"]
 
 
 # --- the card --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,9 +24,12 @@ from torch import Tensor
 
 from recspec.distributed import Streamed, rows_of_block
 from recspec.errors import CheckpointError
+from recspec.outputs import temporary_name
+from recspec.paths import PathError, confined, special
 
 FORMAT = 1
 PATTERN = "step-*.safetensors"
+NAME = re.compile(r"step-[0-9]+\.safetensors")
 
 Stored: TypeAlias = Tensor | Streamed
 """What is written: a tensor, or one that no rank holds whole."""
@@ -97,7 +101,9 @@ def newest(folder: Path) -> int | None:
 def newest_state(folder: Path) -> Mapping[str, object]:
     """What the newest checkpoint whose header can be read says beside its tensors; empty where there is none."""
     for path in _files(folder):
-        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+            if special(path):
+                continue
             with safe_open(path, framework="pt") as file:
                 state = json.loads(file.metadata()["recspec"])["state"]
             if isinstance(state, dict):
@@ -131,8 +137,9 @@ def load(path: Path, rows: RowsWanted | None = None) -> Checkpoint:
     tensors, header = read_tensors(path, rows)
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{path}: checkpoint format {header.get('format')!r}; this recspec reads {FORMAT}")
-    state = header["state"]
-    assert isinstance(state, dict)
+    state = header.get("state")
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: damaged: its header has no state of a run")
     parts = (_part(tensors, "weights/"), _part(tensors, "optimizer/"))
     return Checkpoint(*parts, state, _part(tensors, "average/"), path)
 
@@ -145,7 +152,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored], header: Mapping[str
     Raises:
         CheckpointError: if the disk does not take it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -187,6 +194,8 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
     Raises:
         CheckpointError: if the file is damaged, cut off, or not ours.
     """
+    if problem := special(path):
+        raise CheckpointError(f"{path}: {problem}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -205,7 +214,7 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
     try:
         header = dict(json.loads(metadata["recspec"]))
         expected = str(header.pop("digest"))
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: not written by recspec, or damaged") from None
     if expected.startswith(OF_HEADER_TOO):
         total.add_header(text.replace(expected.encode(), (OF_HEADER_TOO + UNKNOWN).encode()))
@@ -322,7 +331,13 @@ def _read_rows(stored: Any, name: str, wanted: Sequence[range], total: Digest) -
 
 def _files(folder: Path) -> list[Path]:
     """Checkpoints in a folder, newest first."""
-    return sorted(folder.glob(PATTERN), reverse=True)
+    found = [path for path in folder.glob(PATTERN) if NAME.fullmatch(path.name)]
+    for path in found:
+        try:
+            confined(folder, path.name)
+        except PathError as error:
+            raise CheckpointError(f"{folder}: {error}") from None
+    return sorted(found, reverse=True)
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -24,11 +25,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.models import ArgumentInfo
 
 from recspec import __version__, config
-from recspec.errors import Interrupted, RecspecError, SettingsError, require_extra, unknown
+from recspec.errors import BundleError, Interrupted, RecspecError, SettingsError, of_the_machine, require_extra, unknown
 from recspec.feature_spec import ChunkType, FeatureSpec, json_schema
 from recspec.machine import pin, wait_politely
+from recspec.paths import local
 
 if TYPE_CHECKING:
     from recspec.evaluate import Report
@@ -36,14 +39,49 @@ if TYPE_CHECKING:
     from recspec.train import Result, TrainSettings
     from recspec.tune import Found
 
-app = typer.Typer(
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Commands(typer.Typer):
+    """Commands none of whose paths may be a URL."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[[Command], Command]:
+        """Register a command, and have every path that it is given checked first."""
+        register = super().command(*args, **settings)
+
+        def registered(function: Command) -> Command:
+            @wraps(function)
+            def checked(**values: object) -> object:
+                for name, value in values.items():
+                    for path in value if isinstance(value, (list, tuple)) else [value]:
+                        if isinstance(path, Path):
+                            local(path, _told_name(function, name))
+                return function(**values)
+
+            register(checked)
+            return function
+
+        return registered
+
+
+def _told_name(function: Callable[..., object], name: str) -> str:
+    """An argument as `--help` shows it: `OUT`, `--recipe`."""
+    _, info = get_args(get_type_hints(function, include_extras=True)[name])
+    if isinstance(info, ArgumentInfo):
+        return info.metavar or name.upper()
+    given = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+    return next((each for each in given if each.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+app = _Commands(
     help="Raw interaction and click logs to trained, measured and served recommenders.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Throughput and latency of models, exports and servers.", no_args_is_help=True)
+bench_app = _Commands(help="Throughput and latency of models, exports and servers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 FEW_STEPS = 5
@@ -59,6 +97,9 @@ Out = Annotated[Path, typer.Argument(help="folder to write", metavar="OUT")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a setting; may be repeated")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Outside = Annotated[bool, typer.Option("--allow-outside", help="files may lie outside the specification's folder")]
+Verify = Annotated[
+    bool, typer.Option("--verify/--no-verify", help="compare every file with the manifest that was written with it")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 
 
@@ -77,6 +118,12 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
+    except Exception as error:
+        told = of_the_machine(error)
+        if told is None:
+            raise
+        _print_error(RecspecError("\n".join((told, *getattr(error, "__notes__", ())))))
+        sys.exit(2)
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -301,6 +348,7 @@ def evaluate(
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
+    verify: Verify = True,
 ) -> None:
     """Metrics of a trained model, each under a named protocol."""
     from recspec import bundle
@@ -313,7 +361,7 @@ def evaluate(
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
     with join(device, end=_end) as ranks:
-        trained = bundle.load(run, ranks=ranks)
+        trained = bundle.load(run, ranks=ranks, verify=verify)
         with _stages(show=ranks.is_first) as progress:
             report = run_evaluation(
                 trained,
@@ -347,6 +395,7 @@ def predict(
     ] = None,
     device: Device = "auto",
     allow_outside: Outside = False,
+    verify: Verify = True,
 ) -> None:
     """Raw rows with a column `probability` added; or each row of a prepared split."""
     from recspec.machine import keep_freed_memory
@@ -358,7 +407,7 @@ def predict(
         raise SettingsError(f"predict: {rows} is a file of raw rows, which has no split; leave --split {split} out")
     spec = FeatureSpec.load(rows, allow_outside=allow_outside) if is_prepared else None
     chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
-    predictor = Predictor.open(run, device=device)
+    predictor = Predictor.open(run, device=device, verify=verify)
     if spec is None:
         counts = predict_file(predictor, rows, out_file, columns=chosen)
     else:
@@ -381,13 +430,14 @@ def recommend(
     out_file: Annotated[Path | None, typer.Option("--out", help="Parquet file to write")] = None,
     json_output: Json = False,
     device: Device = "auto",
+    verify: Verify = True,
 ) -> None:
     """The k best items for raw user ids, without those they have seen."""
     from recspec.machine import keep_freed_memory
     from recspec.predict import Predictor, read_users, recommend_to_parquet
 
     keep_freed_memory()
-    predictor = Predictor.open(run, device=device)
+    predictor = Predictor.open(run, device=device, verify=verify)
     chosen = [*(user or []), *(read_users(users) if users else [])]
     if not chosen and not all_users:
         raise SettingsError("recommend: name users with --user ID, --users FILE, or take --all with --out FILE")
@@ -412,6 +462,26 @@ def recommend(
         return
     for answer in answers:
         _print_recommendation(answer)
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="a run's folder, a bundle's or an export's", metavar="RUN")],
+    expect: Annotated[
+        str | None, typer.Option(metavar="DIGEST", help="the digest that an earlier `recspec verify` printed")
+    ] = None,
+) -> None:
+    """Compare every file of a trained model with its manifest; print the manifest's digest."""
+    from recspec import bundle, manifest
+    from recspec.programs import find_export
+
+    folder = find_export(run) or bundle.find(run)
+    digest = manifest.check(folder)
+    if digest is None:
+        raise BundleError(f"{folder}: has no manifest.json to compare with")
+    if expect is not None and digest != expect.strip().lower():
+        raise BundleError(f"{folder}: its manifest has the digest {digest}; expected {expect}")
+    out.print(f"{digest}  {folder}", highlight=False, markup=False)
 
 
 @app.command("import-tf")
@@ -457,6 +527,7 @@ def export(
     threads: Annotated[int | None, typer.Option(min=1, help="that compute a call while it is measured")] = None,
     json_output: Json = False,
     allow_outside: Outside = False,
+    verify: Verify = True,
 ) -> None:
     """A trained model as a program (ONNX, AOTInductor, Triton), checked against the bundle at once."""
     from recspec import bundle
@@ -477,7 +548,7 @@ def export(
         triton_backend=cast(Any, triton_backend),
     )
     spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
-    made = run_export(bundle.load(run), out_folder, settings, spec, tell=_tell)
+    made = run_export(bundle.load(run, verify=verify), out_folder, settings, spec, tell=_tell)
     if json_output:
         _print_json(made.sheet)
     else:
@@ -506,6 +577,7 @@ def serve(
     watch: Annotated[float, typer.Option(min=0, help="seconds between looks for new models; 0: never")] = 5.0,
     json_output: Json = False,
     device: Device = "cpu",
+    verify: Verify = True,
 ) -> None:
     """Answer over HTTP and gRPC: the Open Inference Protocol, JSON for people, and a page to try it."""
     for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
@@ -538,7 +610,9 @@ def serve(
             ServeSettings, "serve", {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None}
         ),
         repository=config.build(
-            RepositorySettings, "serve", {"device": device, "threads": threads, "watch_seconds": watch}
+            RepositorySettings,
+            "serve",
+            {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify},
         ),
         limits=config.build(Limits, "serve", limits),
         token=read_token(os.environ, token_file),
@@ -715,6 +789,7 @@ def bench_infer(
     seconds: Annotated[float, typer.Option(help="of measuring, for each line of the table")] = 1.0,
     warmup: Annotated[int, typer.Option(min=0, help="calls before the clock starts")] = 10,
     json_output: Json = False,
+    verify: Verify = True,
 ) -> None:
     """Latency (p50 to p99) and rows/s of models and their exports on this machine, by batch size."""
     from recspec.bench import bench_inference
@@ -729,6 +804,7 @@ def bench_infer(
         form=_one_of("--form", form, FORMS),
         seconds=seconds,
         warmup=warmup,
+        verify=verify,
     )
     if json_output:
         _print_json(figures)

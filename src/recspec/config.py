@@ -12,7 +12,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from recspec.errors import SettingsError, nearest, unknown
+from recspec.paths import PathError, local, read_text
 
+MOST_RECIPE_BYTES = 1 << 20
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
 
 
@@ -51,12 +53,14 @@ def load_recipe(path: str | Path) -> Recipe:
     Raises:
         SettingsError: if the file is missing, not YAML, or has a section that recipes don't have.
     """
-    file = Path(path)
+    file = local(path, "the recipe")
     if not file.is_file():
         known = [found.name for found in file.parent.iterdir()] if file.parent.is_dir() else []
         raise SettingsError(f"recipe {file}: no such file{nearest(file.name, known)}")
     try:
-        data = _read_yaml(file.read_text(encoding="utf-8")) or {}
+        data = _read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
+    except PathError as error:
+        raise SettingsError(f"recipe {error}") from None
     except ValueError as error:
         raise SettingsError(f"recipe {file}: {error}") from None
     if not isinstance(data, dict):

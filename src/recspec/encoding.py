@@ -24,6 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from recspec.errors import DataError, listed, nearest, unknown
 from recspec.hashing import Prints, cross, fingerprint64
+from recspec.outputs import whole_file
+from recspec.paths import PathError, confined, read_text, special
 
 ENCODERS_FILE = "encoders.json"
 VOCABULARIES = "vocabularies"
@@ -71,7 +73,9 @@ class Vocabulary:
             DataError: if the file is missing or holds something else.
         """
         try:
-            table = pq.read_table(path)
+            if problem := special(path):
+                raise DataError(f"{path}: {problem}")
+            table = pq.read_table(path, partitioning=None)
             return cls(_narrowed(_whole_or_text(combined(table.column("value")))))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary; the folder is not a prepared dataset, or not whole") from None
@@ -81,9 +85,8 @@ class Vocabulary:
     def save(self, path: Path) -> None:
         """Write the values in order of their ids, as the one column `value` of a Parquet file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        pq.write_table(pa.table({"value": in_strings(pa.chunked_array([self.values]))}), temporary)
-        temporary.replace(path)
+        with whole_file(path) as temporary:
+            pq.write_table(pa.table({"value": in_strings(pa.chunked_array([self.values]))}), temporary)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -483,6 +486,22 @@ def _gap(encoder: Encoder, values: RawValues, encoded: NDArray[np.generic]) -> G
     return Gap(count, len(array) - count, UNKNOWN_ID)
 
 
+def read_encoders(folder: Path) -> dict[str, Encoder]:
+    """What `encoders.json` says, by feature.
+
+    Raises:
+        DataError: if the file is missing or not what it should be.
+    """
+    path = folder / ENCODERS_FILE
+    if not path.exists():
+        raise DataError(f"{path}: no such file; raw values can't be encoded without it")
+    try:
+        return _FILE.validate_json(read_text(confined(folder, ENCODERS_FILE)))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        raise DataError.of(str(path), problems) from None
+
+
 @dataclass(frozen=True)
 class Encoders:
     """How each feature's raw value becomes the prepared one, with the vocabularies that takes."""
@@ -497,27 +516,22 @@ class Encoders:
         Raises:
             DataError: if a file is missing or not what it should be.
         """
-        path = folder / ENCODERS_FILE
-        try:
-            encoders = _FILE.validate_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file; raw values can't be encoded without it") from None
-        except ValidationError as error:
-            problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
-            raise DataError.of(str(path), problems) from None
+        encoders = read_encoders(folder)
         names = {encoder.vocabulary for encoder in encoders.values() if isinstance(encoder, VocabularyEncoder)}
-        files = {name: folder / VOCABULARIES / f"{name}.parquet" for name in sorted(names)}
+        try:
+            files = {name: confined(folder, f"{VOCABULARIES}/{name}.parquet") for name in sorted(names)}
+        except PathError as error:
+            raise DataError(f"{folder / ENCODERS_FILE}: {error}") from None
         return cls(encoders, {name: Vocabulary.load(file) for name, file in files.items()})
 
     def save(self, folder: Path) -> None:
         """Write `encoders.json` and every vocabulary."""
         data = {name: _told(encoder) for name, encoder in self.encoders.items()}
         (folder / VOCABULARIES).mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{ENCODERS_FILE}.tmp"
-        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(folder / ENCODERS_FILE)
+        with whole_file(folder / ENCODERS_FILE) as temporary:
+            temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         for name, vocabulary in self.vocabularies.items():
-            vocabulary.save(folder / VOCABULARIES / f"{name}.parquet")
+            vocabulary.save(confined(folder, f"{VOCABULARIES}/{name}.parquet"))
 
     def vocabulary_of(self, feature: str) -> Vocabulary:
         """The vocabulary that a categorical feature's raw values are looked up in.

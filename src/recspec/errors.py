@@ -19,6 +19,7 @@ status 2; anything else that reaches it is our own mistake.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import re
 from collections.abc import Iterable, Sequence
@@ -96,6 +97,48 @@ class Interrupted(RecspecError):
 
 class MissingExtraError(RecspecError):
     """An optional library that is not installed."""
+
+
+_OF_THE_MACHINE = {
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EBUSY", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE",
+        "ENODEV", "ENOENT", "ENOSPC", "ENOTDIR", "ENOTEMPTY", "ENXIO", "EPERM", "EROFS", "ESTALE", "ETXTBSY",
+    )
+    if hasattr(errno, name)
+}  # fmt: skip
+"""What a system call says of the disk, of a path and of who may write to it: nothing that our own mistakes cause."""
+
+_SAID_IN_WORDS = (
+    "no space left on device", "disk quota exceeded", "read-only file system", "permission denied", "file too large",
+    "database or disk is full", "attempt to write a readonly database", "unable to open database file",
+    "input/output error", "file write failed", "allocate memory",
+)  # fmt: skip
+
+
+def of_the_machine(error: BaseException | None) -> str | None:
+    """The message for a full disk, a folder that can't be written to, and the like; None for anything else.
+
+    Some libraries say so in words only; their errors are told by those.
+    """
+    first = error
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return "there is not enough memory for this; ask for less at once, or take a larger machine"
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+            text = error.strerror or str(error)
+            return f"{' -> '.join(names)}: {text}" if names else text
+        if any(words in str(error).lower() for words in _SAID_IN_WORDS):
+            return _first_lines(str(error))
+        error = error.__cause__ or error.__context__
+    if isinstance(first, OSError) and first.errno is None and "requested and" in str(first):
+        return f"a file could not be written whole ({first}); is the disk full?"  # numpy says only this
+    return None
+
+
+def _first_lines(text: str) -> str:
+    return text.strip().splitlines()[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recspec import latency, machine, onnx_graph, triton_repository
+from recspec import latency, machine, manifest, onnx_graph, triton_repository
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Bundle
 from recspec.encoding import Encoders
@@ -32,6 +32,8 @@ from recspec.feature_spec import FeatureSpec
 from recspec.metrics import auc
 from recspec.models.base import Model
 from recspec.onnx_graph import Precision
+from recspec.outputs import locked, made, staging, whole_folder
+from recspec.paths import local
 from recspec.programs import (
     ONNX_FILE,
     PT2_FILE,
@@ -179,27 +181,27 @@ def export(
         ExportError: if the model can't be exported, or the program's probabilities drift beyond the tolerance. Nothing
             is left behind then.
     """
-    settings = settings or ExportSettings()
-    refuse_to_replace(out, settings)
+    out, settings = local(out, "OUT"), settings or ExportSettings()
+    with locked(out, "exporting into"):
+        refuse_to_replace(out, settings)
+        try:
+            return _export(trained, out, settings, data, tell)
+        except OSError as error:
+            raise ExportError(f"{out}: the export could not be written: {error}") from None
+
+
+def _export(trained: Bundle, out: Path, settings: ExportSettings, data: FeatureSpec | None, tell: Tell) -> Exported:
     model = trained.model.eval()
     signature = signature_of(trained.spec, model.features(), settings.form)
     tell("reading rows to check the program on" if data is not None else "making up rows to check the program on")
     sample = sample_of(trained, data)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        if settings.format == "triton":
-            return _into_repository(trained, signature, sample, settings, temporary, out, tell)
-        sheet = _write(trained, signature, sample, settings, temporary, tell)
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
-        return Exported(out, sheet)
-    except OSError as error:
-        raise ExportError(f"{out}: the export could not be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    if settings.format == "triton":
+        with made(out.parent), staging(out) as staged:
+            return _into_repository(trained, signature, sample, settings, staged, out, tell)
+    with whole_folder(out) as folder:
+        sheet = _write(trained, signature, sample, settings, folder, tell)
+        manifest.write(folder)
+    return Exported(out, sheet)
 
 
 def refuse_to_replace(out: Path, settings: ExportSettings) -> None:
@@ -339,6 +341,7 @@ def _into_repository(
     if settings.raw:
         sheet["triton"]["raw"] = _write_raw(trained, signature, settings, staged, name, version)
     (to / SHEET).write_text(json.dumps(sheet, indent=2) + "\n", encoding="utf-8")
+    manifest.write(to)
     triton_repository.move_into(out, staged)
     return Exported(out / name / str(version), sheet)
 
@@ -352,7 +355,7 @@ def _write_raw(
     try:
         encoders = Encoders.load(trained.folder)
         names = [port.name for port in signature.inputs]
-        beside = triton_repository.histories_beside(trained.spec, trained.folder, names)
+        beside = triton_repository.histories_beside(trained.spec, names)
         triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching, beside)
     except ExportError as error:
         return f"none: {error}"

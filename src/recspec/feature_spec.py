@@ -11,21 +11,30 @@ import datetime
 import hashlib
 import json
 import operator
-import os
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from recspec.errors import SpecError, listed, nearest, unknown
+from recspec.outputs import whole_file
+from recspec.paths import PathError, confined, local, read_text
 
 FILE_NAME = "feature_spec.yaml"
 
@@ -40,6 +49,7 @@ SPLITS = ("train", "valid", "test")
 LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
 NO_FILES = "the specification names no files; `recspec synthesize` makes some"
 MAX_DEPTH = 50  # of lists and mappings inside one another
+MAX_BYTES = 16 << 20  # of the file
 MAX_VALUES = 1_000_000  # in the file once its aliases are followed: far beyond any real one, and quick to refuse
 
 
@@ -169,6 +179,10 @@ class Feature(BaseModel):
         return self.length is not None
 
 
+FileName = Annotated[str, WithJsonSchema({"type": "string", "format": "path"})]
+"""A path relative to the folder of the YAML file. Whatever key has this type is confined to that folder."""
+
+
 class Chunk(BaseModel):
     """Some columns of a split, in files of one type: rows 1..i in the first file, i+1..j in the next."""
 
@@ -176,7 +190,19 @@ class Chunk(BaseModel):
 
     type: ChunkType = Field(description="format of the files")
     features: tuple[str, ...] = Field(description="the columns, in the order they stand in the files", min_length=1)
-    files: tuple[str, ...] = Field(description="paths relative to the folder of this YAML file", min_length=1)
+    files: tuple[FileName, ...] = Field(description="paths relative to the folder of this YAML file", min_length=1)
+
+
+class _Metadata(BaseModel):
+    """The keys of `metadata` that name files; there may be any others."""
+
+    model_config = ConfigDict(extra="allow")
+
+    encoders: FileName | None = Field(None, description="file that says how a raw value becomes a prepared one")
+    vocabularies: FileName | None = Field(None, description="folder with a Parquet file for each vocabulary")
+    catalogues: dict[Literal["user", "item"], FileName] | None = Field(
+        None, description="Parquet file with a row for each id from 1"
+    )
 
 
 def _empty_dict(value: object) -> object:
@@ -209,6 +235,7 @@ class _File(BaseModel):
 def json_schema() -> dict[str, object]:
     """JSON Schema of the YAML file, for editors: every spelling that `FeatureSpec.load` reads is accepted."""
     schema = _File.model_json_schema()
+    schema["properties"]["metadata"] |= {"properties": _metadata_schema()["properties"]}
     feature = schema["$defs"]["Feature"]["properties"]
     for spelling in LIST_LENGTH_SPELLINGS:
         length = {"type": "integer", "minimum": 1}
@@ -224,6 +251,11 @@ def json_schema() -> dict[str, object]:
     for section in ("source_spec", "channel_spec", "metadata"):
         sections[section] = _or_null(sections[section])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+@cache
+def _metadata_schema() -> dict[str, Any]:
+    return _Metadata.model_json_schema()
 
 
 def _or_null(schema: Mapping[str, object]) -> dict[str, object]:
@@ -271,11 +303,11 @@ class FeatureSpec:
         Raises:
             SpecError: with every problem, each with its line in the file.
         """
-        file = _yaml_file(Path(path))
+        file = _yaml_file(_local(path))
         try:
-            text = file.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError) as error:
-            raise SpecError(f"{file}: can't be read as text: {error}") from None
+            text = read_text(file, most=MAX_BYTES)
+        except PathError as error:
+            raise SpecError(str(error)) from None
         data, lines, placed = _parse_yaml(text, file)
         if not isinstance(data, dict):
             found = "nothing" if data is None else _shown(data)
@@ -322,13 +354,11 @@ class FeatureSpec:
 
     def save(self, path: str | Path) -> Path:
         """Write the YAML file (into `path` when it is a folder) under a temporary name, then rename it."""
-        file = Path(path)
+        file = local(path, "the specification")
         if file.is_dir() or file.suffix not in (".yaml", ".yml"):
             file = file / FILE_NAME
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        temporary.write_text(self.to_yaml(), encoding="utf-8")
-        temporary.replace(file)
+        with whole_file(file) as temporary:
+            temporary.write_text(self.to_yaml(), encoding="utf-8")
         return file
 
     def replace(self, **fields: object) -> FeatureSpec:
@@ -450,8 +480,41 @@ class FeatureSpec:
         return tuple(name for chunk in self.sources[split] for name in chunk.features)
 
     def path(self, file: str) -> Path:
-        """Where a file named in the specification lies."""
-        return self.folder / file
+        """Where a file of a chunk lies.
+
+        Raises:
+            SpecError: if it leads outside the folder and may not, or is a special file.
+        """
+        return self._confined(file, allow_outside=self.allow_outside)
+
+    @property
+    def companions(self) -> Mapping[str, str]:
+        """Files and folders beside the specification that its metadata names, by the key that names them."""
+        return {_dotted(place): name for place, name in _names_of_files(self.metadata, _metadata_schema())}
+
+    def catalogue(self, role: Role) -> Path | None:
+        """The Parquet file with a row for each user or item, if the metadata names one."""
+        name = self.companions.get(f"catalogues.{role}")
+        return None if name is None else self._confined(name)
+
+    def vocabulary_file(self, name: str) -> Path | None:
+        """Where the raw values of an id space lie, such as `vocabulary(feature)`; None without vocabularies."""
+        folder = self.companions.get("vocabularies")
+        return None if folder is None else self._confined(f"{folder}/{name}.parquet")
+
+    def beside(self, name: str) -> Path:
+        """Where a file or folder beside the specification lies, whatever may lie outside.
+
+        Raises:
+            SpecError: if it leads outside the folder, or is a special file.
+        """
+        return self._confined(name)
+
+    def _confined(self, name: str, *, allow_outside: bool = False) -> Path:
+        try:
+            return confined(self.folder, name, allow_outside=allow_outside)
+        except PathError as error:
+            raise SpecError(f"{self.folder / FILE_NAME}: {error}") from None
 
     @property
     def leaves_padding_unsaid(self) -> tuple[str, ...]:
@@ -714,19 +777,28 @@ def _check_source(spec: FeatureSpec, split: str) -> Iterator[Problem]:
             elif seen[name] > 1:
                 yield where, f"feature '{name}' stands more than once in the split '{split}'; expected once"
         for number, file in enumerate(chunk.files):
-            problem = None if spec.allow_outside else _outside(spec.folder, file)
-            if problem is not None:
-                yield (*place, position, "files", number), problem
+            try:
+                confined(spec.folder, file, allow_outside=spec.allow_outside)
+            except PathError as error:
+                hint = "" if spec.allow_outside else "; move it there, or pass --allow-outside"
+                yield (*place, position, "files", number), f"{error}{hint if 'outside' in str(error) else ''}"
 
 
-def _outside(folder: Path, file: str) -> str | None:
-    try:
-        base = folder.resolve()
-        if (base / file).resolve().is_relative_to(base):
-            return None
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a character no file name has
-        return f"{file!r} can't be a file: {error}"
-    return f"'{file}' lies outside the specification's folder {base}; move it there, or pass --allow-outside"
+def _names_of_files(value: object, schema: Mapping[str, Any], place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """Place and text of every value that the schema calls a path."""
+    for branch in schema.get("anyOf", ()):
+        yield from _names_of_files(value, branch, place)
+    if schema.get("format") == "path" and isinstance(value, str):
+        yield place, value
+    if isinstance(value, Mapping):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        for key, inner in value.items():
+            below = known.get(key, others)
+            if isinstance(below, Mapping):
+                yield from _names_of_files(inner, below, (*place, str(key)))
+    if isinstance(value, (list, tuple)) and isinstance(below := schema.get("items"), Mapping):
+        for position, inner in enumerate(value):
+            yield from _names_of_files(inner, below, (*place, position))
 
 
 def _check_channels(spec: FeatureSpec) -> Iterator[Problem]:
@@ -818,6 +890,11 @@ def _check_metadata(spec: FeatureSpec) -> Iterator[Problem]:
         yield ("metadata", "leak"), unknown("feature", str(leak), spec.features)
     elif leak is not None and any(leak in members for members in spec.channels.values()):
         yield ("metadata", "leak"), f"is '{leak}', which plays a role; a model must not read what gives the label away"
+    for place, name in _names_of_files(spec.metadata, _metadata_schema()):
+        try:
+            confined(spec.folder, name)
+        except PathError as error:
+            yield ("metadata", *place), str(error)
     for key in ("encoders", "vocabularies"):
         name = spec.metadata.get(key)
         if name is not None and not isinstance(name, str):
@@ -928,6 +1005,13 @@ def _write_list(dumper: yaml.SafeDumper, data: list[object]) -> yaml.Node:
 
 
 _PlainDumper.add_representer(list, _write_list)
+
+
+def _local(path: str | Path) -> Path:
+    try:
+        return local(path, "the specification")
+    except PathError as error:
+        raise SpecError(str(error)) from None
 
 
 def _yaml_file(path: Path) -> Path:

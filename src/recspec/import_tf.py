@@ -25,6 +25,8 @@ from recspec.feature_spec import Feature, FeatureSpec
 from recspec.hashing import CROSS_KEY
 from recspec.layers import Embeddings
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
+from recspec.outputs import locked
+from recspec.paths import local
 from recspec.tensorbundle import Array, Operation, Saved, TensorBundle
 from recspec.tf_columns import Column, Columns, Cross, Numeric
 
@@ -67,7 +69,13 @@ def import_tf(model: Path, out: Path, columns: Path, *, force: bool = False) -> 
         DataError: naming every variable and every column that can't be mapped, or the file that is damaged.
         BundleError: if `out` is taken, or can't be written.
     """
-    _check_free(out, force=force)
+    out = local(out, "OUT")
+    with locked(out, "importing into"):
+        _check_free(out, force=force)
+        return _import(local(model, "MODEL"), out, local(columns, "--columns"))
+
+
+def _import(model: Path, out: Path, columns: Path) -> Imported:
     saved = tensorbundle.find(model)
     described = Columns.load(columns)
     variables = TensorBundle.open(saved.prefix)
@@ -92,7 +100,6 @@ def import_tf(model: Path, out: Path, columns: Path, *, force: bool = False) -> 
             settings=settings.model_dump(mode="json"),
             trained={"imported": "tensorflow", "checkpoint": saved.prefix.name} | ({"steps": steps} if steps else {}),
         )
-        out.parent.mkdir(parents=True, exist_ok=True)
         bundle.save(out, net, card, weights=weights)
     summary = {
         "columns": len(described.read),

@@ -6,11 +6,16 @@ may lead. Paths that a user types are checked by `local`.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import stat
 from pathlib import Path
 
 from recspec.errors import DataError
+
+MOST_TEXT_BYTES = 64 << 20
+"""Of a file that is read as one text: far beyond any that recspec writes, and quick to refuse."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -30,7 +35,7 @@ def confined(folder: Path, name: str, *, allow_outside: bool = False) -> Path:
         allow_outside: Accept a path outside `folder`, because the user asked for it.
 
     Raises:
-        PathError: if the path is empty, a URL, absolute, leads outside `folder`, or is a special file.
+        PathError: if the path is empty, a URL, absolute, `folder` itself, leads outside it, or is a special file.
     """
     if not name or "\0" in name:
         raise PathError(f"{name!r} is not the name of a file")
@@ -39,10 +44,17 @@ def confined(folder: Path, name: str, *, allow_outside: bool = False) -> Path:
     try:
         base = folder.resolve()
         path = (base / name).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a name that is too long
+        circle = path.is_symlink()  # where Python 3.13 and newer stop
+    except RuntimeError:
+        raise PathError(f"{name!r} leads into a circle of links") from None
+    except (OSError, ValueError) as error:  # a name that is too long, a character no file name has
         raise PathError(f"{name!r} cannot be followed: {error}") from None
+    if circle:
+        raise PathError(f"{name!r} leads into a circle of links")
     if not allow_outside and (Path(name).is_absolute() or not path.is_relative_to(base)):
         raise PathError(f"{name!r} leads outside the folder {base}")
+    if path == base:
+        raise PathError(f"{name!r} is the folder {base} itself; expected a file or a folder in it")
     if problem := special(path):
         raise PathError(f"{name!r} {problem}")
     return folder / name
@@ -67,8 +79,59 @@ def local(text: str | Path, what: str) -> Path:
         PathError: if it is a URL, which is not supported: `s3://bucket/run` would become the local folder `s3:`.
     """
     if _SCHEME.match(str(text)):
+        written = re.sub(":/+", "://", str(text), count=1)  # Path makes one slash of two
         raise PathError(
-            f"{what}: '{text}' is a URL, and only local paths are supported; copy the files to a local folder first, "
-            "or mount the store"
+            f"{what}: '{written}' is a URL, and only local paths are supported; copy the files to a local folder "
+            "first, or mount the store"
         )
     return Path(text)
+
+
+def read_text(file: Path, *, most: int = MOST_TEXT_BYTES) -> str:
+    """The whole text of a file.
+
+    Raises:
+        PathError: if it is a special file, holds more than `most` bytes, is not UTF-8, or can't be read.
+    """
+    if problem := special(file):
+        raise PathError(f"{file}: {problem}")
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(most + 1)
+        if len(data) > most:
+            raise PathError(f"{file}: holds more than {most:,} bytes, the most that are read of such a file")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise PathError(f"{file}: can't be read as text: {error}") from None
+
+
+def read_json(file: Path, *, most: int = MOST_TEXT_BYTES) -> object:
+    """The data of a JSON file.
+
+    Raises:
+        PathError: if it can't be read, is not JSON, or is nested too deeply.
+    """
+    try:
+        data: object = json.loads(read_text(file, most=most))
+    except RecursionError:
+        raise PathError(f"{file}: damaged: lists and objects are nested too deeply") from None
+    except ValueError as error:
+        raise PathError(f"{file}: damaged: {error}") from None
+    return data
+
+
+def copy(name: str, source: Path, target: Path) -> None:
+    """Copy a file, or a folder with all that is in it, from the folder `source` to the same place in `target`.
+
+    Raises:
+        PathError: if the path, or anything below it, leads outside `source` or `target`, or is a special file.
+        OSError: if the disk does not take it.
+    """
+    origin, copied = confined(source, name), confined(target, name)
+    if origin.is_dir():
+        copied.mkdir(parents=True, exist_ok=True)
+        for child in sorted(origin.iterdir()):
+            copy(f"{name}/{child.name}", source, target)
+    else:
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, copied)

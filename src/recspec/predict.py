@@ -7,7 +7,6 @@ answered with the most popular items.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +47,8 @@ from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
 from recspec.gaps import LEFT_OUT, NO_EVENT, Misread, Predictions, misread_lists, raw_names, row_at
 from recspec.lookup import Lookup
+from recspec.outputs import whole_file
+from recspec.paths import local
 from recspec.signature import signature_of
 from recspec.storage import Column, Ragged, open_split
 
@@ -109,14 +110,14 @@ class Predictor:
         self._users: _Catalogue | None = None
 
     @classmethod
-    def open(cls, path: str | Path, *, device: str = "auto") -> Predictor:
-        """Open a bundle, or a run that holds one.
+    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True) -> Predictor:
+        """Open a bundle, or a run that holds one; with `verify`, compare its files with its manifest.
 
         Raises:
             BundleError: if there is none, or it is damaged.
         """
         chosen = pick_device(device)
-        return cls(bundle.load(path, device=chosen), chosen)
+        return cls(bundle.load(path, device=chosen, verify=verify), chosen)
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
@@ -579,8 +580,10 @@ def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str) -> 
 
 def _point_to_raw_rows(spec: FeatureSpec, split: str) -> None:
     """A name that is no split may be a file of raw rows beside the splits, as Outbrain's clicks_test."""
-    file = next((file for ending in ROW_FORMATS if (file := spec.path(f"{split}{ending}")).is_file()), None)
-    if split not in spec.splits and file is not None:
+    if split in spec.splits or "/" in split:
+        return
+    file = next((file for ending in ROW_FORMATS if (file := spec.folder / f"{split}{ending}").is_file()), None)
+    if file is not None:
         raise SpecError(
             f"{spec.folder}: {unknown('split', split, spec.splits)}; {file} is there: "
             f"if it holds raw rows, `recspec predict RUN {file}`"
@@ -589,11 +592,8 @@ def _point_to_raw_rows(spec: FeatureSpec, split: str) -> None:
 
 def _vocabulary_of(spec: FeatureSpec, name: str) -> Vocabulary | None:
     """The raw values of a feature's ids, where `prepare` left them beside the specification."""
-    folder = spec.metadata.get("vocabularies")
-    if not isinstance(folder, str) or not spec.features[name].is_categorical:
-        return None
-    file = spec.path(f"{folder}/{spec.vocabulary(name)}.parquet")
-    return Vocabulary.load(file) if file.is_file() else None
+    file = spec.vocabulary_file(spec.vocabulary(name)) if spec.features[name].is_categorical else None
+    return Vocabulary.load(file) if file is not None and file.is_file() else None
 
 
 def _raw(column: Column, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None) -> pa.Array:
@@ -729,11 +729,14 @@ def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catal
     own_id = spec.user_id if role == "user" else spec.item_id
     first_id = int(spec.reserves_unknown(own_id))
     features: Batch = {own_id: torch.arange(spec.num_ids(own_id), device=device)}
-    catalogues = spec.metadata.get("catalogues")
-    file = catalogues.get(role) if isinstance(catalogues, dict) else None
-    if not isinstance(file, str):
+    file = spec.catalogue(role)
+    if file is None:
         return _Catalogue(features, first_id, None)
-    table = pq.read_table(trained.folder / file)
+    try:
+        table = pq.read_table(file, partitioning=None)
+        _check_catalogue(table, spec, own_id)
+    except (pa.ArrowException, OSError, ValueError, DataError) as error:
+        raise BundleError(f"{file}: damaged, or of another specification: {error}") from None
     past = {name for name in table.column_names if name in spec.role("history")}
     lists = {name: _history(_column(table.column(name)), first_id) for name in past}
     for name in table.column_names:
@@ -744,6 +747,45 @@ def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catal
     title = next((name for name in TITLE_COLUMNS if name in table.column_names), None)
     titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
     return _Catalogue(features, first_id, titles, lists)
+
+
+def _check_catalogue(table: pa.Table, spec: FeatureSpec, own_id: str) -> None:
+    """Every feature's column in range, a row for each id.
+
+    Raises:
+        DataError: naming every column that is not.
+    """
+    problems = []
+    for name in table.column_names:
+        feature = spec.features.get(name)
+        if feature is None or name == own_id:
+            continue
+        column = table.column(name).combine_chunks()
+        of_lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        values = column.flatten() if of_lists else column
+        whole = pa.types.is_integer(values.type)
+        if of_lists != feature.is_list:
+            problems.append(
+                f"column '{name}' holds {column.type}; expected {'lists' if feature.is_list else 'no lists'}"
+            )
+        elif column.null_count or values.null_count:
+            problems.append(f"column '{name}' has missing values; expected one in every row")
+        elif feature.is_categorical != whole and not (whole or pa.types.is_floating(values.type)):
+            problems.append(f"column '{name}' holds {column.type}; expected {'ids' if whole else 'numbers'}")
+        elif feature.is_categorical and not whole:
+            problems.append(f"column '{name}' holds {column.type}; expected ids")
+        elif len(values):
+            low, high = (each.as_py() for each in pc.min_max(values).values())
+            if feature.is_categorical and not 0 <= low <= high < spec.num_ids(name):
+                problems.append(f"column '{name}' holds ids {low} to {high}; expected 0 to {spec.num_ids(name) - 1}")
+            elif not feature.is_categorical and not pc.all(pc.is_finite(values)).as_py():
+                problems.append(f"column '{name}' holds numbers that are not finite")
+    own = spec.features[own_id].cardinality
+    expected = spec.num_ids(own_id) - int(spec.reserves_unknown(own_id))
+    if isinstance(own, int) and len(table) != expected:
+        problems.append(f"has {len(table)} rows; expected {expected}, one for each id of '{own_id}'")
+    if problems:
+        raise DataError.of("its columns", problems)
 
 
 def _history(column: object, first_id: int) -> Ragged:
@@ -877,7 +919,7 @@ def _read_rows(path: Path) -> Iterator[pa.Table]:
     Raises:
         DataError: if the file can't be read as what its ending says.
     """
-    if not path.is_file():
+    if not local(path, "rows").is_file():
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file{nearest(path.name, known)}")
     if path.suffix not in ROW_FORMATS:
@@ -923,7 +965,7 @@ def _row_writer(out: Path | None) -> Iterator[Callable[[pa.Table], None]]:
         with _parquet_writer(out, None) as write:
             yield write
         return
-    with _renamed(out) as temporary, temporary.open("wb") as file:
+    with whole_file(local(out, "out")) as temporary, temporary.open("wb") as file:
         yield _csv_to(file) if out.suffix == ".csv" else _jsonl_to(file)
 
 
@@ -957,7 +999,7 @@ def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
 @contextmanager
 def _parquet_writer(out: Path, schema: pa.Schema | None) -> Iterator[Callable[[pa.Table], None]]:
     """Writes tables to a Parquet file under a temporary name, renamed at the end; without a row it has the schema."""
-    with _renamed(out) as temporary:
+    with whole_file(local(out, "out")) as temporary:
         writers: list[pq.ParquetWriter] = []
 
         def write(table: pa.Table) -> None:
@@ -972,18 +1014,6 @@ def _parquet_writer(out: Path, schema: pa.Schema | None) -> Iterator[Callable[[p
         finally:
             for writer in writers:
                 writer.close()
-
-
-@contextmanager
-def _renamed(out: Path) -> Iterator[Path]:
-    """A temporary name beside `out` that becomes `out` when the block ends well, and is removed when it doesn't."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _as_array(users: Sequence[str | int]) -> pa.Array:

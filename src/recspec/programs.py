@@ -5,7 +5,6 @@ Shapes: B rows of a program's input; L a list's length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recspec import manifest
 from recspec.batch import Batch
 from recspec.errors import BundleError, nearest, require_extra
 from recspec.models.base import Model
+from recspec.paths import PathError, confined, local, read_json
 from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature
 from recspec.signature import SHEET as SHEET
 
@@ -88,21 +89,28 @@ class Program(Protocol):
         ...
 
 
-def open_program(folder: Path, *, threads: int | None = None) -> Program:
+def open_program(folder: Path, *, threads: int | None = None, verify: bool = True) -> Program:
     """Load the export in a folder: what `recspec export` wrote, or a version of a model in a Triton repository.
 
     Args:
         threads: That compute one call; all cores' by default. A program made of torch takes torch's number.
+        verify: Compare every file with the export's manifest first.
 
     Raises:
-        BundleError: if the folder holds no export.
+        BundleError: if the folder holds no export, or a damaged one.
     """
+    folder = local(folder, "the export")
+    if verify and (folder / SHEET).exists():
+        manifest.check(folder)
     sheet = read_sheet(folder)
     signature = Signature.from_dict(sheet["signature"])
-    if (folder / ONNX_FILE).is_file():
-        return OnnxProgram(folder / ONNX_FILE, signature, threads=threads)
-    if (folder / PT2_FILE).is_file():
-        return Pt2Program(folder / PT2_FILE, signature)
+    try:
+        if (file := confined(folder, ONNX_FILE)).is_file():
+            return OnnxProgram(file, signature, threads=threads)
+        if (file := confined(folder, PT2_FILE)).is_file():
+            return Pt2Program(file, signature)
+    except PathError as error:
+        raise BundleError(f"{folder}: {error}") from None
     raise BundleError(f"{folder}: {SHEET} is there, but neither {ONNX_FILE} nor {PT2_FILE}; export it again")
 
 
@@ -122,13 +130,14 @@ def read_sheet(folder: Path) -> dict[str, Any]:
         BundleError: if it is missing or damaged.
     """
     file = folder / SHEET
-    try:
-        sheet = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         known = [found.name for found in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise BundleError(f"{file}: no such file; not an export{nearest(folder.name, known)}") from None
-    except (ValueError, OSError) as error:
-        raise BundleError(f"{file}: damaged: {error}") from None
+        raise BundleError(f"{file}: no such file; not an export{nearest(folder.name, known)}")
+    try:
+        confined(folder, SHEET)
+        sheet = read_json(file)
+    except PathError as error:
+        raise BundleError(str(error)) from None
     if not isinstance(sheet, dict) or "signature" not in sheet:
         raise BundleError(f"{file}: damaged: it has no signature")
     return sheet

@@ -35,6 +35,7 @@ from recspec.bundle import Seen
 from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError, RequestError, SettingsError, nearest
 from recspec.evaluate import id_feature
+from recspec.paths import PathError, local
 from recspec.predict import ROLES, Predictor
 from recspec.programs import SHEET, Arrays, Program, as_model_batch, open_program, read_sheet
 from recspec.signature import LOGIT, OUTPUTS, PROBABILITY, Port, Signature, signature_of
@@ -69,6 +70,7 @@ class RepositorySettings(config.Settings):
 
     device: str = Field("cpu", description="that computes: auto, cpu, cuda")
     threads: int | None = Field(None, ge=1, description="that compute a batch; torch's own number by default")
+    verify: bool = Field(True, description="compare a model's files with its manifest before it is opened")
     watch_seconds: float = Field(5.0, ge=0, description="between looks for new content in a model's folder; 0: never")
 
 
@@ -92,7 +94,11 @@ def sources_of(named: Sequence[str]) -> tuple[Source, ...]:
         name, equals, path = text.partition("=")
         if not equals or "/" in name:
             name, path = "", text
-        folder = Path(path)
+        try:
+            folder = local(path, "a model")
+        except PathError as error:
+            problems.append(str(error))
+            continue
         own = folder.resolve()
         name = name or (own.parent.name if own.name == "bundle" else own.name)
         if not NAME.fullmatch(name):
@@ -263,14 +269,14 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     """
     content = fingerprint(folder)
     if (folder / SHEET).is_file():
-        program = open_program(folder, threads=settings.threads)
+        program = open_program(folder, threads=settings.threads, verify=settings.verify)
         if program.signature.form != "rows":
             raise BundleError(
                 f"{folder}: exported with --form ranker, which takes one request a call; take --form rows"
             )
         opened = Opened(folder, program, _platform(program), None, (), content)
     else:
-        predictor = _detached(Predictor.open(folder, device=settings.device))
+        predictor = _detached(Predictor.open(folder, device=settings.device, verify=settings.verify))
         signature = signature_of(predictor.spec, predictor.model.features(), "rows")
         raw = _raw_ports(predictor, signature)
         program, note = _fastest(folder, TorchProgram(predictor, signature), settings)
@@ -291,7 +297,7 @@ def _fastest(folder: Path, torch_program: TorchProgram, settings: RepositorySett
     if found is None:
         return torch_program, ""
     try:
-        program = open_program(found, threads=settings.threads)
+        program = open_program(found, threads=settings.threads, verify=settings.verify)
         if program.signature != torch_program.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
         allowed = float(read_sheet(found).get("difference", {}).get("allowed_largest", SAME))
@@ -338,7 +344,7 @@ def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
     if predictor.encoders is None:
         return ()
     try:
-        beside = histories_beside(predictor.spec, predictor.bundle.folder, predictor.model.features())
+        beside = histories_beside(predictor.spec, predictor.model.features())
         return tuple(column.port for column in raw_columns(predictor.encoders, signature, beside))
     except ExportError:  # a feature without an encoder: there is no raw form
         return ()

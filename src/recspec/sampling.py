@@ -241,10 +241,9 @@ def _described_items(
     spec: FeatureSpec, splits: Sequence[str], names: Sequence[str]
 ) -> Iterator[tuple[NDArray[np.integer], Mapping[str, Column]]]:
     """Blocks of item ids and those items' features."""
-    catalogues = spec.metadata.get("catalogues")
-    file = catalogues.get("item") if isinstance(catalogues, Mapping) else None
-    if isinstance(file, str) and set(names) <= set(pq.read_schema(spec.path(file)).names):
-        table = pq.read_table(spec.path(file), columns=list(names))
+    file = spec.catalogue("item")
+    if file is not None and set(names) <= set(pq.read_schema(file).names):
+        table = pq.read_table(file, columns=list(names), partitioning=None)
         first = int(spec.reserves_unknown(spec.item_id))
         columns = {name: _from_arrow(table.column(name).combine_chunks()) for name in names}
         yield np.arange(first, first + len(table)), columns

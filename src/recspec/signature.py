@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 from recspec.errors import BundleError, SettingsError
 from recspec.feature_spec import FeatureSpec
@@ -57,16 +59,19 @@ class Signature:
         return {"form": self.form, "inputs": [asdict(port) for port in self.inputs], "outputs": list(OUTPUTS)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Signature:
         """Read what `to_dict` gave.
 
         Raises:
             BundleError: if it is something else.
         """
         try:
-            return cls(data["form"], tuple(Port(**port) for port in data["inputs"]))
-        except (KeyError, TypeError) as error:
-            raise BundleError(f"sheet.json: damaged: its signature lacks {error}") from None
+            return _SIGNATURE.validate_python({name: data[name] for name in ("form", "inputs")})
+        except (KeyError, TypeError, ValidationError) as error:
+            raise BundleError(f"{SHEET}: damaged: its signature is none that recspec writes: {error}") from None
+
+
+_SIGNATURE = TypeAdapter(Signature)
 
 
 def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Signature:

@@ -15,14 +15,13 @@ What a reader does to the stored values, in this order:
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import shutil
 import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +35,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recspec import tfrecord
-from recspec.errors import DataError, listed, nearest, unknown
+from recspec.errors import DataError, SpecError, listed, nearest, unknown
 from recspec.feature_spec import CHUNK_TYPES, FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
+from recspec.outputs import locked, temporary_name, whole_folder
+from recspec.paths import confined, copy, local
+
+PREPARE_FILE = "prepare.json"
+"""Beside a specification: from what, and with which settings, the dataset was prepared."""
 
 BLOCK_ROWS = 65_536  # rows read or written at once, and rows of a Parquet row group
 PARQUET_FILE_ROWS = 64 * BLOCK_ROWS
@@ -593,13 +597,14 @@ def _open_chunk(spec: FeatureSpec, chunk: Chunk, findings: Findings) -> _ChunkRe
     plans = [_plan(spec, name, shifted=False) for name in chunk.features]
     files: list[TableFile] = []
     for name in chunk.files:
-        path = spec.path(name)
-        problem = _missing(path)
-        if problem is None:
-            try:
+        problem = None
+        try:
+            path = spec.path(name)
+            problem = _missing(path)
+            if problem is None:
                 files.append(_READERS[chunk.type](path, plans))
-            except DataError as error:
-                problem = str(error)
+        except (DataError, SpecError) as error:
+            problem = str(error)
         if problem is not None:
             findings.add(name, None, None, "file", problem)
     return _ChunkReader(chunk, files) if len(files) == len(chunk.files) else _ChunkReader(chunk, [])
@@ -1175,7 +1180,7 @@ class SplitWriter:
             group.outputs[-1].close()
         number = len(group.outputs)
         stem = f"{group.stem}-{number:05d}" if group.numbered or number else group.stem
-        path = self.folder / self.split / f"{stem}{_SUFFIXES[self.type]}"
+        path = confined(self.folder, f"{self.split}/{stem}{_SUFFIXES[self.type]}")
         path.parent.mkdir(parents=True, exist_ok=True)
         group.outputs.append(_WRITERS[self.type](path, [self._plans[name] for name in group.features]))
 
@@ -1288,7 +1293,7 @@ class _FileOutput(ABC):
 
     def __init__(self, path: Path, plans: Sequence[_Plan]) -> None:
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.temporary = temporary_name(path)
         self.num_rows = 0
         self._plans = plans
         self._file: IO[bytes] = self.temporary.open("wb")
@@ -1469,8 +1474,18 @@ def transcode(
     Raises:
         DataError: values that contradict the specification; an `out` that holds a dataset already.
     """
-    out = Path(out)
-    refuse_to_overwrite(out)
+    with new_dataset(out) as folder:
+        written = _transcode(spec, folder, to, rows_per_file, progress)
+    return written.replace(folder=Path(out))
+
+
+def _transcode(
+    spec: FeatureSpec,
+    out: Path,
+    to: ChunkType,
+    rows_per_file: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> FeatureSpec:
     readers = {split: open_split(spec, split, shifted=False) for split in spec.splits}
     features = _resolved(spec, readers, to)
     total, done = sum(reader.num_rows for reader in readers.values()), 0
@@ -1484,20 +1499,29 @@ def transcode(
                 if progress is not None:
                     progress(done, total)
         sources[split] = writer.chunks
-    _copy_companions(spec, out)
+    copy_companions(spec, out)
+    if spec.beside(PREPARE_FILE).is_file():
+        copy(PREPARE_FILE, spec.folder, out)
     written = spec.replace(features=features, sources=sources, folder=out, allow_outside=False)
     written.save(out)
     return written
 
 
-def refuse_to_overwrite(folder: Path) -> None:
-    """A dataset is never written into the folder of another.
+@contextmanager
+def new_dataset(out: str | Path) -> Iterator[Path]:
+    """A folder that becomes `out` when the block ends well, and is removed when it doesn't.
 
     Raises:
-        DataError: if the folder holds one.
+        DataError: if `out` holds something, is a file or a URL, or another process is writing it.
     """
-    if (folder / FILE_NAME).exists():
-        raise DataError(f"{folder}: holds a dataset already; name an empty folder, or remove that one first")
+    folder = local(out, "OUT")
+    with locked(folder, "writing"):
+        if (folder / FILE_NAME).exists():
+            raise DataError(f"{folder}: holds a dataset already; name an empty folder, or remove that one first")
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise DataError(f"{folder}: is there already and is no empty folder; name another place")
+        with whole_folder(folder) as temporary:
+            yield temporary
 
 
 def _resolved(spec: FeatureSpec, readers: Mapping[str, SplitReader], to: ChunkType) -> dict[str, Feature]:
@@ -1542,39 +1566,32 @@ def _narrowest(cardinality: int | None, to: ChunkType) -> str:
     return next(name for name in ("int8", "int16", "int32", "int64") if cardinality - 1 <= np.iinfo(name).max)
 
 
-def _copy_companions(spec: FeatureSpec, out: Path) -> None:
-    """The files beside the specification that its metadata names: what makes raw values of ids, and back."""
+def copy_companions(spec: FeatureSpec, out: Path) -> None:
+    """Copy the files beside the specification that its metadata names: what makes raw values of ids, and back.
+
+    Raises:
+        DataError: as `companions`; or if something in a folder leads outside it or is a special file.
+    """
     for name in companions(spec):
-        source, target = spec.folder / name, out / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
-            shutil.copy2(source, target)
+        copy(name, spec.folder, out)
 
 
 def companions(spec: FeatureSpec) -> tuple[str, ...]:
-    """Files and folders beside the specification that its metadata names, and how it was prepared.
+    """Files and folders beside the specification that its metadata names.
 
     Raises:
-        DataError: one that is missing or lies outside the folder.
+        DataError: for one that is missing.
     """
-    catalogues = spec.metadata.get("catalogues")
-    named = [*(catalogues.values() if isinstance(catalogues, Mapping) else ())]
-    named += [spec.metadata[key] for key in ("vocabularies", "encoders") if key in spec.metadata]
-    base = spec.folder.resolve()
-    problems = []
-    for name in named:
-        path = spec.folder / str(name)
-        if not path.resolve().is_relative_to(base):
-            problems.append(f"metadata names '{name}', which lies outside the folder; move it there")
-        elif not path.exists():
-            problems.append(f"metadata names '{name}', which does not exist{nearest(str(name), _names_in(base))}")
+    named = tuple(dict.fromkeys(spec.companions.values()))
+    problems = [
+        f"metadata names '{name}', which does not exist{nearest(name, _names_in(spec.folder))}"
+        for name in named
+        if not spec.beside(name).exists()
+    ]
     if problems:
         raise DataError.of(str(spec.folder), problems)
-    prepared = ["prepare.json"] if (spec.folder / "prepare.json").is_file() else []
-    return (*(str(name) for name in named), *prepared)
+    return named
 
 
 def _names_in(folder: Path) -> list[str]:
-    return [found.name for found in folder.iterdir()]
+    return [found.name for found in folder.iterdir()] if folder.is_dir() else []

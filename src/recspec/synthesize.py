@@ -24,7 +24,7 @@ from recspec.storage import (
     Ragged,
     SplitWriter,
     feature_to_write,
-    refuse_to_overwrite,
+    new_dataset,
 )
 
 Distribution = Literal["uniform", "power_law"]
@@ -60,12 +60,26 @@ def synthesize(
         DataError: an `out` that holds a dataset already.
         SettingsError: a number of rows below 1, an alpha not above 0.
     """
-    out = Path(out)
-    refuse_to_overwrite(out)
     counts = _counts(spec, rows)
     if alpha <= 0:
         raise SettingsError(f"alpha is {alpha}; expected a number above 0, such as {CRITEO_ALPHA}")
     shape = spec.replace(features=_resolved(spec, type, cardinality), sources={}, metadata=_metadata(spec))
+    with new_dataset(out) as folder:
+        written = _write(spec, shape, folder, counts, type, seed, distribution, alpha, progress)
+    return written.replace(folder=Path(out))
+
+
+def _write(
+    spec: FeatureSpec,
+    shape: FeatureSpec,
+    out: Path,
+    counts: Mapping[str, int],
+    type: ChunkType,
+    seed: int,
+    distribution: Distribution,
+    alpha: float,
+    progress: Callable[[int, int], None] | None,
+) -> FeatureSpec:
     total, done = sum(counts.values()), 0
     sources: dict[str, tuple[Chunk, ...]] = {}
     for number, (split, count) in enumerate(counts.items()):

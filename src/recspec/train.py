@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,11 +44,14 @@ from recspec.optim import (
     sparse_pays,
     updates_rows_exactly,
 )
+from recspec.outputs import locked_inside
+from recspec.paths import local
 from recspec.replay import CudaRecorder, Recorder, Replay
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, holds_negatives, negatives_by_default, sampler_for
 from recspec.sequences import Dice, follow_together, in_one_shape
 from recspec.sharding import PlacementSettings, Shards, build, place
+from recspec.storage import companions
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -290,11 +293,12 @@ def train(
     Raises:
         SpecError: if the dataset lacks a role the model needs, or a split.
         SettingsError: if a setting does not fit the dataset.
+        DataError: if another process is training in `run`, or a file that the dataset's metadata names is missing.
         CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
         TrainingError: if the loss is no longer a number, another rank is lost, or the disk is full.
         Interrupted: if `stop_requested` says so; a checkpoint is written first.
     """
-    ranks = ranks or Ranks()
+    run, ranks = local(run, "RUN"), ranks or Ranks()
     before = torch.get_num_threads()
     threads, why_threads = machine.pick_threads(
         settings.threads, before, os.environ, machine.cores_at_once(), processes=ranks.local_world_size
@@ -302,7 +306,8 @@ def train(
     if threads != before:
         torch.set_num_threads(threads)
     try:
-        with ranks.guarded(lambda: _how_to_go_on(run)):
+        alone = locked_inside(run, "training in") if ranks.is_first else nullcontext()
+        with ranks.guarded(lambda: _how_to_go_on(run)), alone:
             # torchrun starts a job's processes anew after one has died; what it refused the first time stays refused.
             again = ranks.restarted and ranks.any(ranks.is_first and _has_checkpoint(run) and _is_of_this_job(run))
             resume = resume or again
@@ -341,6 +346,9 @@ class _Progress:
     stopped: str = ""
 
 
+_PROGRESS = TypeAdapter(_Progress)
+
+
 class TrainingRun:
     """One training run, from settings to a bundle."""
 
@@ -361,6 +369,7 @@ class TrainingRun:
         self.ranks, self.stop_requested = ranks, stop_requested
         self.precision, why = pick_precision(settings.precision, ranks.device, steady=MODELS[model_name].steady_shapes)
         self.train_splits = _check_splits(spec, settings)
+        companions(spec)  # which the bundle will hold: better missed now than after the last epoch
         self.valid = _valid_of(spec, settings)
         self.model, self.shards = self._make_model(model_settings)
         self.num_negatives = _num_negatives(spec, settings)
@@ -808,17 +817,22 @@ class TrainingRun:
         self._check_same_step(saved)
         self._check_same_run(saved)
         self._check_not_done(saved)
-        self.model.load_state_dict(dict(saved.weights))
-        self.optimizers.restore(cast(Mapping[str, Tensor], saved.optimizer))
-        self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
-        if self.average is not None:
-            self.average.restore(cast(Mapping[str, Tensor], saved.average))
-        for name, value in cast(dict[str, object], saved.state["progress"]).items():
-            setattr(self.progress, name, value)
+        try:
+            self.progress = _PROGRESS.validate_python(saved.state["progress"])
+            self.model.load_state_dict(dict(saved.weights))
+            self.optimizers.restore(cast(Mapping[str, Tensor], saved.optimizer))
+            self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
+            if self.average is not None:
+                self.average.restore(cast(Mapping[str, Tensor], saved.average))
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{saved.path}: is not a checkpoint of this run: {error}") from None
 
     def _check_same_step(self, saved: Checkpoint) -> None:
         """Refuse to go on where ranks found different checkpoints: one may read what another can't."""
-        step = int(cast(dict[str, int], saved.state["progress"])["step"])
+        try:
+            step = _PROGRESS.validate_python(saved.state.get("progress")).step
+        except ValidationError as error:
+            raise CheckpointError(f"{saved.path}: damaged: {error}") from None
         steps = self.ranks.gather(torch.tensor([step])).tolist()
         if len(set(steps)) > 1:
             raise CheckpointError(

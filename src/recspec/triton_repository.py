@@ -22,6 +22,7 @@ from recspec import hashing, triton_encode, triton_onnx
 from recspec.encoding import CrossEncoder, Encoder, Encoders, HashEncoder, NumberEncoder, VocabularyEncoder
 from recspec.errors import ExportError
 from recspec.feature_spec import FeatureSpec
+from recspec.paths import confined
 from recspec.signature import OUTPUTS, Level, Port, PortType, Signature
 
 Backend = Literal["onnxruntime", "python"]
@@ -68,8 +69,8 @@ class Beside:
     """What it holds of an item, by the item's id; None: numbers, which the rows bring."""
 
 
-def histories_beside(spec: FeatureSpec, folder: Path, features: Collection[str]) -> dict[str, Beside]:
-    """Which of a model's histories come from the items of another one: by the item catalogue in `folder`, or numbers.
+def histories_beside(spec: FeatureSpec, features: Collection[str]) -> dict[str, Beside]:
+    """Which of a model's histories come from the items of another one: by the item catalogue, or numbers.
 
     A history that is in neither way known is left out.
     """
@@ -81,19 +82,18 @@ def histories_beside(spec: FeatureSpec, folder: Path, features: Collection[str])
     items = next((name for name, item in pairs.items() if item == spec.item_id), None)
     if items is None:
         return {}
-    known = _of_items(spec, folder, {item for item in pairs.values() if item is not None} - {spec.item_id})
+    known = _of_items(spec, {item for item in pairs.values() if item is not None} - {spec.item_id})
     made = {name: Beside(items, None) for name in past if name not in pairs}
     return made | {name: Beside(items, known[item]) for name, item in pairs.items() if item in known}
 
 
-def _of_items(spec: FeatureSpec, folder: Path, names: Collection[str]) -> dict[str, NDArray[np.generic]]:
+def _of_items(spec: FeatureSpec, names: Collection[str]) -> dict[str, NDArray[np.generic]]:
     """Columns of the item catalogue, by the item's id: those below the first one's are nobody's."""
-    catalogues = spec.metadata.get("catalogues")
-    file = catalogues.get("item") if isinstance(catalogues, Mapping) else None
-    if not isinstance(file, str) or not names:
+    file = spec.catalogue("item")
+    if file is None or not names:
         return {}
-    held = [name for name in names if name in pq.read_schema(folder / file).names]
-    table = pq.read_table(folder / file, columns=held)
+    held = [name for name in names if name in pq.read_schema(file).names]
+    table = pq.read_table(file, columns=held, partitioning=None)
     columns = {name: table.column(name).to_numpy() for name in held}
     nobody = int(spec.reserves_unknown(spec.item_id))
     return {name: np.concatenate([np.zeros(nobody, each.dtype), each]) for name, each in columns.items()}
@@ -229,12 +229,15 @@ def _write_encoders(
         encoder = encoders.encoders.get(beside[port.name].items if port.name in beside else port.name)
         if isinstance(encoder, VocabularyEncoder):
             values = encoders.vocabularies[encoder.vocabulary].values.to_pylist()
-            file = to / "vocabularies" / f"{encoder.vocabulary}.json"
+            file = confined(to / "vocabularies", f"{encoder.vocabulary}.json")
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     (to / triton_encode.OF_ITEMS).mkdir()
     for feature, own in beside.items():
         if own.of_items is not None:
-            np.save(to / triton_encode.OF_ITEMS / f"{feature}.npy", own.of_items, allow_pickle=False)
+            file = confined(to / triton_encode.OF_ITEMS, f"{feature}.npy")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, own.of_items, allow_pickle=False)
 
 
 def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> dict[str, object]:
@@ -303,7 +306,7 @@ def _config(
 ) -> str:
     """The text of a configuration. Requests of a ranker are not joined: each has its own request features."""
     batches = signature.form == "rows"
-    lines = [f'name: "{name}"', *kind, f"max_batch_size: {batching.max_batch_size if batches else 0}"]
+    lines = [f"name: {_quoted(name)}", *kind, f"max_batch_size: {batching.max_batch_size if batches else 0}"]
     lines += _ports("input", inputs, batches) + _ports("output", outputs, batches)
     ensemble = any("ensemble" in line for line in kind)
     if batches and not ensemble:
@@ -324,17 +327,22 @@ def _ports(kind: str, ports: Sequence[Port], batches: bool) -> list[str]:
     for port in ports:
         rows = [] if batches else [1 if port.level == "request" else -1]
         dims = ", ".join(map(str, [*rows, port.width]))
-        lines.append(f'{kind} {{ name: "{port.name}" data_type: {TYPES[port.dtype]} dims: [ {dims} ] }}')
+        lines.append(f"{kind} {{ name: {_quoted(port.name)} data_type: {TYPES[port.dtype]} dims: [ {dims} ] }}")
     return lines
+
+
+def _quoted(text: str) -> str:
+    """A text in the protobuf text format, whose escapes are those of JSON: a feature may have any name."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _ensemble(name: str, columns: Sequence[Port], signature: Signature) -> list[str]:
     """Two steps: raw columns to features, features to probabilities. Names inside start with `feature.`."""
 
     def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
-        lines = ["  step {", f'    model_name: "{model}"', "    model_version: -1"]
-        lines += [f'    input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()]
-        lines += [f'    output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()]
+        lines = ["  step {", f"    model_name: {_quoted(model)}", "    model_version: -1"]
+        lines += [f"    input_map {{ key: {_quoted(key)} value: {_quoted(value)} }}" for key, value in inputs.items()]
+        lines += [f"    output_map {{ key: {_quoted(key)} value: {_quoted(value)} }}" for key, value in outputs.items()]
         return [*lines, "  }"]
 
     raw = {port.name: port.name for port in columns}

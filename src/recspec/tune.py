@@ -8,18 +8,18 @@ The search lives in a folder and outlasts the process:
     OUT/best/             its bundle
 
 A search that was stopped, or killed, goes on with the same command: the trial under way continues from its checkpoint.
+The same command may run several times at once: the workers share the trials.
 test is never opened.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingErr
 from recspec.evaluate import LOWER_IS_BETTER
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
+from recspec.outputs import is_locked, locked, made, put_in_place, turn, whole_file
+from recspec.paths import local
 from recspec.runlog import Event
 from recspec.train import TrainSettings, train
 
@@ -46,6 +48,9 @@ EXAMPLES = "'[16, 32, 64]' for one of several, '0.0..0.5' for a range, '1e-4..1e
 
 FIRST_TRIALS = 5
 """Trials that are never stopped early: there is nothing to compare them with."""
+
+WAIT = 120.0
+"""Seconds that a worker waits for another one's transaction."""
 
 FAILURES = 5
 """Failed trials, with none that went well, after which a search gives up."""
@@ -210,6 +215,11 @@ class Found:
     left: int
     """Trials that were asked for and not made."""
 
+    @property
+    def ended(self) -> int:
+        """Trials that ended, one way or another."""
+        return sum(trial.state != "running" for trial in self.trials)
+
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
@@ -264,13 +274,16 @@ class Tuning:
         """
         require_extra("optuna", "tune")
         started = time.monotonic()
-        self.out.mkdir(parents=True, exist_ok=True)
-        with _quiet():
-            study = self._study()
-            self._take_up(study)
-            while self._made(study) < self.trials and not self._over(started):
-                if self._one(study, started):
-                    self._keep_best(study)
+        self.out = local(self.out, "OUT")
+        with _quiet(), made(self.out):
+            with turn(self.out):
+                study = self._study()
+            while not self._over(started):
+                with ExitStack() as held:
+                    trial = self._next(study, held)
+                    if trial is None:
+                        break
+                    self._one(study, trial, started)
         if self.stop_requested():
             raise Interrupted(
                 f"{self.out}: stopped after {self._made(study)} of {self.trials} trials; the same command goes on"
@@ -284,13 +297,13 @@ class Tuning:
 
         study = optuna.create_study(
             study_name="recspec",
-            storage=f"sqlite:///{(self.out / STUDY).resolve()}",
+            storage=optuna.storages.RDBStorage(
+                f"sqlite:///{(self.out / STUDY).resolve()}",
+                engine_kwargs={"connect_args": {"timeout": WAIT}},
+            ),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
             load_if_exists=True,
         )
-        # A call that goes on draws what comes next, not the first trials again.
-        seed = self.seed + len(study.get_trials(deepcopy=False))
-        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
         told = self._told()
         if not study.user_attrs:
             for name, value in told.items():
@@ -314,13 +327,46 @@ class Tuning:
             "search": {name: drawn.told() for name, drawn in self.search.items()},
         }
 
-    def _take_up(self, study: optuna.Study) -> None:
-        """Trials that a killed process left under way are made again, from their checkpoints."""
+    def _next(self, study: optuna.Study, held: ExitStack) -> optuna.Trial | None:
+        """The trial to make now, or None where all are made or under way.
+
+        The lock of its folder, which goes to `held`, tells other workers that it is under way; the kernel gives it
+        back however this process ends. Whatever concerns all trials is done by one worker after another.
+        """
         import optuna
 
+        with turn(self.out):
+            under_way = self._take_up(study)
+            if self._made(study) + under_way >= self.trials:
+                return None
+            # Each trial draws anew: a call that goes on, or a second worker, does not draw the first trials again.
+            seed = self.seed + len(study.get_trials(deepcopy=False))
+            study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
+            trial = study.ask()
+            folder = str(trial.user_attrs.get("continues") or f"{trial.number:04d}")
+            trial.set_user_attr("folder", folder)
+            held.enter_context(locked(self._run_of(folder), "training in"))
+            return trial
+
+    def _run_of(self, folder: str) -> Path:
+        return self.out / "trials" / folder
+
+    def _take_up(self, study: optuna.Study) -> int:
+        """Trials that an ended process left under way wait to be made again, from their checkpoints.
+
+        Gives how many are under way in other processes.
+        """
+        import optuna
+
+        alive = 0
         for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+            folder = str(trial.user_attrs.get("folder", ""))
+            if folder and is_locked(self._run_of(folder)):
+                alive += 1
+                continue
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            study.enqueue_trial(trial.params, user_attrs={"continues": trial.user_attrs.get("folder", "")})
+            study.enqueue_trial(trial.params, user_attrs={"continues": folder})
+        return alive
 
     def _made(self, study: optuna.Study) -> int:
         """Trials that ended, one way or another; those made again count once."""
@@ -340,22 +386,20 @@ class Tuning:
 
     # --- one trial ---------------------------------------------------------------------------------------------
 
-    def _one(self, study: optuna.Study, started: float) -> bool:
-        """Draw settings and train with them; gives whether the trial ended, and was not cut off."""
+    def _one(self, study: optuna.Study, trial: optuna.Trial, started: float) -> None:
+        """Draw settings, train with them and say what came of it; one that is cut off stays under way."""
         import optuna
 
-        trial = study.ask()
-        folder = str(trial.user_attrs.get("continues") or f"{trial.number:04d}")
-        trial.set_user_attr("folder", folder)
         drawn = {name: each.suggest(trial, name) for name, each in self.search.items()}
-        run = self.out / "trials" / folder
+        run = self._run_of(str(trial.user_attrs["folder"]))
         watch = _Watch(self, trial, started)
         try:
             self._train(run, drawn, watch)
         except Interrupted:
-            if not watch.pruned:  # it stays under way: the next call takes it up
-                return False
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            if not watch.pruned:  # the next call takes it up
+                return
+            with turn(self.out):
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         except (SettingsError, TrainingError) as error:
             trial.set_user_attr("reason", str(error))
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -366,9 +410,11 @@ class Tuning:
                     f"{self.spec.folder}: there is no valid split to judge trials on; "
                     "set train.valid_share=0.1 to hold out a share of train"
                 )
-            study.tell(trial, watch.best * watch.sign)
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        return True
+            with turn(self.out):  # the bundle is kept or given up before another worker looks for the best one
+                study.tell(trial, watch.best * watch.sign)
+                self._keep_best(study, run)
+        for left in ("checkpoints", "bundle"):
+            shutil.rmtree(run / left, ignore_errors=True)
 
     def _train(self, run: Path, drawn: Mapping[str, object], watch: _Watch) -> None:
         model_settings, train_settings = self._settings(drawn)
@@ -408,19 +454,15 @@ class Tuning:
 
     # --- what came of it ---------------------------------------------------------------------------------------
 
-    def _keep_best(self, study: optuna.Study) -> None:
-        """The best trial's bundle and recipe; the bundles of all others are given up."""
+    def _keep_best(self, study: optuna.Study, run: Path) -> None:
+        """The bundle of the trial that was made in `run`, if it is the best one; and the best recipe."""
         found = self._found(study)
         if found.best is None:
             return
-        folder = _folder_of(study, found.best.number)
-        bundle = self.out / "trials" / folder / "bundle"
-        if bundle.is_dir():
-            shutil.rmtree(self.out / BUNDLE, ignore_errors=True)
-            bundle.rename(self.out / BUNDLE)
-            self._write_recipe(found)
-        for other in (self.out / "trials").glob("*/bundle"):
-            shutil.rmtree(other, ignore_errors=True)
+        bundle = self._run_of(_folder_of(study, found.best.number)) / "bundle"
+        if bundle.parent == run and bundle.is_dir():
+            put_in_place(bundle, self.out / BUNDLE)
+        self._write_recipe(found)
 
     def _write_recipe(self, found: Found) -> None:
         best = found.best
@@ -429,7 +471,7 @@ class Tuning:
         recipe = {
             "about": {
                 "dataset": self.spec.metadata.get("dataset") or self.spec.folder.name,
-                "how": f"trial {best.number} of {len(found.trials)} of `recspec tune`, chosen on valid alone",
+                "how": f"trial {best.number}, the best of {found.ended} of `recspec tune`, chosen on valid alone",
                 "reached": f"{found.metric} {best.value:.5f} on valid; test was not opened",
                 "recspec": __version__,
             },
@@ -437,9 +479,8 @@ class Tuning:
             "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
             "train": train_settings.model_dump(mode="json", exclude_defaults=True),
         }
-        temporary = self.out / f".{RECIPE}.{os.getpid()}"
-        temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        temporary.replace(self.out / RECIPE)
+        with whole_file(self.out / RECIPE) as temporary:
+            temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     def _found(self, study: optuna.Study) -> Found:
         metric = str(study.user_attrs.get("metric", ""))

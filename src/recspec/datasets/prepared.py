@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +24,10 @@ import recspec
 from recspec.config import Settings
 from recspec.errors import DataError
 from recspec.feature_spec import FILE_NAME, FeatureSpec
+from recspec.outputs import beside, locked, put_in_place, whole_folder
+from recspec.paths import PathError, local, read_json
+from recspec.storage import PREPARE_FILE
 
-PREPARE_FILE = "prepare.json"
 HASHED_BYTES = 64 << 20
 """Inputs up to this size are known by their SHA-256, larger ones by size and time of change."""
 
@@ -99,11 +101,24 @@ def run(
     Raises:
         DataError: if `out` holds something else, or another process prepares it.
     """
-    identity = job.identity()
+    out = local(job.out, "OUT")
+    with locked(out, "preparing"):
+        return _run(job, job.identity(), build, force, resumable_by, finished, progress)
+
+
+def _run(
+    job: Job,
+    identity: dict[str, object],
+    build: Callable[[Path], FeatureSpec],
+    force: bool,
+    resumable_by: str | None,
+    finished: Callable[[Path], str | None],
+    progress: Progress,
+) -> Prepared:
     _remove_abandoned(job.out)
     if _holds(job.out, identity, force):
         return _prepared(job, f"already prepared: {job.out} holds what was asked for")
-    if resumable_by is None and _owner(_unfinished(job.out)) is None:  # of another dataset that was to be here
+    if resumable_by is None:  # of another dataset that was to be here
         shutil.rmtree(_unfinished(job.out), ignore_errors=True)
     started = time.perf_counter()
     place = _beside(job.out) if resumable_by is None else _resumed(job.out, {**identity, "engine": resumable_by})
@@ -122,7 +137,9 @@ def run(
 
 
 def _prepared(job: Job, message: str) -> Prepared:
-    record = json.loads((job.out / PREPARE_FILE).read_text(encoding="utf-8"))
+    record = read_json(job.out / PREPARE_FILE)
+    if not isinstance(record, dict) or not isinstance(record.get("summary"), dict) or "seconds" not in record:
+        raise DataError(f"{job.out / PREPARE_FILE}: damaged: it has no summary; pass --force to prepare it again")
     seconds = "seconds of the last run" if record.get("continued") else "seconds"
     return Prepared(FeatureSpec.load(job.out), {**record["summary"], seconds: record["seconds"]}, message)
 
@@ -135,9 +152,10 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
     if not record.is_file():
         raise DataError(f"{out}: exists and is not a dataset that recspec prepared; name another place for it")
     try:
-        earlier = json.loads(record.read_text(encoding="utf-8"))
-    except ValueError:
-        earlier = {}
+        read = read_json(record)
+    except PathError:
+        read = {}
+    earlier = read if isinstance(read, dict) else {}
     differences = [name for name in identity if earlier.get(name) != identity[name]]
     if not differences and (out / FILE_NAME).is_file():
         return True
@@ -161,15 +179,11 @@ def _difference(name: str, earlier: object, now: object) -> str:
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
     """A temporary folder that takes the place of `out` once all went well, and else leaves no trace."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.parent / f".{out.name}.{os.getpid()}.tmp"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     try:
-        yield folder
-        _take_place(folder, out)
+        with whole_folder(out) as folder:
+            yield folder
+            shutil.rmtree(folder / "work", ignore_errors=True)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
         error.add_note(f"Nothing was lost: {out} is as it was before.")
         raise
 
@@ -181,27 +195,21 @@ def _resumed(out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
     Malformed data leave no trace: what is read after they are mended is another job.
     """
     folder = _unfinished(out)
-    job, process = folder / "work" / "job.json", folder / "work" / "process"
-    owner = _owner(folder)
-    if owner is not None and owner != os.getpid():
-        raise DataError(
-            f"{out}: process {owner} is preparing it; wait for it, or end it; if it is another program, remove {folder}"
-        )
+    job = folder / "work" / "job.json"
     asked = json.dumps(identity, sort_keys=True)
     if not job.is_file() or job.read_text(encoding="utf-8") != asked:
         shutil.rmtree(folder, ignore_errors=True)
         job.parent.mkdir(parents=True)
         job.write_text(asked, encoding="utf-8")
-    process.write_text(str(os.getpid()), encoding="utf-8")
     try:
         yield folder
-        _take_place(folder, out)
+        shutil.rmtree(folder / "work", ignore_errors=True)
+        put_in_place(folder, out)
     except DataError as error:
         shutil.rmtree(folder, ignore_errors=True)
         error.add_note(f"Nothing was lost: {out} is as it was before.")
         raise
     except BaseException as error:
-        process.unlink(missing_ok=True)
         error.add_note(
             f"Nothing was lost: {out} is as it was before. What is finished lies in {folder}: "
             "the same command goes on from there."
@@ -210,52 +218,22 @@ def _resumed(out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
 
 
 def _unfinished(out: Path) -> Path:
-    return out.parent / f".{out.name}.unfinished.tmp"
-
-
-def _owner(folder: Path) -> int | None:
-    """The process that works in a folder, if it still does."""
-    try:
-        process = int((folder / "work" / "process").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return process if _is_running(process) else None
-
-
-def _take_place(folder: Path, out: Path) -> None:
-    """Put a whole folder in the place of `out`."""
-    shutil.rmtree(folder / "work", ignore_errors=True)
-    if out.exists():
-        old = out.parent / f".{out.name}.{os.getpid()}.old.tmp"
-        out.replace(old)
-        folder.replace(out)
-        shutil.rmtree(old)
-    else:
-        folder.replace(out)
+    return beside(out, "unfinished.tmp")
 
 
 def _remove_abandoned(out: Path) -> None:
-    """Clear away what preparations of `out` left whose process was killed; what one may resume stays."""
-    for folder in sorted(out.parent.glob(f".{out.name}.*.tmp")):
-        process = folder.name.removeprefix(f".{out.name}.").split(".")[0]
-        if not process.isdigit() or _is_running(int(process)):  # "unfinished" is no number
+    """Clear away what earlier preparations of `out` left whose process was killed; what one may resume stays.
+
+    Whoever holds the lock of `out` is its only writer, so whatever is there was abandoned.
+    """
+    ours = re.compile(re.escape(beside(out, "").name) + r"[0-9]+(\.old)?\.tmp")
+    for folder in sorted(out.parent.iterdir()):
+        if not ours.fullmatch(folder.name):
             continue
         if folder.name.endswith(".old.tmp") and not out.exists():  # killed between the two renames
             folder.replace(out)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere signal 0 is not a question
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _fingerprint(path: Path) -> dict[str, object]:

@@ -170,10 +170,9 @@ def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
         if name in names
     }
     Encoders(renamed, known.vocabularies).save(spec.folder)
-    catalogues = spec.metadata.get("catalogues")
-    for file in catalogues.values() if isinstance(catalogues, Mapping) else ():
-        table = pq.read_table(spec.folder / str(file))
-        pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), spec.folder / file)
+    for file in filter(None, (spec.catalogue("user"), spec.catalogue("item"))):
+        table = pq.read_table(file)
+        pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), file)
 
 
 def _write_published(spec: FeatureSpec) -> None:
