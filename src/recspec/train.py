@@ -426,16 +426,17 @@ class TrainingRun:
             self.agreed_step = self.agree_at = state.step
             while state.epoch < settings.epochs and not state.stopped:
                 epoch_started, epoch_samples = time.monotonic(), state.samples
-                loss_sum, steps = torch.zeros((), device=self.ranks.device), 0
+                loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+                counted = state.samples
                 for loss in self.epoch():
-                    loss_sum, steps = loss_sum + loss, steps + 1
-                    self.last_loss = loss
+                    loss_sum += loss * (state.samples - counted)  # the last batch of an epoch has fewer rows
+                    self.last_loss, counted = loss, state.samples
                     state.seconds = time.monotonic() - started
                     self._after_step(loss)
                 state.epoch, state.batch = state.epoch + 1, 0
                 seconds = time.monotonic() - epoch_started
                 self._finish_epoch(
-                    train_loss=self._finite(loss_sum / max(1, steps)),
+                    train_loss=self._finite(loss_sum / max(1, state.samples - epoch_samples)),
                     samples_per_second=(state.samples - epoch_samples) / max(seconds, 1e-9),
                     seconds=seconds,
                 )
@@ -1107,13 +1108,14 @@ class TrainingRun:
         if self.settings.compile:
             objective = cast(nn.Module, torch.compile(objective))
         if self.ranks.world_size > 1:
-            ignored = [f"model.{name}" for name in (*self.sparse, *self.shards.stores)]
+            # Buffers are alike on all ranks (`Statistics`); else the first rank's would be sent in every step.
+            buffers = [name for name, _ in self.model.named_buffers()]
+            ignored = [f"model.{name}" for name in (*self.sparse, *self.shards.stores, *buffers)]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
                 objective, ignored
             )
             devices = [self.ranks.device] if self.ranks.device.type == "cuda" else None
-            # Buffers are alike on all ranks (`Statistics`); the first rank's would only be sent again in every step.
-            objective = DistributedDataParallel(objective, device_ids=devices, broadcast_buffers=False)
+            objective = DistributedDataParallel(objective, device_ids=devices)
         return objective
 
     def _described(self) -> dict[str, object]:

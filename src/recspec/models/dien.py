@@ -33,7 +33,7 @@ class DienSettings(SequenceSettings):
     length: int | None = Field(
         None, ge=1, description="read only the latest events, as many; null reads all. Published: 10"
     )
-    softmax: bool = Field(True, description="make the attention of a row's events sum to 1, as in equation 12")
+    softmax: bool = Field(True, description="make the attention of a row's events sum to 1, as the paper does")
     auxiliary: float | None = Field(
         None,
         ge=0,
