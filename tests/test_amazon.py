@@ -735,19 +735,6 @@ def test_real_categories_have_the_published_sizes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["leave_one_out", "time"])
-def test_spark_prepares_the_same_rows(split: str, toys: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs a command `java`")
-    settings = {"min_reviews": 5, "min_item_reviews": 3, "repeats": "drop", "brand": True, "categories": "path",
-                "split": split}  # fmt: skip
-    for engine in ("duckdb", "spark"):
-        prepare(toys, tmp_path / engine, engine, **settings)
-    assert bytes_of(tmp_path / "spark") == bytes_of(tmp_path / "duckdb")
-
-
-@pytest.mark.slow
 def test_spark_names_what_is_wrong_too(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -1304,26 +1302,3 @@ def test_the_papers_own_files_have_the_published_sizes(tmp_path: Path, real_data
     result = run(CASES["ncf"], real_data("ncf-ml-1m"), tmp_path / "out")
     assert result.summary["rows"] == {"train": 988_129, "valid": 604_000, "test": 604_000}
     assert result.summary["rows_with_positive_among_negatives"] == 156
-
-
-# --- Spark -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["movielens-1m", "ncf", "table-interactions", "table-clicks", "table-hashed", "synthetic-clicks", "adult"],
-)
-def test_spark_prepares_the_same_rows(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs a command `java`")
-    case = CASES[name]
-    raw = case.write(tmp_path / "raw")
-    run(case, raw, tmp_path / "duckdb")
-    spark = run(case, raw, tmp_path / "spark", engine="spark", threads=2)
-    assert bytes_of(tmp_path / "spark") == bytes_of(tmp_path / "duckdb")
-    record = json.loads((tmp_path / "spark" / "prepare.json").read_text())
-    assert record["dataset"] == case.dataset
-    assert run(case, raw, tmp_path / "spark").message.startswith("already prepared")  # engines share their results
-    assert spark.message == f"prepared {case.dataset} in {tmp_path / 'spark'}"

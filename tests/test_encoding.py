@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from recspec import encoding
 from recspec.encoding import (
     SMALL,
     BucketEncoder,
@@ -54,6 +55,65 @@ def test_an_empty_vocabulary_knows_nothing() -> None:
         assert empty.cardinality == 1
         assert empty.encode(["a", "1"]).tolist() == [0, 0]
         assert empty.encode([]).tolist() == []
+
+
+@pytest.mark.parametrize("rows", [10, SMALL + 10])
+def test_more_text_than_one_array_holds_is_text_like_any_other(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is 2 GiB; here 20 bytes stand for it."""
+    texts = [f"é{number % 7}x{number}" for number in range(rows)]
+    usual = Vocabulary.of(texts)
+    usual.save(tmp_path / "usual.parquet")
+    monkeypatch.setattr(encoding, "TEXT_BYTES", 20)
+    whole = pa.array([*texts, None, "new"])
+    spellings = [
+        whole,
+        pa.chunked_array([whole[:3], whole[3:]]),
+        whole.cast(pa.large_string()),
+        pa.chunked_array([whole[:3].dictionary_encode(), whole[3:].dictionary_encode()]),
+    ]
+    large = Vocabulary.of(spellings[1][: len(texts)])
+    assert pa.types.is_large_string(large.values.type)
+    large.save(tmp_path / "large.parquet")
+    assert (tmp_path / "large.parquet").read_bytes() == (tmp_path / "usual.parquet").read_bytes()
+    for vocabulary in (usual, large, Vocabulary.load(tmp_path / "usual.parquet")):
+        for values in spellings:
+            ids = vocabulary.encode(values)
+            assert vocabulary.decode(ids).to_pylist() == [*texts, None, None]
+            assert (
+                HashEncoder(cardinality=1000).ids(values).tolist()
+                == HashEncoder(cardinality=1000).ids([*texts, None, "new"]).tolist()
+            )
+            crossed = CrossEncoder(columns=("a", "b"), cardinality=1000)
+            assert crossed.ids([values, values]).tolist() == crossed.ids([[*texts, None, "new"]] * 2).tolist()
+            encoder = VocabularyEncoder(vocabulary="a", missing=texts[0], strip=True, missing_values=("new",))
+            assert encoder.present(values).to_pylist() == [*texts, texts[0], texts[0]]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.string())])
+def test_lists_of_more_text_than_one_array_holds_are_lists_like_any_other(
+    kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = pa.chunked_array([[["a", "bc"], [], None], [["d", "a", ""]]] * 5, kind)
+    values, offsets = split_lists(column.combine_chunks(), None)
+    monkeypatch.setattr(encoding, "TEXT_BYTES", 20)
+    found, found_offsets = split_lists(encoding.combined(column), None)
+    assert found.to_pylist() == values.to_pylist()
+    assert found_offsets.tolist() == offsets.tolist()
+    assert encoding.in_strings(encoding.widened(column)).to_pylist() == column.to_pylist()
+
+
+@pytest.mark.slow
+def test_more_than_two_gibibytes_of_text_fit_into_one_array() -> None:
+    """One text of 64 MiB stands 33 times in the column and once in memory; the array takes 2.2 GB."""
+    piece = pa.array(["x" * (64 << 20)])
+    column = pa.chunked_array([piece] * 33)
+    with pytest.raises(pa.ArrowInvalid, match="offset overflow"):
+        column.combine_chunks()
+    array = encoding.combined(column)
+    assert (len(array), array.type) == (33, pa.large_string())
+    assert encoding.in_strings(encoding.widened(column)).type == pa.string()
 
 
 @pytest.mark.parametrize(

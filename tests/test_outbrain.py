@@ -679,22 +679,3 @@ def test_made_up_tables_are_the_same_again(raw: Path, tmp_path: Path) -> None:
     again = made_up_outbrain.write(tmp_path / "raw", num_rows=4000, seed=2)
     assert bytes_of(again) == bytes_of(raw)
     assert bytes_of(made_up_outbrain.write(tmp_path / "b", num_rows=4000, seed=3)) != bytes_of(raw)
-
-
-# --- Spark -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("views", [False, True])
-def test_spark_prepares_the_same_rows(views: bool, raw: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs a command `java`")
-    settings = {"page_views": views, "submission": views}
-    for engine in ("duckdb", "spark"):
-        prepare(raw, tmp_path / engine, engine=engine, **settings)
-    one, two = bytes_of(tmp_path / "duckdb"), bytes_of(tmp_path / "spark")
-    rows = "clicks_test.parquet"  # written by the engines' own batches, so the bytes may differ
-    assert {name: one[name] for name in one if name != rows} == {name: two[name] for name in two if name != rows}
-    if views:
-        assert pq.read_table(tmp_path / "duckdb" / rows).equals(pq.read_table(tmp_path / "spark" / rows))
