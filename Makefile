@@ -9,7 +9,7 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
-	$(bin)/recspec demo $(if $(RAW),--raw "$(RAW)")
+	@$(bin)/recspec demo $(if $(RAW),--raw "$(RAW)")
 
 test: .venv/ready-dev$(key)
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2
@@ -36,5 +36,5 @@ docs: .venv/ready-dev$(key)
 	$(bin)/python -m pytest tests/test_docs.py
 
 .venv/ready-%$(key): $(inputs)
-	PYTHON="$(PYTHON)" scripts/setup.sh $*
-	touch $@
+	@PYTHON="$(PYTHON)" scripts/setup.sh $*
+	@touch $@
