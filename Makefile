@@ -5,11 +5,11 @@ bin := .venv/bin
 key := $(subst /,_,$(PYTHON))
 inputs := pyproject.toml constraints.txt scripts/setup.sh
 
-.PHONY: demo test test-slow check bench bench-all docs
+.PHONY: demo test test-slow check bench bench-all docs sbom
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
-	$(bin)/recspec demo $(if $(RAW),--raw "$(RAW)")
+	@$(bin)/recspec demo $(if $(RAW),--raw "$(RAW)")
 
 test: .venv/ready-dev$(key)
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2
@@ -35,6 +35,12 @@ docs: .venv/ready-dev$(key)
 	$(bin)/python -m scripts.write_tables
 	$(bin)/python -m pytest tests/test_docs.py
 
+# What the demo's environment holds, as a CycloneDX bill of materials, by a tool in an environment of its own.
+sbom: .venv/ready-demo$(key)
+	$(bin)/python -m venv .venv/sbom
+	.venv/sbom/bin/python -m pip install --quiet cyclonedx-bom==7.5.0
+	.venv/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.json $(bin)/python
+
 .venv/ready-%$(key): $(inputs)
-	PYTHON="$(PYTHON)" scripts/setup.sh $*
-	touch $@
+	@PYTHON="$(PYTHON)" scripts/setup.sh $*
+	@touch $@

@@ -1027,13 +1027,14 @@ class _TrainingDisplay:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
         drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
         steps = _number(event, "steps_per_epoch")
+        epochs = _number(event, "steps") / max(1, steps)
         err.print(
             f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; "
             f"{rows:,.0f} rows{drawn}\n"
             f"{event['device']}, {event['threads']} threads; "
             f"precision {event['precision']}: {event['precision_reason']}\n"
             f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
-            f"{_number(event, 'steps') / max(1, steps):.0f} epochs; "
+            f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}; "
             + (f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"),
             highlight=False,
             markup=False,
