@@ -578,3 +578,80 @@ def test_a_table_of_recommendations_has_titles_where_there_are_any(capsys: pytes
         printed = capsys.readouterr().out
         assert heads in " ".join(printed.split())
         assert ("title" in printed) == (title is not None)
+
+
+# --- URLs ------------------------------------------------------------------------------------------------------------
+
+
+def path_arguments() -> list[tuple[str, ...]]:
+    """Every path argument of every command: its command's words, then its name."""
+    import typer
+
+    def walk(command: Any, words: tuple[str, ...]) -> list[tuple[Any, tuple[str, ...]]]:
+        own = getattr(command, "commands", None)
+        if own is None:
+            return [(command, words)]
+        return [each for name, below in own.items() for each in walk(below, (*words, name))]
+
+    found = []
+    for command, words in walk(typer.main.get_command(cli.app), ()):
+        hints = inspect.get_annotations(inspect.unwrap(command.callback), eval_str=True)
+        found += [(*words, name) for name, hint in hints.items() if "Path" in str(hint)]
+    return sorted(found)
+
+
+def test_the_walk_finds_the_paths() -> None:
+    found = path_arguments()
+    assert len(found) > 25
+    assert {("train", "run"), ("prepare", "raw"), ("bench", "infer", "paths"), ("recommend", "out_file")} <= set(found)
+
+
+@pytest.mark.parametrize("where", path_arguments(), ids=".".join)
+def test_no_path_of_any_command_may_be_a_url(
+    run: Cli, where: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import typer
+
+    command: Any = typer.main.get_command(cli.app)
+    for word in where[:-1]:
+        command = command.commands[word]
+    arguments: list[str] = []
+    for parameter in command.params:
+        url = "s3://bucket/x" if parameter.name == where[-1] else None
+        if parameter.param_type_name == "argument":
+            arguments.append(url or "x")
+        elif url is not None or parameter.required:
+            arguments += [parameter.opts[0], url or "x"]
+    status, printed, told = run(*where[:-1], *arguments)
+    assert (status, printed) == (2, "")
+    assert "'s3://bucket/x' is a URL, and only local paths are supported" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_model_of_a_server_may_be_a_url(run: Cli) -> None:
+    pytest.importorskip("uvicorn")
+    status, _, told = run("serve", "clicks=s3://bucket/run")
+    assert status == 2
+    assert "'s3://bucket/run' is a URL" in told
+
+
+# --- what is verified ------------------------------------------------------------------------------------------------
+
+
+def test_verify_prints_the_manifest_s_digest_and_names_what_was_changed(
+    run: Cli, data: FeatureSpec, tmp_path: Path
+) -> None:
+    folder = made_up_bundle(tmp_path / "made", data, "neumf")
+    status, digest, _ = run("verify", folder)
+    assert status == 0
+    assert len(digest.split()[0]) == 64
+    assert run("verify", folder, "--expect", digest.split()[0])[0] == 0
+    status, _, told = run("verify", folder, "--expect", "0" * 64)
+    assert (status, "expected 0000" in told) == (2, True)
+    weights = next(tmp_path.rglob("weights.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    status, _, told = run("verify", folder)
+    assert (status, "'weights.safetensors' was changed" in told) == (2, True)
+    status, _, told = run("recommend", folder, "--user", "1")
+    assert (status, "'weights.safetensors' was changed" in told) == (2, True)

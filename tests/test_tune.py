@@ -19,7 +19,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.runlog import Event
 from recspec.train import TrainSettings
-from recspec.tune import Choice, Range, Tuning, default_search, parse_search
+from recspec.tune import Choice, Found, Range, Tuning, default_search, parse_search
 from tests import made_up
 
 SECTIONS: dict[str, type[BaseModel]] = {"settings": MODELS["neumf"].Settings, "train": TrainSettings}
@@ -107,6 +107,47 @@ def test_the_best_trial_leaves_its_recipe_and_its_bundle(data: FeatureSpec, tmp_
     assert {trial for trial, event in seen if event["event"] == "epoch"} == {0, 1, 2}
     assert not list((tmp_path / "trials").glob("*/checkpoints"))
     assert not list((tmp_path / "trials").glob("*/bundle"))
+
+
+def test_the_recipe_counts_all_trials_though_the_best_one_came_early(data: FeatureSpec, tmp_path: Path) -> None:
+    found = a_search(data, tmp_path, trials=4).run()
+    assert found.best is not None
+    about = yaml.safe_load((tmp_path / "best.yaml").read_text())["about"]
+    assert about["how"] == f"trial {found.best.number}, the best of 4 of `recspec tune`, chosen on valid alone"
+
+
+def test_several_workers_share_the_trials_of_a_folder(data: FeatureSpec, tmp_path: Path) -> None:
+    """A second worker begins while the first one's trial is under way: neither makes the other's trial."""
+    others: list[Found] = []
+
+    def begin_another(trial: int, event: Event) -> None:
+        if trial == 0 and event["event"] == "start" and not others:
+            others.append(a_search(data, tmp_path, trials=3).run())
+
+    found = a_search(data, tmp_path, trials=3, on_event=begin_another).run()
+    (other,) = others
+    assert [trial.state for trial in other.trials] == ["running", "complete", "complete"], "the first one's goes on"
+    assert [trial.state for trial in found.trials] == ["complete"] * 3
+    assert len({trial.settings["train.learning_rate"] for trial in found.trials}) == 3, "no two workers draw the same"
+    assert found.best is not None
+    assert bundle.load(tmp_path / "best").card.train["learning_rate"] == found.best.settings["train.learning_rate"]
+    assert not list((tmp_path / "trials").glob("*/bundle"))
+    assert not list((tmp_path / "trials").glob(".*.lock"))
+
+
+def test_a_trial_whose_worker_is_gone_is_made_again(data: FeatureSpec, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        """As `kill -9`: nothing is told."""
+
+    def die(_: int, event: Event) -> None:
+        if event["event"] == "epoch":
+            raise Killed
+
+    with pytest.raises(Killed):
+        a_search(data, tmp_path, trials=2, on_event=die).run()
+    found = a_search(data, tmp_path, trials=2).run()
+    assert [trial.state for trial in found.trials] == ["complete"] * 2
+    assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == ["0000", "0002"]
 
 
 def test_more_trials_go_on_from_those_there_are(data: FeatureSpec, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     seen = Seen(**tensors)
     users, items = spec.num_ids(spec.user_id), spec.num_ids(spec.item_id)
     if seen.num_users != users:
-        problems.append(f"'offsets' holds {seen.num_users} users; the specification has {users}")
+        problems.append(f"'offsets' holds {len(seen.offsets)} numbers; expected {users + 1}, one more than users")
     elif int(seen.offsets[0]) != 0 or int(seen.offsets[-1]) != len(seen.items) or bool((seen.offsets.diff() < 0).any()):
         problems.append(f"'offsets' does not rise from 0 to {len(seen.items)}, the number of 'items'")
     if len(seen.items) and not 0 <= int(seen.items.min()) <= int(seen.items.max()) < items:

@@ -67,7 +67,7 @@ def companion_problems(spec: FeatureSpec) -> list[str]:
     try:
         return [*_catalogue_problems(spec), *_vocabulary_problems(spec), *_encoder_problems(spec)]
     except RecspecError as error:  # a name that leads outside, a file that is damaged
-        return list(error.problems)
+        return [str(error)]
 
 
 def _encoder_problems(spec: FeatureSpec) -> list[str]:

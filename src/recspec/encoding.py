@@ -498,7 +498,7 @@ def read_encoders(folder: Path) -> dict[str, Encoder]:
     try:
         return _FILE.validate_json(read_text(confined(folder, ENCODERS_FILE)))
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        problems = [f"{'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}" for found in error.errors()]
         raise DataError.of(str(path), problems) from None
 
 

@@ -764,16 +764,12 @@ def _check_catalogue(table: pa.Table, spec: FeatureSpec, own_id: str) -> None:
         of_lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
         values = column.flatten() if of_lists else column
         whole = pa.types.is_integer(values.type)
-        if of_lists != feature.is_list:
-            problems.append(
-                f"column '{name}' holds {column.type}; expected {'lists' if feature.is_list else 'no lists'}"
-            )
+        fits = whole or (pa.types.is_floating(values.type) and not feature.is_categorical)
+        if of_lists != feature.is_list or not fits:
+            what = f"{'lists of ' * feature.is_list}{'ids' if feature.is_categorical else 'numbers'}"
+            problems.append(f"column '{name}' holds {column.type}; expected {what}")
         elif column.null_count or values.null_count:
             problems.append(f"column '{name}' has missing values; expected one in every row")
-        elif feature.is_categorical != whole and not (whole or pa.types.is_floating(values.type)):
-            problems.append(f"column '{name}' holds {column.type}; expected {'ids' if whole else 'numbers'}")
-        elif feature.is_categorical and not whole:
-            problems.append(f"column '{name}' holds {column.type}; expected ids")
         elif len(values):
             low, high = (each.as_py() for each in pc.min_max(values).values())
             if feature.is_categorical and not 0 <= low <= high < spec.num_ids(name):
