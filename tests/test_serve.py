@@ -27,11 +27,12 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 
 from recspec import inference_protocol  # noqa: E402
 from recspec.batching import Limits  # noqa: E402
+from recspec.bodies import LARGE  # noqa: E402
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.predict import Predictor  # noqa: E402
 from recspec.repository import Repository, RepositorySettings, Source  # noqa: E402
 from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, read_token, serve  # noqa: E402
-from recspec.tensors import DATATYPES, LARGE  # noqa: E402
+from recspec.tensors import DATATYPES  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle, made_up_rows  # noqa: E402
 from tests.test_repository import expected  # noqa: E402

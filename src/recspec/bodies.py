@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -21,8 +21,13 @@ from recspec.errors import RecspecError, RequestError, listed
 JSON = "application/json"
 BINARY = "application/octet-stream"
 TAKEN = (JSON, BINARY)
+LARGE = 1 << 20
+"""Bytes of a body from which it is parsed in a thread of its own, so that others are answered meanwhile."""
 PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content encodings that are unpacked -> zlib's name for them."""
+
+
+T = TypeVar("T")
 
 
 class Intake:
@@ -30,6 +35,38 @@ class Intake:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.held = limits, 0
+        self._answering = 0
+        self._parsing = asyncio.Lock()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request as being answered until the block ends.
+
+        Raises:
+            RequestError: 503 where too many are.
+        """
+        limits = self.limits
+        if self._answering >= limits.max_requests:
+            raise RequestError(
+                f"{limits.max_requests} requests are being answered; try again in {limits.retry_seconds} s",
+                status=503,
+                retry_after=limits.retry_seconds,
+            )
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+
+    async def parsed(self, parse: Callable[[], T], size: int) -> T:
+        """What is made of a body of so many bytes.
+
+        What is parsed takes up to 20 times the memory of its bytes, so large bodies are parsed one at a time.
+        """
+        if size < LARGE:
+            return parse()
+        async with self._parsing:
+            return await asyncio.to_thread(parse)
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
@@ -39,7 +76,7 @@ class Intake:
             RequestError: 503 where there is no room for them.
         """
         try:
-            self._hold(size, 0)
+            self._hold(size, size)
             yield
         finally:
             self.held -= size
@@ -67,12 +104,14 @@ class Intake:
                 async for part in request.stream():
                     size += len(part)
                     self._hold(len(part), size)
+                    if size > self.limits.max_body_bytes:
+                        raise self._too_large()
                     parts.append(part)
             body = b"".join(parts)
             if coding in PACKED:
                 body = self._unpacked(body, coding)
-                self._hold(len(body), len(body))
                 size += len(body)
+                self._hold(len(body), size)
             yield body
         except TimeoutError:
             raise RequestError(f"the body did not come within {self.limits.timeout_seconds:g} s", status=408) from None
@@ -81,11 +120,10 @@ class Intake:
         finally:
             self.held -= size
 
-    def _hold(self, more: int, size: int) -> None:
+    def _hold(self, more: int, own: int) -> None:
+        """Count more bytes of a request that holds `own` with them. One request alone always finds room."""
         self.held += more
-        if size > self.limits.max_body_bytes:
-            raise self._too_large()
-        if self.held > self.limits.max_held_bytes:
+        if self.held > self.limits.max_held_bytes and self.held > own:
             raise RequestError(
                 "the bodies of other requests fill the memory set aside for them; try again",
                 status=503,
