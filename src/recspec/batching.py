@@ -286,7 +286,7 @@ class Batcher:
     def _start(self, batch: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
         running = self._running = _Running(batch, time.perf_counter())
-        running.overdue = loop.call_later(self.limits.timeout_seconds, self._give_up, running)
+        running.overdue = loop.call_later(self.limits.timeout_seconds, self._give_up)
 
         def work() -> None:
             answers, spent = self._compute(batch)
@@ -295,7 +295,7 @@ class Batcher:
 
         self._worker.submit(work)
 
-    def _give_up(self, running: _Running) -> None:
+    def _give_up(self) -> None:
         """Leave a thread to itself: no request can still wait for what it computes."""
         log.error("model '%s': a computation runs for more than %g s; it is given up", self.name,
                   self.limits.timeout_seconds)  # fmt: skip

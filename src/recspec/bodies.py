@@ -81,6 +81,15 @@ class Intake:
         finally:
             self.held -= size
 
+    @contextmanager
+    def writing(self, size: int) -> Iterator[None]:
+        """Count the bytes of an answer as held while they are written; it is never refused, only what comes after."""
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
+
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """The unpacked body, which counts as held until the request is answered.

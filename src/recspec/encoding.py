@@ -389,7 +389,6 @@ class _Number(_OneColumn):
             return np.log(np.where(moved > 0, moved, np.nan))
         return np.sign(numbers) * np.log1p(np.abs(numbers)) if self.log1p else numbers
 
-
     def is_outside(self, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which numbers lie below `low` or above `high`, so that `outside` is taken for them."""
         beyond = np.zeros(numbers.shape, bool)

@@ -144,7 +144,7 @@ class Predictor:
         if self.encoders is None:
             return Predictions(rows.num_rows, gaps, {}, not_read, absent)
         features = self.model.features()
-        lists, beyond = (find(rows, self.encoders, features) for find in (misread_lists, out_of_range))
+        lists, beyond = misread_lists(rows, self.encoders, features), out_of_range(rows, self.encoders, features)
         return Predictions(rows.num_rows, gaps, lists, not_read, absent, beyond)
 
     def in_vain(self, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
