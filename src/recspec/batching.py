@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 MAX_GIVEN_UP = 1
 """Computations of a model that were given up and still run; while there are as many, its requests are refused."""
+JOIN_SECONDS = 1.0
+"""For an idle thread to end, which takes microseconds."""
 MAX_SIZES = 256
 """Batch sizes that statistics tell apart; clients choose the sizes, so their number has to be bounded."""
 
@@ -133,7 +135,8 @@ class _Worker:
     def __init__(self, name: str, initialize: Callable[[], None]) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._initialize = initialize
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Do something after all that was submitted before."""
@@ -142,6 +145,11 @@ class _Worker:
     def end(self) -> None:
         """End the thread once it has done what it was given."""
         self._work.put(None)
+
+    def join(self) -> None:
+        """End an idle thread, and wait until it has ended: the interpreter can't end well while threads run C++."""
+        self.end()
+        self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         self._initialize()
@@ -203,7 +211,7 @@ class Batcher:
     async def close(self) -> None:
         """Wait until everything is answered, and end the thread. Nothing may be asked afterwards."""
         await self._idle.wait()
-        self._worker.end()
+        self._worker.join()
 
     def _refuse_if_full(self) -> None:
         """Refuse what would wait behind a full queue, or behind computations that do not end."""

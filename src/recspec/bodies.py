@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -37,6 +38,7 @@ class Intake:
         self.limits, self.held = limits, 0
         self._answering = 0
         self._parsing = asyncio.Lock()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -79,7 +81,50 @@ class Intake:
             self._hold(size, size)
             yield
         finally:
-            self.held -= size
+            self._release(size)
+
+    @asynccontextmanager
+    async def reading(self, size: int) -> AsyncIterator[Callable[[int], None]]:
+        """Wait in turn until there is room for so many bytes; the function given tells how many there are in truth.
+
+        Raises:
+            RequestError: 503 where there is none in time.
+        """
+        if self._waiting or not self._fits(size):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                async with asyncio.timeout(self.limits.timeout_seconds):
+                    await turn
+            except (TimeoutError, asyncio.CancelledError) as error:
+                if turn.done() and not turn.cancelled():  # its turn came in the same moment
+                    self._release(size)
+                if isinstance(error, TimeoutError):
+                    raise self._no_room() from None
+                raise
+        else:
+            self.held += size
+        kept = [size]
+
+        def shrink(to: int) -> None:
+            self._release(kept[0] - to)
+            kept[0] = to
+
+        try:
+            yield shrink
+        finally:
+            self._release(kept[0])
+
+    def _fits(self, size: int) -> bool:
+        return not self.held or self.held + size <= self.limits.max_held_bytes
+
+    def _release(self, size: int) -> None:
+        self.held -= size
+        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
+            size, turn = self._waiting.popleft()
+            if not turn.done():  # it was not given up meanwhile
+                self.held += size
+                turn.set_result(None)
 
     @contextmanager
     def writing(self, size: int) -> Iterator[None]:
@@ -88,7 +133,7 @@ class Intake:
         try:
             yield
         finally:
-            self.held -= size
+            self._release(size)
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
@@ -127,17 +172,20 @@ class Intake:
         except ClientDisconnect:
             raise RequestError("the client went away before the body was whole") from None
         finally:
-            self.held -= size
+            self._release(size)
 
     def _hold(self, more: int, own: int) -> None:
         """Count more bytes of a request that holds `own` with them. One request alone always finds room."""
         self.held += more
         if self.held > self.limits.max_held_bytes and self.held > own:
-            raise RequestError(
-                "the bodies of other requests fill the memory set aside for them; try again",
-                status=503,
-                retry_after=self.limits.retry_seconds,
-            )
+            raise self._no_room()
+
+    def _no_room(self) -> RequestError:
+        return RequestError(
+            "the bodies of other requests fill the memory set aside for them; try again",
+            status=503,
+            retry_after=self.limits.retry_seconds,
+        )
 
     def _unpacked(self, body: bytes, coding: str) -> bytes:
         unpacker = zlib.decompressobj(PACKED[coding])

@@ -532,12 +532,10 @@ def serve(
         require_extra(library, "serve")
     from recspec.access import read_token
     from recspec.batching import Limits
-    from recspec.machine import keep_freed_memory
     from recspec.repository import RepositorySettings, sources_of
     from recspec.serve import Addresses, ServeSettings
     from recspec.serve import serve as run_server
 
-    keep_freed_memory()
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -569,6 +567,11 @@ def serve(
         token=read_token(os.environ, token_file),
         ready=ready,
     )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # all is closed; gRPC's and torch's own threads now and then abort an interpreter that ends the long way
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -142,9 +143,6 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, repository: Repository, access: Access) -> None:
         self._repository, self._access = repository, access
-        limits = repository.limits
-        self._room = asyncio.Semaphore(max(4, limits.max_held_bytes // limits.max_body_bytes))
-        """For messages that are being read, each of which may turn out as large as any."""
         answers: Mapping[str, tuple[type[Message], Callable[[Message, Any], Awaitable[Message]]]] = {
             "ServerLive": (messages.ServerLiveRequest, self._ServerLive),
             "ServerReady": (messages.ServerReadyRequest, self._ServerReady),
@@ -153,15 +151,16 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             "ModelMetadata": (messages.ModelMetadataRequest, self._ModelMetadata),
             "ModelConfig": (messages.ModelConfigRequest, self._ModelConfig),
             "ModelStatistics": (messages.ModelStatisticsRequest, self._ModelStatistics),
-            "ModelInfer": (messages.ModelInferRequest, self._ModelInfer),
             "RepositoryIndex": (messages.RepositoryIndexRequest, self._RepositoryIndex),
             "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._RepositoryModelLoad),
             "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._RepositoryModelUnload),
         }
         self._methods = {
-            SERVICE + name: grpc.stream_unary_rpc_method_handler(self._told(name, *each))
-            for name, each in answers.items()
+            SERVICE + name: grpc.stream_unary_rpc_method_handler(self._told(name, partial(_parsed, kind), each))
+            for name, (kind, each) in answers.items()
         }
+        infer = self._told("ModelInfer", self._read_infer, self._ModelInfer)
+        self._methods[SERVICE + "ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer)
         refused = grpc.stream_unary_rpc_method_handler(_refuse_method)
         self._methods |= {SERVICE + name: refused for name in (*UNSUPPORTED, "ModelStreamInfer")}
         self._refused = grpc.stream_unary_rpc_method_handler(_refuse_token)
@@ -174,44 +173,48 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._refused
 
     def _told(
-        self, name: str, kind: type[Message], answer: Callable[[Message, Any], Awaitable[Message]]
+        self, name: str, read: Callable[[bytes], Any], answer: Callable[[Any, Any], Awaitable[Message]]
     ) -> Callable[..., Awaitable[Any]]:
         """A method with its errors as statuses, counted and timed."""
+        intake = self._repository.intake
 
         async def method(_: object, context: aio.ServicerContext) -> bytes:
             began, code, asked = time.perf_counter(), grpc.StatusCode.CANCELLED, [NO_MODEL]
+            more: tuple[tuple[str, str], ...] = ()
             try:
-                raw = await self._read(context)
-                with self._repository.intake.holding(len(raw)):
-                    request = await self._repository.intake.parsed(partial(_parsed, kind, raw), len(raw))
-                    asked[0] = getattr(request, "model_name", NO_MODEL)
-                    found: bytes = (await answer(request, context)).SerializeToString()
-                code = grpc.StatusCode.OK
-                return found
-            except RecspecError as error:
-                status = error.status if isinstance(error, RequestError) else 400
-                code = CODES.get(status, grpc.StatusCode.UNKNOWN)
-                if isinstance(error, RequestError) and error.retry_after is not None:
-                    context.set_trailing_metadata((("retry-after", str(error.retry_after)),))
-                await context.abort(code, str(error)[:4000])
-            except (asyncio.CancelledError, aio.AbortError):
-                raise
-            except Exception:
-                code = grpc.StatusCode.INTERNAL
-                log.exception("%s failed", name)
-                await context.abort(code, "the server failed; its log says why")
+                try:
+                    async with intake.reading(intake.limits.max_body_bytes) as shrink:
+                        request = await self._request(read, context, shrink)
+                        asked[0] = getattr(request, "model_name", NO_MODEL)
+                        found: bytes = (await answer(request, context)).SerializeToString()
+                    code = grpc.StatusCode.OK
+                    return found
+                except RecspecError as error:
+                    code, message, more = _status(error)
+                except (asyncio.CancelledError, aio.AbortError):
+                    raise
+                except Exception:
+                    log.exception("%s failed", name)
+                    code, message = grpc.StatusCode.INTERNAL, "the server failed; its log says why"
+                # Only here: in a handler, what abort raises would keep the error alive, and with it the whole message.
+                context.set_trailing_metadata(more)
+                await context.abort(code, message)
             finally:
                 self._count(name, asked[0], code, time.perf_counter() - began)
             raise AssertionError("abort raises")
 
         return method
 
+    async def _request(self, read: Callable[[bytes], Any], context: Any, shrink: Callable[[int], None]) -> Any:
+        raw = await self._read(context)
+        shrink(len(raw))
+        return await self._repository.intake.parsed(partial(read, raw), len(raw))
+
     async def _read(self, context: aio.ServicerContext) -> bytes:
-        """The bytes of a call's message. gRPC reads it only now, so calls that wait here take no memory."""
+        """The bytes of a call's message. gRPC reads it only now: until there is room for it, it takes no memory."""
         try:
-            async with asyncio.timeout(self._repository.limits.timeout_seconds), self._room:
-                async with asyncio.timeout(READ_SECONDS):
-                    raw = await context.read()
+            async with asyncio.timeout(READ_SECONDS):
+                raw = await context.read()
         except TimeoutError:
             raise RequestError("the request's message did not come in time", status=408) from None
         if raw is aio.EOF:
@@ -279,22 +282,47 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # --- answers ------------------------------------------------------------------------------------------------
 
-    async def _ModelInfer(self, request: Message, context: aio.ServicerContext) -> Message:
-        self._repository.form(request.model_name, request.model_version)
-        read = partial(_inputs, request, self._repository.limits.max_rows)
-        inputs = await self._repository.intake.parsed(read, request.ByteSize())
-        wanted = _outputs(request)
-        asked = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
-        times = [each for each in (timeout_of(asked), context.time_remaining()) if each is not None]
+    def _read_infer(self, raw: bytes) -> _Asked:
+        """A request to infer. Its message is let go, as its tensors are copies."""
+        request = _parsed(messages.ModelInferRequest, raw)
+        self._repository.form(request.model_name, request.model_version)  # told before its tensors are read
+        inputs = _inputs(request, self._repository.limits.max_rows)
+        timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
+        return _Asked(request.model_name, request.model_version, request.id, inputs, _outputs(request),
+                      timeout_of(timeout))  # fmt: skip
+
+    async def _ModelInfer(self, asked: _Asked, context: aio.ServicerContext) -> Message:
+        times = [each for each in (asked.timeout, context.time_remaining()) if each is not None]
         model, outputs = await self._repository.infer(
-            request.model_name, request.model_version, inputs, timeout=max(0.0, min(times)) if times else None
+            asked.model_name, asked.model_version, asked.inputs, timeout=max(0.0, min(times)) if times else None
         )
-        answer = messages.ModelInferResponse(model_name=request.model_name, model_version=model.version, id=request.id)
-        for name in wanted:
+        answer = messages.ModelInferResponse(model_name=asked.model_name, model_version=model.version, id=asked.id)
+        for name in asked.outputs:
             values = outputs[name]
             answer.outputs.add(name=name, datatype="FP32", shape=values.shape)
             answer.raw_output_contents.append(to_bytes(values))
         return answer
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request to infer, read but not yet checked against a model."""
+
+    model_name: str
+    model_version: str
+    id: str
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[str]
+    timeout: float | None
+    """Seconds."""
+
+
+def _status(error: RecspecError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Status, message and metadata of a call that is refused."""
+    status = error.status if isinstance(error, RequestError) else 400
+    wait = error.retry_after if isinstance(error, RequestError) else None
+    more = (("retry-after", str(wait)),) if wait is not None else ()
+    return CODES.get(status, grpc.StatusCode.UNKNOWN), str(error)[:4000], more
 
 
 async def _refuse_token(_: object, context: aio.ServicerContext) -> NoReturn:
