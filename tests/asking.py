@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from recspec.access import Access
 from recspec.batching import Limits
 from recspec.repository import Repository, RepositorySettings, Source
 from recspec.serve import Addresses, Server, ServeSettings, application
@@ -38,7 +39,7 @@ async def ask(
     """One request; what is not bytes is sent as JSON."""
     path, _, query = target.partition("?")
     sent = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    told = {"host": "here", **({"content-type": "application/json"} if sent else {}), **(headers or {})}
+    told = {"host": "localhost", **({"content-type": "application/json"} if sent else {}), **(headers or {})}
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
@@ -78,7 +79,7 @@ def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: st
         kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
         runner.run(kept.start())
         try:
-            yield Asked(runner, application(kept, token=token), kept)
+            yield Asked(runner, application(kept, access=Access(token)), kept)
         finally:
             runner.run(kept.close())
 

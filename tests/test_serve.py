@@ -26,12 +26,14 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 from recspec import inference_protocol  # noqa: E402
+from recspec.access import read_token  # noqa: E402
 from recspec.batching import Limits  # noqa: E402
+from recspec.bodies import LARGE  # noqa: E402
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.predict import Predictor  # noqa: E402
 from recspec.repository import Repository, RepositorySettings, Source  # noqa: E402
-from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, read_token, serve  # noqa: E402
-from recspec.tensors import DATATYPES, LARGE  # noqa: E402
+from recspec.serve import HEAD_BYTES, Addresses, Server, ServeSettings, serve  # noqa: E402
+from recspec.tensors import DATATYPES  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle, made_up_rows  # noqa: E402
@@ -45,15 +47,23 @@ LIMITS = Limits(max_rows=100, max_body_bytes=100_000, timeout_seconds=600)
 class Running:
     """A server on its own loop in a thread of its own."""
 
-    def __init__(self, sources: list[Source], limits: Limits = LIMITS, token: str | None = None) -> None:
+    def __init__(
+        self,
+        sources: list[Source],
+        limits: Limits = LIMITS,
+        token: str | None = None,
+        *,
+        control: bool = False,
+        **settings: Any,
+    ) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        settings = ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=60)
+        chosen = ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=60, **settings)
 
         async def start() -> tuple[Server, Addresses]:
-            kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
-            server = Server(kept, settings, token=token, routes=(inference_protocol.routes,))
+            kept = Repository(sources, settings=RepositorySettings(watch_seconds=0, control=control), limits=limits)
+            server = Server(kept, chosen, token=token, routes=(inference_protocol.routes,))
             return server, await server.start()
 
         try:
@@ -62,7 +72,7 @@ class Running:
             self._end()
             raise
         self.repository = self.server.repository
-        self.host = addresses.http.removeprefix("http://")
+        self.host = addresses.http.partition("://")[2]
         self.grpc = str(addresses.grpc)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -266,20 +276,38 @@ def test_statistics_count_rows_and_batches(running: Running) -> None:
         assert len(over.get_inference_statistics().model_stats) == 6
 
 
-def test_models_are_unloaded_and_loaded_over_both_protocols(running: Running) -> None:
+def test_models_are_unloaded_and_loaded_over_both_protocols_where_the_server_was_started_for_it(
+    running: Running, bundles: dict[str, Path]
+) -> None:
+    controlled = Running([Source("neumf", bundles["neumf"])], token="s3cret", control=True)
+    bearing = {"authorization": "Bearer s3cret"}
+    try:
+        with (
+            triton_http.InferenceServerClient(controlled.host) as first,
+            triton_grpc.InferenceServerClient(controlled.grpc) as second,
+        ):
+            for client in (first, second):
+                with pytest.raises(InferenceServerException, match=r"(?i)authorization: Bearer TOKEN"):
+                    client.unload_model("neumf")
+                client.unload_model("neumf", headers=bearing)
+                assert not client.is_model_ready("neumf", headers=bearing)
+                client.load_model("neumf", headers=bearing)
+                assert client.is_model_ready("neumf", headers=bearing)
+                with pytest.raises(InferenceServerException, match="no model 'x'"):
+                    client.load_model("x", headers=bearing)
+                with pytest.raises(InferenceServerException, match="'config' and files can't be sent"):
+                    client.load_model("neumf", config="{}", headers=bearing)
+    finally:
+        controlled.stop()
     with (
         triton_http.InferenceServerClient(running.host) as first,
         triton_grpc.InferenceServerClient(running.grpc) as second,
     ):
         for client in (first, second):
-            client.unload_model("neumf")
-            assert not client.is_model_ready("neumf")
-            client.load_model("neumf")
+            for change in (client.load_model, client.unload_model):
+                with pytest.raises(InferenceServerException, match="start the server with --control and a token"):
+                    change("neumf")
             assert client.is_model_ready("neumf")
-            with pytest.raises(InferenceServerException, match="no model 'x'"):
-                client.load_model("x")
-            with pytest.raises(InferenceServerException, match="'config' and files can't be sent"):
-                client.load_model("neumf", config="{}")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -303,7 +331,9 @@ def test_wrong_requests_have_their_status_and_a_message(running: Running) -> Non
         ("POST", "/v2/models/neumf/infer", " " * 100_001, {}, 413, "larger than the 100000 bytes taken"),
         ("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", parameters={"timeout": 1}), {}, 504, "answer"),
         ("POST", "/v2/repository/index", "[]", {}, 400, "expected a JSON object"),
-        ("POST", "/v2/repository/models/neumf/load", '{"parameters": {"config": "{}"}}', {}, 400, "can't be sent"),
+        ("POST", "/v2/repository/models/neumf/load", '{"parameters": {"config": "{}"}}', {}, 403, "with --control"),
+        ("GET", "/v2", None, {"host": "evil.example"}, 403, "host 'evil.example' is not answered"),
+        ("GET", "/v2", None, {"host": "a b"}, 400, "expected one header 'Host' with a name or address; found 'a b'"),
         ("GET", "/v2", None, {"origin": "http://evil.example"}, 403, "pages of other origins"),
         ("GET", "/v2", None, {"origin": "http://[bad"}, 403, "pages of other origins"),
     ):  # fmt: skip

@@ -7,7 +7,7 @@ other value is scored with the id of unknown values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from recspec.batch import Batch
 from recspec.encoding import CrossEncoder, Gap
-from recspec.errors import DataError, RequestError
+from recspec.errors import DataError, RequestError, listed
 from recspec.evaluate import id_feature
-from recspec.gaps import Predictions, column_notes, row_at
+from recspec.gaps import column_notes, raw_names, row_at
 from recspec.predict import ROLES, Predictor, Role, renumbered
 
 Row = Mapping[str, Any]
@@ -31,6 +31,8 @@ Row = Mapping[str, Any]
 
 SHOWN = 3
 """Problems of one kind that a message names."""
+MAX_NOT_READ = 100
+"""Columns of a request that nothing is made from; a note names them, more are refused."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
     """
     if not rows:
         return RowScores((), {})
-    table = table_of(rows, "rows")
+    known = known_columns(predictor)
+    _check_columns(rows, "rows", known)
+    table = table_of(rows, "rows", known)
     with _naming("rows"):
         probabilities, found = predictor.predict(table)
     _check_finite(probabilities, "rows")
@@ -105,10 +109,13 @@ def rank(
     ours = [name for name in names if name not in of_items]
     if rows and (usual := _quickly(predictor, request, rows)) is not None:
         return _ranked(predictor, rows, _scored(predictor, *usual, ()), top_k)
+    known = known_columns(predictor)
+    _check_columns([request], "request", known)
+    _check_columns(rows, "candidates", known)
     user = predictor.anonymous_id(list(request))
     asked, items = (
-        table_of([request if user is None else {**request, user: None}], "request"),
-        table_of(rows, "candidates"),
+        table_of([request if user is None else {**request, user: None}], "request", known),
+        table_of(rows, "candidates", known),
     )
     if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
         return _ranked(predictor, rows, _joined(predictor, request, rows), top_k)
@@ -181,7 +188,7 @@ def _must_join(
 
 def _joined(predictor: Predictor, request: Row, rows: Sequence[Row]) -> _Scored:
     """Candidates each with all of the request's columns, where a feature needs both."""
-    table = table_of([{**request, **row} for row in rows], "candidates")
+    table = table_of([{**request, **row} for row in rows], "candidates", known_columns(predictor))
     batch, gaps = _encoded(predictor, table, None, "candidates")
     with torch.inference_mode():
         logits = predictor.model(batch).float()
@@ -296,7 +303,7 @@ def _row(place: int, where: str, field: str = "") -> str:
 
 
 def _notes(predictor: Predictor, table: pa.Table, gaps: dict[str, Gap]) -> list[str]:
-    return Predictions(table.num_rows, gaps, predictor.misread(table)).notes()
+    return predictor.told(table, gaps).notes()
 
 
 def _unread(predictor: Predictor, *tables: pa.Table, absent: bool = True) -> list[str]:
@@ -344,14 +351,19 @@ def _titles(predictor: Predictor, ids: NDArray[np.int64]) -> list[str | None]:
 # --- rows of JSON as a table -----------------------------------------------------------------------------------------
 
 
-def table_of(rows: Sequence[Row], where: str) -> pa.Table:
+def table_of(rows: Sequence[Row], where: str, known: Set[str] | None = None) -> pa.Table:
     """Raw rows as columns; a row that lacks a column has null there. Numbers and texts together become texts.
+
+    Columns other than the `known` ones are empty, as nothing is made from them.
 
     Raises:
         RequestError: naming the values that are no text, number, boolean, null or list of these.
     """
     columns, problems = {}, list[str]()
     for name in dict.fromkeys(name for row in rows for name in row):
+        if known is not None and name not in known and name.strip() not in known:
+            columns[name] = pa.nulls(len(rows))
+            continue
         values = [row.get(name) for row in rows]
         wrong = _wrong_values(values)
         if wrong:
@@ -361,6 +373,29 @@ def table_of(rows: Sequence[Row], where: str) -> pa.Table:
     if problems:
         raise RequestError.of("request", problems)
     return pa.table(columns)
+
+
+def known_columns(predictor: Predictor) -> Set[str]:
+    """The raw columns that a model's data has, whether the model reads them or not."""
+    spec, encoders = predictor.spec, predictor.encoders
+    return {*spec.features, *raw_names(encoders, encoders.encoders if encoders is not None else ())}
+
+
+def _check_columns(rows: Sequence[Row], where: str, known: Set[str]) -> None:
+    """Refuse too many columns before anything is built: each costs a look at every row, and a row may bring many.
+
+    Raises:
+        RequestError: for more than `MAX_NOT_READ` columns that the model's data does not have.
+    """
+    strange = dict[str, None]()
+    for row in rows:
+        strange.update((name, None) for name in row if name not in known)
+        if len(strange) > MAX_NOT_READ:
+            shown = listed(name[:40] for name in list(strange)[:SHOWN])
+            raise RequestError(
+                f"{where}: more than {MAX_NOT_READ} columns are none of the model's, such as {shown}; "
+                "send those that GET /models names"
+            )
 
 
 def _wrong_values(values: Sequence[Any]) -> list[tuple[int, str]]:

@@ -3,16 +3,21 @@
 One thread computes a model's batches, one after the other. A request that finds it idle goes at once (or waits up to a
 delay for others, where one is set); those that come meanwhile wait, and are joined up to a number of rows, first come
 first. Every request is checked before it gets here; should a joined batch fail nevertheless, each is computed alone.
+
+A computation that runs longer than any request may wait is given up: its thread is left to itself, and a fresh one
+answers the requests behind it. Threads are daemons, so that no computation keeps the process from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +33,15 @@ Arrays = dict[str, NDArray[Any]]
 
 T = TypeVar("T")
 
+MAX_GIVEN_UP = 1
+"""Computations of a model that were given up and still run; while there are as many, its requests are refused."""
+JOIN_SECONDS = 1.0
+"""For an idle thread to end, which takes microseconds."""
+MAX_SIZES = 256
+"""Batch sizes that statistics tell apart; clients choose the sizes, so their number has to be bounded."""
+
+log = logging.getLogger("recspec.serve")
+
 
 class Limits(config.Settings):
     """What a server takes on; a request beyond a limit is refused with the status that says so."""
@@ -39,7 +53,8 @@ class Limits(config.Settings):
     max_queue: int = Field(512, ge=1, description="requests of a model that wait; more are refused with 503")
     max_rows: int = Field(65_536, ge=1, description="rows of a request; more are refused with 413")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="of a request; a larger one is refused with 413")
-    max_held_bytes: int = Field(1 << 30, ge=1024, description="of all requests being answered; more wait outside: 503")
+    max_requests: int = Field(1024, ge=1, description="requests answered at once, by protocol; more get 503")
+    max_held_bytes: int = Field(512 << 20, ge=1024, description="of all requests being answered; more get 503")
     timeout_seconds: float = Field(30.0, gt=0, le=3600, description="from a request's head to its answer, else 504")
     retry_seconds: int = Field(1, ge=0, description="what Retry-After says where a queue is full")
 
@@ -105,6 +120,43 @@ class _Waiting:
     since: float
 
 
+@dataclass(eq=False)
+class _Running:
+    """A batch that is being computed."""
+
+    batch: Sequence[_Waiting]
+    started: float
+    overdue: asyncio.TimerHandle | None = None
+
+
+class _Worker:
+    """A thread that does one thing after the other. A daemon: whatever it does, the process can end."""
+
+    def __init__(self, name: str, initialize: Callable[[], None]) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._initialize = initialize
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Do something after all that was submitted before."""
+        self._work.put(work)
+
+    def end(self) -> None:
+        """End the thread once it has done what it was given."""
+        self._work.put(None)
+
+    def join(self) -> None:
+        """End an idle thread, and wait until it has ended: the interpreter can't end well while threads run C++."""
+        self.end()
+        self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        self._initialize()
+        while (work := self._work.get()) is not None:
+            work()
+
+
 class Batcher:
     """The queue before one model, and the thread that computes it. Made and used on an event loop."""
 
@@ -119,10 +171,12 @@ class Batcher:
     ) -> None:
         self.limits, self.name, self.statistics = limits, name, Statistics()
         self._run, self._telemetry = run, telemetry or Telemetry()
-        self._pool = ThreadPoolExecutor(1, f"model-{name}", initialize or _nothing)
+        self._initialize = initialize or _nothing
+        self._worker = _Worker(f"model-{name}", self._initialize)
         self._queue: dict[_Waiting, None] = {}
         self._rows = 0
-        self._busy = False
+        self._running: _Running | None = None
+        self._given_up = 0
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -130,6 +184,11 @@ class Batcher:
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._queue)
+
+    @property
+    def given_up(self) -> int:
+        """Computations that were given up and still run."""
+        return self._given_up
 
     async def infer(self, inputs: Arrays, rows: int, *, timeout: float | None = None) -> Arrays:
         """The outputs of a checked request's rows, computed with whatever else waits.
@@ -152,32 +211,32 @@ class Batcher:
     async def close(self) -> None:
         """Wait until everything is answered, and end the thread. Nothing may be asked afterwards."""
         await self._idle.wait()
-        self._pool.shutdown(wait=False)
+        self._worker.join()
 
-    def refuse_if_full(self, before: int = 0) -> None:
-        """Refuse what would wait behind a full queue; `before` requests are still on their way to it.
+    def _refuse_if_full(self) -> None:
+        """Refuse what would wait behind a full queue, or behind computations that do not end."""
+        if self._given_up > MAX_GIVEN_UP:
+            raise self._stuck()
+        if len(self._queue) >= self.limits.max_queue:
+            raise self._refusal("queue", f"{self.limits.max_queue} requests wait already")
 
-        Raises:
-            RequestError: 503, and when to come again.
-        """
-        if len(self._queue) + before >= self.limits.max_queue:
-            self._telemetry.count("recspec_rejected_total", model=self.name, reason="queue")
-            seconds = self.limits.retry_seconds
-            raise RequestError(
-                f"model '{self.name}': {self.limits.max_queue} requests wait already; try again in {seconds} s",
-                status=503,
-                retry_after=seconds,
-            )
+    def _stuck(self) -> RequestError:
+        return self._refusal("stuck", f"computations run for more than {self.limits.timeout_seconds:g} s")
 
-    def late(self, seconds: float) -> RequestError:
-        """What is told, and counted, when a request's time is over."""
+    def _refusal(self, reason: str, why: str) -> RequestError:
+        self._telemetry.count("recspec_rejected_total", model=self.name, reason=reason)
+        seconds = self.limits.retry_seconds
+        message = f"model '{self.name}': {why}; try again in {seconds} s"
+        return RequestError(message, status=503, retry_after=seconds)
+
+    def _late(self, seconds: float) -> RequestError:
         self._telemetry.count("recspec_rejected_total", model=self.name, reason="time")
         return RequestError(
             f"model '{self.name}': no answer within {seconds:g} s; the request was given up", status=504
         )
 
     async def _wait(self, work: Arrays | Callable[[], object], rows: int, timeout: float | None) -> Any:
-        self.refuse_if_full()
+        self._refuse_if_full()
         limits = self.limits
         seconds = limits.timeout_seconds if timeout is None else min(timeout, limits.timeout_seconds)
         waiting = _Waiting(rows, work, asyncio.get_running_loop().create_future(), time.perf_counter())
@@ -189,7 +248,7 @@ class Batcher:
             async with asyncio.timeout(seconds):
                 return await waiting.answer
         except TimeoutError:
-            raise self.late(seconds) from None
+            raise self._late(seconds) from None
         finally:
             self._take_out(waiting)
             self._note_idle()
@@ -202,7 +261,7 @@ class Batcher:
             self._rows -= waiting.rows
 
     def _note_idle(self) -> None:
-        if not self._queue and not self._busy:
+        if not self._queue and self._running is None:
             self._idle.set()
 
     def _dispatch(self) -> None:
@@ -210,7 +269,7 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._busy or not self._queue:
+        if self._running is not None or not self._queue or self._given_up > MAX_GIVEN_UP:
             return
         oldest = next(iter(self._queue))
         left = self.limits.max_delay_ms / 1000 - (time.perf_counter() - oldest.since)
@@ -232,28 +291,48 @@ class Batcher:
             self._take_out(waiting)
         return batch
 
-    def _start(self, batch: list[_Waiting]) -> None:
+    def _start(self, batch: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        self._busy = True
-        started = time.perf_counter()
+        running = self._running = _Running(batch, time.perf_counter())
+        running.overdue = loop.call_later(self.limits.timeout_seconds, self._give_up)
 
-        def tell(done: Future[tuple[list[object], Spent]]) -> None:
+        def work() -> None:
+            answers, spent = self._compute(batch)
             with contextlib.suppress(RuntimeError):  # the loop was closed: the time for a graceful end was over
-                loop.call_soon_threadsafe(self._finish, batch, started, done)
+                loop.call_soon_threadsafe(self._finish, running, answers, spent)
 
-        self._pool.submit(self._compute, batch).add_done_callback(tell)
+        self._worker.submit(work)
 
-    def _finish(self, batch: list[_Waiting], started: float, done: Future[tuple[list[object], Spent]]) -> None:
-        answers, spent = done.result()
-        self._busy = False
-        for waiting, answer in zip(batch, answers, strict=True):
+    def _give_up(self) -> None:
+        """Leave a thread to itself: no request can still wait for what it computes."""
+        log.error("model '%s': a computation runs for more than %g s; it is given up", self.name,
+                  self.limits.timeout_seconds)  # fmt: skip
+        self._running, self._given_up = None, self._given_up + 1
+        self._worker.end()
+        self._worker = _Worker(f"model-{self.name}", self._initialize)
+        if self._given_up > MAX_GIVEN_UP:
+            for waiting in list(self._queue):
+                self._take_out(waiting)
+                waiting.answer.set_exception(self._stuck())
+        self._dispatch()
+        self._note_idle()
+
+    def _finish(self, running: _Running, answers: Sequence[object], spent: Spent) -> None:
+        if self._running is not running:  # it was given up, and has ended nevertheless
+            self._given_up -= 1
+            self._dispatch()
+            return
+        assert running.overdue is not None
+        running.overdue.cancel()
+        self._running = None
+        for waiting, answer in zip(running.batch, answers, strict=True):
             if waiting.answer.done():  # its client went away, or its time is over
                 continue
             if isinstance(answer, BaseException):
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
-        self._count(batch, answers, started, spent)
+        self._count(running.batch, answers, running.started, spent)
         self._dispatch()
         self._note_idle()
 
@@ -270,7 +349,8 @@ class Batcher:
         if callable(batch[0].work):
             return
         kept.rows, kept.batches = kept.rows + rows, kept.batches + 1
-        kept.by_rows.setdefault(rows, Compute()).add(spent)
+        if rows in kept.by_rows or len(kept.by_rows) < MAX_SIZES:
+            kept.by_rows.setdefault(rows, Compute()).add(spent)
         self._telemetry.count("recspec_rows_total", rows, model=self.name)
         self._telemetry.count("recspec_batches_total", model=self.name)
         self._telemetry.observe("recspec_batch_rows", rows, model=self.name)

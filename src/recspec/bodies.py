@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -21,8 +22,13 @@ from recspec.errors import RecspecError, RequestError, listed
 JSON = "application/json"
 BINARY = "application/octet-stream"
 TAKEN = (JSON, BINARY)
+LARGE = 1 << 20
+"""Bytes of a body from which it is parsed in a thread of its own, so that others are answered meanwhile."""
 PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content encodings that are unpacked -> zlib's name for them."""
+
+
+T = TypeVar("T")
 
 
 class Intake:
@@ -30,6 +36,39 @@ class Intake:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.held = limits, 0
+        self._answering = 0
+        self._parsing = asyncio.Lock()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request as being answered until the block ends.
+
+        Raises:
+            RequestError: 503 where too many are.
+        """
+        limits = self.limits
+        if self._answering >= limits.max_requests:
+            raise RequestError(
+                f"{limits.max_requests} requests are being answered; try again in {limits.retry_seconds} s",
+                status=503,
+                retry_after=limits.retry_seconds,
+            )
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+
+    async def parsed(self, parse: Callable[[], T], size: int) -> T:
+        """What is made of a body of so many bytes.
+
+        What is parsed takes up to 20 times the memory of its bytes, so large bodies are parsed one at a time.
+        """
+        if size < LARGE:
+            return parse()
+        async with self._parsing:
+            return await asyncio.to_thread(parse)
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
@@ -39,10 +78,62 @@ class Intake:
             RequestError: 503 where there is no room for them.
         """
         try:
-            self._hold(size, 0)
+            self._hold(size, size)
             yield
         finally:
-            self.held -= size
+            self._release(size)
+
+    @asynccontextmanager
+    async def reading(self, size: int) -> AsyncIterator[Callable[[int], None]]:
+        """Wait in turn until there is room for so many bytes; the function given tells how many there are in truth.
+
+        Raises:
+            RequestError: 503 where there is none in time.
+        """
+        if self._waiting or not self._fits(size):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                async with asyncio.timeout(self.limits.timeout_seconds):
+                    await turn
+            except (TimeoutError, asyncio.CancelledError) as error:
+                if turn.done() and not turn.cancelled():  # its turn came in the same moment
+                    self._release(size)
+                if isinstance(error, TimeoutError):
+                    raise self._no_room() from None
+                raise
+        else:
+            self.held += size
+        kept = [size]
+
+        def shrink(to: int) -> None:
+            self._release(kept[0] - to)
+            kept[0] = to
+
+        try:
+            yield shrink
+        finally:
+            self._release(kept[0])
+
+    def _fits(self, size: int) -> bool:
+        return not self.held or self.held + size <= self.limits.max_held_bytes
+
+    def _release(self, size: int) -> None:
+        self.held -= size
+        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
+            size, turn = self._waiting.popleft()
+            if not turn.done():  # it was not given up meanwhile
+                self.held += size
+                turn.set_result(None)
+
+    @contextmanager
+    def writing(self, size: int) -> Iterator[None]:
+        """Count the bytes of an answer as held while they are written; it is never refused, only what comes after."""
+        self.held += size
+        try:
+            yield
+        finally:
+            self._release(size)
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
@@ -67,30 +158,34 @@ class Intake:
                 async for part in request.stream():
                     size += len(part)
                     self._hold(len(part), size)
+                    if size > self.limits.max_body_bytes:
+                        raise self._too_large()
                     parts.append(part)
             body = b"".join(parts)
             if coding in PACKED:
                 body = self._unpacked(body, coding)
-                self._hold(len(body), len(body))
                 size += len(body)
+                self._hold(len(body), size)
             yield body
         except TimeoutError:
             raise RequestError(f"the body did not come within {self.limits.timeout_seconds:g} s", status=408) from None
         except ClientDisconnect:
             raise RequestError("the client went away before the body was whole") from None
         finally:
-            self.held -= size
+            self._release(size)
 
-    def _hold(self, more: int, size: int) -> None:
+    def _hold(self, more: int, own: int) -> None:
+        """Count more bytes of a request that holds `own` with them. One request alone always finds room."""
         self.held += more
-        if size > self.limits.max_body_bytes:
-            raise self._too_large()
-        if self.held > self.limits.max_held_bytes:
-            raise RequestError(
-                "the bodies of other requests fill the memory set aside for them; try again",
-                status=503,
-                retry_after=self.limits.retry_seconds,
-            )
+        if self.held > self.limits.max_held_bytes and self.held > own:
+            raise self._no_room()
+
+    def _no_room(self) -> RequestError:
+        return RequestError(
+            "the bodies of other requests fill the memory set aside for them; try again",
+            status=503,
+            retry_after=self.limits.retry_seconds,
+        )
 
     def _unpacked(self, body: bytes, coding: str) -> bytes:
         unpacker = zlib.decompressobj(PACKED[coding])

@@ -560,18 +560,41 @@ def serve(
     models: Annotated[
         list[str], typer.Argument(metavar="[NAME=]RUN...", help="runs, bundles, exports; or folders 1, 2, ... of them")
     ],
-    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 lets other machines in")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(min=0, max=65_535, help="of HTTP; 0: any that is free")] = 8000,
-    grpc_port: Annotated[int, typer.Option(min=0, max=65_535, help="of gRPC; 0: any that is free")] = 8001,
-    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="answer over gRPC too")] = True,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in, and wants a token.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0 picks a free one.")] = 8001,
+    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="Answer over gRPC too.")] = True,
     token_file: Annotated[
-        Path | None, typer.Option(help="holds the bearer token to ask for; else the variable RECSPEC_TOKEN, if set")
+        Path | None,
+        typer.Option(help="File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that clients call the server by, besides localhost and the address; repeatable."),
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Let clients load and unload models; wants a token.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines in without a token, where --host does.")
+    ] = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate in PEM, with its chain: HTTPS, and gRPC over TLS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM, without a password.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="rows that are computed together")] = 4096,
     max_delay_ms: Annotated[float, typer.Option(min=0, help="that an idle model waits for others to join")] = 0.0,
     queue: Annotated[int, typer.Option(min=1, help="requests of a model that may wait; more get 503")] = 512,
     max_rows: Annotated[int, typer.Option(min=1, help="of a request; more get 413")] = 65_536,
     max_body_mb: Annotated[float, typer.Option(help="MiB of a request; a larger one gets 413")] = 32,
+    max_held_mb: Annotated[
+        float, typer.Option(help="MiB of all requests that are being answered; more get 503.")
+    ] = 512,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Requests answered at once, by protocol; more get 503.")
+    ] = 1024,
     timeout: Annotated[float, typer.Option(help="seconds from a request to its answer, else 504")] = 30.0,
     threads: Annotated[int | None, typer.Option(min=1, help="that compute a batch; torch's own number without")] = None,
     watch: Annotated[float, typer.Option(min=0, help="seconds between looks for new models; 0: never")] = 5.0,
@@ -582,19 +605,22 @@ def serve(
     """Answer over HTTP and gRPC: the Open Inference Protocol, JSON for people, and a page to try it."""
     for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
         require_extra(library, "serve")
+    from recspec.access import read_token
     from recspec.batching import Limits
-    from recspec.machine import keep_freed_memory
     from recspec.repository import RepositorySettings, sources_of
-    from recspec.serve import Addresses, ServeSettings, read_token
+    from recspec.serve import Addresses, ServeSettings
     from recspec.serve import serve as run_server
 
-    keep_freed_memory()
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     sources = sources_of(models)
     limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
-              "max_body_bytes": int(max_body_mb * 2**20), "timeout_seconds": timeout}  # fmt: skip
+              "max_body_bytes": int(max_body_mb * 2**20), "max_held_bytes": int(max_held_mb * 2**20),
+              "max_requests": max_requests, "timeout_seconds": timeout}  # fmt: skip
+    listening = {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None,
+                 "allowed_hosts": tuple(allowed_host or ()), "insecure": insecure, "tls_cert": tls_cert,
+                 "tls_key": tls_key}  # fmt: skip
 
     def ready(addresses: Addresses) -> None:
         if json_output:
@@ -606,18 +632,27 @@ def serve(
 
     run_server(
         sources,
-        config.build(
-            ServeSettings, "serve", {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None}
-        ),
+        config.build(ServeSettings, "serve", listening),
         repository=config.build(
             RepositorySettings,
             "serve",
-            {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify},
+            {
+                "device": device,
+                "threads": threads,
+                "watch_seconds": watch,
+                "verify": verify,
+                "control": control,
+            },
         ),
         limits=config.build(Limits, "serve", limits),
         token=read_token(os.environ, token_file),
         ready=ready,
     )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # all is closed; gRPC's and torch's own threads now and then abort an interpreter that ends the long way
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------

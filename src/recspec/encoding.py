@@ -38,6 +38,9 @@ SMALL = 4096
 TEXT_BYTES = 2**31 - 1
 """Text that one array of type `string` can hold; more text is held as `large_string`."""
 
+FAR = 100.0
+"""Standard deviations from the mean; among 10,000 training rows not one can lie as far (Samuelson's inequality)."""
+
 RawValues: TypeAlias = Any
 """A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
 Ids = NDArray[np.int64]
@@ -379,22 +382,34 @@ class _Number(_OneColumn):
 
     def transformed(self, values: RawValues) -> NDArray[np.float64]:
         """Numbers after low and high, then missing, then the logarithm; NaN where one is missing for good."""
-        return self.of_numbers(_as_numbers(_arrow(values)))
+        return self.of_numbers(self.plain(values))
+
+    def plain(self, values: RawValues) -> NDArray[np.float64]:
+        """Raw values as the numbers they are; NaN where one is missing."""
+        return _as_numbers(_arrow(values))
 
     def of_numbers(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """What `transformed` makes of numbers, NaN where one is missing."""
-        beyond = np.zeros(len(numbers), bool)
-        if self.low is not None:
-            beyond |= numbers < self.low
-        if self.high is not None:
-            beyond |= numbers > self.high
-        numbers = np.where(beyond, self.outside, numbers)
+        numbers = np.where(self.is_outside(numbers), self.outside, numbers)
         if self.missing is not None:
             numbers = np.nan_to_num(numbers, nan=self.missing)
         if self.log_plus is not None:
             moved = numbers + self.log_plus
             return np.log(np.where(moved > 0, moved, np.nan))
         return np.sign(numbers) * np.log1p(np.abs(numbers)) if self.log1p else numbers
+
+    def is_outside(self, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which numbers lie below `low` or above `high`, so that `outside` is taken for them."""
+        beyond = np.zeros(numbers.shape, bool)
+        if self.low is not None:
+            beyond |= numbers < self.low
+        if self.high is not None:
+            beyond |= numbers > self.high
+        return beyond
+
+    def is_far(self, _: NDArray[np.float64]) -> NDArray[np.bool_] | bool:
+        """Which numbers lie far from all that the encoder was fitted on; none where it was fitted on nothing."""
+        return False
 
 
 class NumberEncoder(_Number):
@@ -412,6 +427,11 @@ class ScaleEncoder(_Number):
     kind: Literal["scale"] = "scale"
     mean: float
     std: float = Field(gt=0)
+
+    def is_far(self, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which numbers are `FAR` standard deviations or more from the mean."""
+        far: NDArray[np.bool_] = np.abs(self.of_numbers(numbers) - self.mean) >= FAR * self.std
+        return far
 
 
 Encoder = VocabularyEncoder | HashEncoder | BucketEncoder | CrossEncoder | NumberEncoder | ScaleEncoder

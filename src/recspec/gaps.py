@@ -14,7 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recspec.encoding import MISSING_ID, UNKNOWN_ID, CrossEncoder, Encoders, Gap, VocabularyEncoder, split_lists
+from recspec.encoding import (
+    FAR,
+    MISSING_ID,
+    UNKNOWN_ID,
+    CrossEncoder,
+    Encoders,
+    Gap,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+    split_lists,
+)
 from recspec.errors import nearest
 
 NO_EVENT, LEFT_OUT = "an empty history", "such events are left out"
@@ -39,6 +50,32 @@ class Misread:
         return Misread(self.rows + other.rows, self.found, self.expected)
 
 
+@dataclass(frozen=True)
+class Beyond:
+    """How many rows hold a number outside the limits of a feature, or far from all that it was fitted on."""
+
+    outside: int
+    far: int
+    limits: str
+    taken: float
+
+    def __add__(self, other: Beyond) -> Beyond:
+        return Beyond(self.outside + other.outside, self.far + other.far, self.limits, self.taken)
+
+    def note(self, name: str, rows: int) -> str:
+        """Both counts in one sentence."""
+        of = f"of {rows:,} row{'s' * (rows != 1)}"
+        told = []
+        if self.outside:
+            has = "has" if self.outside == 1 else "have"
+            told.append(f"{self.outside:,} {of} {has} {name} outside {self.limits}; {self.taken:g} is taken")
+        if self.far:
+            has = "has" if self.far == 1 else "have"
+            told.append(f"{self.far:,} {of} {has} {name} {FAR:g} or more standard deviations from the mean of the "
+                        "training data; the answer means little there")  # fmt: skip
+        return "; ".join(told)
+
+
 @dataclass
 class Predictions:
     """How many raw rows were scored, and what was missing, unknown or not read in them."""
@@ -52,6 +89,8 @@ class Predictions:
     """Given columns from which the model makes nothing."""
     absent: tuple[str, ...] = ()
     """Features that no column gives, so that the catalogues' values are taken; told where a name may be mistaken."""
+    beyond: dict[str, Beyond] = field(default_factory=dict)
+    """By feature."""
 
     def __iadd__(self, other: Predictions) -> Predictions:
         """With those of a further block of rows of the same columns."""
@@ -60,18 +99,22 @@ class Predictions:
             self.gaps[name] = self.gaps[name] + gap if name in self.gaps else gap
         for name, found in other.misread.items():
             self.misread[name] = self.misread[name] + found if name in self.misread else found
+        for name, numbers in other.beyond.items():
+            self.beyond[name] = self.beyond[name] + numbers if name in self.beyond else numbers
         self.not_read, self.absent = other.not_read, other.absent
         return self
 
     def notes(self) -> list[str]:
         """A sentence for each thing that stands for missing or unknown values, with the features it stands for.
 
-        Then one for each list that was read in vain, and those of `column_notes`.
+        Then one for each feature with numbers that are out of range, one for each list that was read in vain, and
+        those of `column_notes`.
         """
         kinds: dict[str, dict[str, Gap]] = {}
         for name, gap in self.gaps.items():
             kinds.setdefault(gap.taken, {})[name] = gap
         told = [_note_of_many(gaps, taken, self.rows) for taken, gaps in kinds.items()]
+        told += [found.note(name, self.rows) for name, found in self.beyond.items()]
         told += [_note_of_list(name, found, self.rows) for name, found in self.misread.items()]
         return told + column_notes(self.not_read, self.absent, self.gaps)
 
@@ -183,6 +226,24 @@ def misread_lists(rows: pa.Table, encoders: Encoders, features: Iterable[str]) -
         told = _misread(values, encoder, encoders)
         if told is not None:
             found[column] = told
+    return found
+
+
+def out_of_range(rows: pa.Table, encoders: Encoders, features: Iterable[str]) -> dict[str, Beyond]:
+    """Features whose raw numbers are outside their limits, or far from those that they were fitted on."""
+    found: dict[str, Beyond] = {}
+    for feature in features:
+        encoder = encoders.encoders.get(feature)
+        column = next((name for name in (feature, getattr(encoder, "column", None)) if name in rows.column_names), None)
+        if column is None or not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+            continue
+        if isinstance(encoder, NumberEncoder) and encoder.length is not None:
+            continue
+        numbers = encoder.plain(encoder.present(rows.column(column)))
+        counts = int(encoder.is_outside(numbers).sum()), int(np.sum(encoder.is_far(numbers)))
+        if any(counts):
+            low, high = (f"{limit:g}" if limit is not None else "" for limit in (encoder.low, encoder.high))
+            found[feature] = Beyond(*counts, f"[{low}, {high}]", encoder.outside)
     return found
 
 

@@ -1,27 +1,33 @@
-"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`, on the messages that tritonclient ships."""
+"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`, on the messages that tritonclient ships.
+
+Messages are read as bytes, one after the other as there is room for them, and parsed only once they are counted: a
+deserializer of gRPC's own would take any number of them at once, and tell the client of Python when one is malformed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from grpc import aio
 from tritonclient.grpc import service_pb2 as messages
-from tritonclient.grpc import service_pb2_grpc
 
-from recspec.errors import RecspecError, RequestError
+from recspec.access import Access, Certificate
+from recspec.errors import RecspecError, RequestError, SettingsError
 from recspec.repository import SERVER, Form, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
 from recspec.telemetry import NO_MODEL
 from recspec.tensors import (
-    LARGE,
     STORED,
     Tensor,
     check_number,
@@ -36,15 +42,25 @@ from recspec.tensors import (
 CODES: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """The statuses of HTTP -> those of gRPC."""
 
-OPEN = ("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady")
+SERVICE = "/inference.GRPCInferenceService/"
+OPEN = frozenset({"ServerLive", "ServerReady"})
 """What is answered without a token, as a load balancer asks it."""
+
+READ_SECONDS = 10.0
+"""From the beginning of a call to the end of its message: while one is read, its largest size is set aside for it."""
+MAX_FIELDS = 20_000
+"""Fields of a message, those within others left out. Each takes 100 bytes once it is parsed, and 2 before."""
+CONNECTION_MS = 300_000
+"""After which a client is asked to connect again; a connection that nobody reads from does not outlive it for long."""
 
 UNSUPPORTED = (
     "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
@@ -69,88 +85,144 @@ Message = Any
 """A protobuf message: the generated modules have no types."""
 
 
-def make_server(repository: Repository, *, token: str | None = None) -> aio.Server:
+def make_server(repository: Repository, *, access: Access, max_connections: int) -> aio.Server:
     """A server without a port, and not started."""
-    size = repository.limits.max_body_bytes
-    server = aio.server(
-        interceptors=[_Token(token)] if token is not None else [],
+    limits = repository.limits
+    return aio.server(
+        handlers=[_Service(repository, access)],
+        maximum_concurrent_rpcs=limits.max_requests,
         options=[
-            ("grpc.max_receive_message_length", min(size, 2**31 - 1)),
+            ("grpc.max_receive_message_length", min(limits.max_body_bytes, 2**31 - 1)),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a few KB would unpack to the largest message
+            ("grpc.max_metadata_size", 16 << 10),
+            ("grpc.max_concurrent_streams", 256),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.http2.bdp_probe", 0),  # or else windows of streams that nobody reads yet grow to megabytes
+            ("grpc.http2.lookahead_bytes", 64 << 10),
+            ("grpc.max_connection_age_ms", CONNECTION_MS),
+            ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout_seconds) + 1000),
         ],
     )
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Service(repository), server)
-    return server
 
 
-class _Token(aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token in their metadata: `authorization: Bearer TOKEN`."""
+def listen(server: aio.Server, address: str, port: int, certificate: Certificate | None) -> int:
+    """Let a server listen at an address, and at no other; the port.
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-        self._refused = grpc.unary_unary_rpc_method_handler(_refuse_token)
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """The handler of a call, or the one that refuses it."""
-        given = next((value for key, value in call.invocation_metadata or () if key == "authorization"), "")
-        known = hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._expected)
-        return await continuation(call) if known or call.method in OPEN else self._refused
-
-
-async def _refuse_token(_: Message, context: aio.ServicerContext) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected metadata 'authorization: Bearer TOKEN'")
-    raise AssertionError("abort raises")
-
-
-async def _refuse_method(_: Message, context: aio.ServicerContext) -> NoReturn:
-    await context.abort(
-        grpc.StatusCode.UNIMPLEMENTED, "not supported: this server has no streams, shared memory, trace or log settings"
-    )
-    raise AssertionError("abort raises")
+    Raises:
+        SettingsError: if the port is taken.
+    """
+    host = f"[{address}]" if ":" in address else address
+    with contextlib.ExitStack() as held:
+        if address == "0.0.0.0":  # gRPC takes it for every address of both families, unless IPv6's port is taken
+            port = _hold_other_family(held, port)
+        try:
+            if certificate is None:
+                return int(server.add_insecure_port(f"{host}:{port}"))
+            pair = (certificate.key.read_bytes(), certificate.cert.read_bytes())
+            return int(server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair])))
+        except RuntimeError:
+            raise SettingsError(f"gRPC: can't listen at {host}:{port}; take another port") from None
 
 
-class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+def _hold_other_family(held: contextlib.ExitStack, port: int) -> int:
+    """Hold the port of IPv6, without listening; 0 picks a free one."""
+    if not socket.has_ipv6:
+        return port
+    other = held.enter_context(socket.socket(socket.AF_INET6))
+    other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    with contextlib.suppress(OSError):  # no IPv6 here, or somebody has the port: gRPC can't have it either
+        other.bind(("::", port))
+        return int(other.getsockname()[1])
+    return port
+
+
+class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """The protocol's methods, each told to the repository's telemetry."""
 
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-        for name in ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig",
-                     "ModelStatistics", "ModelInfer", "RepositoryIndex", "RepositoryModelLoad",
-                     "RepositoryModelUnload"):  # fmt: skip
-            setattr(self, name, self._told(name, getattr(self, f"_{name}")))
-        for name in (*UNSUPPORTED, "ModelStreamInfer"):
-            setattr(self, name, _refuse_method)
+    def __init__(self, repository: Repository, access: Access) -> None:
+        self._repository, self._access = repository, access
+        answers: Mapping[str, tuple[type[Message], Callable[[Message, Any], Awaitable[Message]]]] = {
+            "ServerLive": (messages.ServerLiveRequest, self._ServerLive),
+            "ServerReady": (messages.ServerReadyRequest, self._ServerReady),
+            "ServerMetadata": (messages.ServerMetadataRequest, self._ServerMetadata),
+            "ModelReady": (messages.ModelReadyRequest, self._ModelReady),
+            "ModelMetadata": (messages.ModelMetadataRequest, self._ModelMetadata),
+            "ModelConfig": (messages.ModelConfigRequest, self._ModelConfig),
+            "ModelStatistics": (messages.ModelStatisticsRequest, self._ModelStatistics),
+            "RepositoryIndex": (messages.RepositoryIndexRequest, self._RepositoryIndex),
+            "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._RepositoryModelLoad),
+            "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._RepositoryModelUnload),
+        }
+        self._methods = {
+            SERVICE + name: grpc.stream_unary_rpc_method_handler(self._told(name, partial(_parsed, kind), each))
+            for name, (kind, each) in answers.items()
+        }
+        infer = self._told("ModelInfer", self._read_infer, self._ModelInfer)
+        self._methods[SERVICE + "ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer)
+        refused = grpc.stream_unary_rpc_method_handler(_refuse_method)
+        self._methods |= {SERVICE + name: refused for name in (*UNSUPPORTED, "ModelStreamInfer")}
+        self._refused = grpc.stream_unary_rpc_method_handler(_refuse_token)
 
-    def _told(self, name: str, answer: Callable[[Message, Any], Awaitable[Message]]) -> Callable[..., Awaitable[Any]]:
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """The handler of a call, or the one that refuses it; no message is read before."""
+        given = next((value for key, value in call.invocation_metadata or () if key == "authorization"), "")
+        if self._access.knows(given) or call.method.removeprefix(SERVICE) in OPEN:
+            return self._methods.get(call.method)
+        return self._refused
+
+    def _told(
+        self, name: str, read: Callable[[bytes], Any], answer: Callable[[Any, Any], Awaitable[Message]]
+    ) -> Callable[..., Awaitable[Any]]:
         """A method with its errors as statuses, counted and timed."""
+        intake = self._repository.intake
 
-        async def method(request: Message, context: aio.ServicerContext) -> Message:
-            began, code = time.perf_counter(), grpc.StatusCode.CANCELLED
+        async def method(_: object, context: aio.ServicerContext) -> bytes:
+            began, code, asked = time.perf_counter(), grpc.StatusCode.CANCELLED, [NO_MODEL]
+            more: tuple[tuple[str, str], ...] = ()
             try:
-                found = await answer(request, context)
-                code = grpc.StatusCode.OK
-                return found
-            except RecspecError as error:
-                status = error.status if isinstance(error, RequestError) else 400
-                code = CODES.get(status, grpc.StatusCode.UNKNOWN)
-                if isinstance(error, RequestError) and error.retry_after is not None:
-                    context.set_trailing_metadata((("retry-after", str(error.retry_after)),))
-                await context.abort(code, str(error)[:4000])
-            except (asyncio.CancelledError, aio.AbortError):
-                raise
-            except Exception:
-                code = grpc.StatusCode.INTERNAL
-                log.exception("%s failed", name)
-                await context.abort(code, "the server failed; its log says why")
+                try:
+                    async with intake.reading(intake.limits.max_body_bytes) as shrink:
+                        request = await self._request(read, context, shrink)
+                        asked[0] = getattr(request, "model_name", NO_MODEL)
+                        found: bytes = (await answer(request, context)).SerializeToString()
+                    code = grpc.StatusCode.OK
+                    return found
+                except RecspecError as error:
+                    code, message, more = _status(error)
+                except (asyncio.CancelledError, aio.AbortError):
+                    raise
+                except Exception:
+                    log.exception("%s failed", name)
+                    code, message = grpc.StatusCode.INTERNAL, "the server failed; its log says why"
+                # Only here: in a handler, what abort raises would keep the error alive, and with it the whole message.
+                context.set_trailing_metadata(more)
+                await context.abort(code, message)
             finally:
-                self._count(name, request, code, time.perf_counter() - began)
+                self._count(name, asked[0], code, time.perf_counter() - began)
+            raise AssertionError("abort raises")
 
         return method
 
-    def _count(self, name: str, request: Message, code: grpc.StatusCode, seconds: float) -> None:
+    async def _request(self, read: Callable[[bytes], Any], context: Any, shrink: Callable[[int], None]) -> Any:
+        raw = await self._read(context)
+        shrink(len(raw))
+        return await self._repository.intake.parsed(partial(read, raw), len(raw))
+
+    async def _read(self, context: aio.ServicerContext) -> bytes:
+        """The bytes of a call's message. gRPC reads it only now: until there is room for it, it takes no memory."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                raw = await context.read()
+        except TimeoutError:
+            raise RequestError("the request's message did not come in time", status=408) from None
+        if raw is aio.EOF:
+            raise RequestError("the call brought no message, or one that is too large; expected one")
+        return bytes(raw)
+
+    def _count(self, name: str, model: str, code: grpc.StatusCode, seconds: float) -> None:
         told = self._repository.telemetry
-        model = getattr(request, "model_name", "")
         known = model if model in self._repository.names else NO_MODEL
         told.count("recspec_requests_total", protocol="grpc", route=name, model=known, status=code.name)
         told.observe("recspec_request_seconds", seconds, protocol="grpc", route=name)
@@ -198,33 +270,126 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return json_format.ParseDict({"models": told}, messages.RepositoryIndexResponse())
 
     async def _RepositoryModelLoad(self, request: Message, _: object) -> Message:
+        self._repository.refuse_control()
         refuse_load_parameters(dict(request.parameters))
         await self._repository.load(request.model_name)
         return messages.RepositoryModelLoadResponse()
 
     async def _RepositoryModelUnload(self, request: Message, _: object) -> Message:
+        self._repository.refuse_control()
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelUnloadResponse()
 
     # --- answers ------------------------------------------------------------------------------------------------
 
-    async def _ModelInfer(self, request: Message, context: aio.ServicerContext) -> Message:
-        self._repository.form(request.model_name, request.model_version)
-        read = partial(_inputs, request, self._repository.limits.max_rows)
-        inputs = read() if request.ByteSize() < LARGE else await asyncio.to_thread(read)
-        wanted = _outputs(request)
-        asked = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
-        times = [each for each in (timeout_of(asked), context.time_remaining()) if each is not None]
-        with self._repository.intake.holding(request.ByteSize()):
-            model, outputs = await self._repository.infer(
-                request.model_name, request.model_version, inputs, timeout=max(0.0, min(times)) if times else None
-            )
-        answer = messages.ModelInferResponse(model_name=request.model_name, model_version=model.version, id=request.id)
-        for name in wanted:
+    def _read_infer(self, raw: bytes) -> _Asked:
+        """A request to infer. Its message is let go, as its tensors are copies."""
+        request = _parsed(messages.ModelInferRequest, raw)
+        self._repository.form(request.model_name, request.model_version)  # told before its tensors are read
+        inputs = _inputs(request, self._repository.limits.max_rows)
+        timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
+        return _Asked(request.model_name, request.model_version, request.id, inputs, _outputs(request),
+                      timeout_of(timeout))  # fmt: skip
+
+    async def _ModelInfer(self, asked: _Asked, context: aio.ServicerContext) -> Message:
+        times = [each for each in (asked.timeout, context.time_remaining()) if each is not None]
+        model, outputs = await self._repository.infer(
+            asked.model_name, asked.model_version, asked.inputs, timeout=max(0.0, min(times)) if times else None
+        )
+        answer = messages.ModelInferResponse(model_name=asked.model_name, model_version=model.version, id=asked.id)
+        for name in asked.outputs:
             values = outputs[name]
             answer.outputs.add(name=name, datatype="FP32", shape=values.shape)
             answer.raw_output_contents.append(to_bytes(values))
         return answer
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request to infer, read but not yet checked against a model."""
+
+    model_name: str
+    model_version: str
+    id: str
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[str]
+    timeout: float | None
+    """Seconds."""
+
+
+def _status(error: RecspecError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Status, message and metadata of a call that is refused."""
+    status = error.status if isinstance(error, RequestError) else 400
+    wait = error.retry_after if isinstance(error, RequestError) else None
+    more = (("retry-after", str(wait)),) if wait is not None else ()
+    return CODES.get(status, grpc.StatusCode.UNKNOWN), str(error)[:4000], more
+
+
+async def _refuse_token(_: object, context: aio.ServicerContext) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected metadata 'authorization: Bearer TOKEN'")
+    raise AssertionError("abort raises")
+
+
+async def _refuse_method(_: object, context: aio.ServicerContext) -> NoReturn:
+    await context.abort(
+        grpc.StatusCode.UNIMPLEMENTED, "not supported: this server has no streams, shared memory, trace or log settings"
+    )
+    raise AssertionError("abort raises")
+
+
+def _parsed(kind: type[Message], raw: bytes) -> Message:
+    """A message of a kind.
+
+    Raises:
+        RequestError: if the bytes are none, or have more fields than are parsed.
+    """
+    try:
+        _check_fields(raw)
+        return kind.FromString(raw)
+    except (DecodeError, IndexError):
+        name = kind.DESCRIPTOR.full_name
+        raise RequestError(f"the message is no {name}: its bytes are malformed") from None
+
+
+def _check_fields(raw: bytes) -> None:
+    """Refuse a message of very many fields before it is parsed: an empty one takes 2 bytes on the way, 100 parsed.
+
+    Raises:
+        RequestError: for too many.
+        IndexError: for bytes that end too early.
+    """
+    at = count = 0
+    while at < len(raw):
+        key, at = _varint(raw, at)
+        kind = key & 7
+        if kind == 0:
+            _, at = _varint(raw, at)
+        elif kind == 2:
+            length, at = _varint(raw, at)
+            at += length
+        elif kind in FIXED:
+            at += FIXED[kind]
+        else:
+            raise IndexError("groups, or no wire type")
+        count += 1
+        if count > MAX_FIELDS:
+            raise RequestError(f"the message has more than {MAX_FIELDS} fields")
+
+
+FIXED: Mapping[int, int] = {1: 8, 5: 4}
+"""Protobuf's wire types of a fixed size -> their bytes."""
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits at a place, and the place after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError("more than 64 bits")
 
 
 def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
@@ -235,6 +400,9 @@ def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
     """
     raw, given = request.raw_input_contents, request.inputs
     check_number(len(given))
+    for each in given:
+        if "shared_memory_region" in each.parameters:
+            raise RequestError(f"input '{each.name}': shared memory is not supported; send the tensor")
     if raw and len(raw) != len(given):
         raise RequestError(f"raw_input_contents has {len(raw)} entries; expected one for each of {len(given)} inputs")
     inputs: dict[str, Tensor] = {}
@@ -242,8 +410,6 @@ def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
         name = each.name
         if name in inputs:
             raise RequestError(f"input '{name}' is there twice")
-        if "shared_memory_region" in each.parameters:
-            raise RequestError(f"input '{name}': shared memory is not supported; send the tensor")
         shape = shape_of(list(each.shape), name, max_rows)
         if not raw:
             inputs[name] = _typed(name, each, shape)

@@ -5,7 +5,6 @@ With the extensions for configuration, statistics and the model repository.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from recspec.programs import Arrays
 from recspec.repository import SERVER, Form, Model, Repository, refuse_load_parameters
 from recspec.signature import OUTPUTS
 from recspec.tensors import (
-    LARGE,
     Tensor,
     check_number,
     check_output,
@@ -77,7 +75,7 @@ def routes(repository: Repository) -> list[Route]:
         form(request)  # an unknown model is told before its tensors are read
         async with repository.intake.body(request) as body:
             read = partial(parse_infer, body, request.headers.get(HEADER_LENGTH), repository.limits.max_rows)
-            asked = read() if len(body) < LARGE else await asyncio.to_thread(read)
+            asked = await repository.intake.parsed(read, len(body))
             seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
             timeout = max(0.0, seconds if asked.timeout is None else min(asked.timeout, seconds))
             name, version = request.path_params["model"], request.path_params.get("version", "")
@@ -90,6 +88,7 @@ def routes(repository: Repository) -> list[Route]:
             return answer(repository.index(only_ready=asked.get("ready") is True))
 
     async def load(request: Request) -> Response:
+        repository.refuse_control()
         async with repository.intake.body(request) as body:
             if body:
                 refuse_load_parameters(parse_object(body).get("parameters"))
@@ -97,6 +96,7 @@ def routes(repository: Repository) -> list[Route]:
         return answer({})
 
     async def unload(request: Request) -> Response:
+        repository.refuse_control()
         async with repository.intake.body(request) as body:
             if body:
                 parse_object(body)

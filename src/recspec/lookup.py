@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.encoding import (
+    FAR,
     UNKNOWN,
     BucketEncoder,
     Encoder,
@@ -53,7 +54,7 @@ class Lookup:
         ]
         numbers = [(name, encoder) for name, encoder in found.items() if encoder and _is_one_number(encoder)]
         self._plain = _Plain([(name, encoder) for name, encoder in numbers if _is_plain(encoder)])
-        self._numbers = [(name, _sources(name, encoder), _transform(encoder)) for name, encoder in numbers
+        self._numbers = [(name, _sources(name, encoder), encoder, _transform(encoder)) for name, encoder in numbers
                          if not _is_plain(encoder)]  # fmt: skip
         self.features = frozenset({name for name, *_ in self._ids} | {name for name, _ in numbers})
         self.sources = tuple(dict.fromkeys(name for port in ports for name in _sources(port.name, found[port.name])))
@@ -63,7 +64,7 @@ class Lookup:
     def columns(self, columns: Mapping[str, Sequence[Any]], *, gaps: bool = True) -> Arrays | None:
         """Inputs (B, 1) of raw columns of B values each; None where a column is missing or holds something unusual.
 
-        Without `gaps` a value that is missing or unknown is unusual too.
+        Without `gaps` a value that is missing, unknown or out of range is unusual too.
         """
         made: Arrays = {}
         found: list[list[int]] = []
@@ -77,10 +78,10 @@ class Lookup:
             matrix = np.array(found)
             for (name, *_), row in zip(self._ids, matrix, strict=True):
                 made[name] = row.astype(self._types[name], copy=False)[:, None]
-        for name, sources, transform in self._numbers:
+        for name, sources, encoder, transform in self._numbers:
             values = _given(columns, sources)
             numbers = None if values is None else _as_numbers(values, gaps=gaps)
-            if numbers is None:
+            if numbers is None or not (gaps or _is_in_range(encoder, numbers[0])):
                 return None
             made[name] = transform(numbers[0])[:, None].astype(self._types[name])
         return made if self._plain.add(columns, made, gaps=gaps) else None
@@ -164,6 +165,7 @@ class _Plain:
         self._scales = any(each is not None for each in scales)
         self._mean = np.array([each.mean if each else 0.0 for each in scales])[:, None]
         self._std = np.array([each.std if each else 1.0 for each in scales])[:, None]
+        self._far = np.array([FAR if each else np.inf for each in scales])[:, None]
 
     def add(self, columns: Mapping[str, Sequence[Any]], made: Arrays, *, gaps: bool) -> bool:
         """Put the inputs (B, 1) beside the others; False where a column is missing or holds something unusual."""
@@ -176,7 +178,10 @@ class _Plain:
         numbers = _as_numbers(*given, gaps=gaps)
         if numbers is None:
             return False
-        scaled = ((numbers - self._mean) / self._std if self._scales else numbers).astype(np.float32)
+        scaled = (numbers - self._mean) / self._std if self._scales else numbers
+        if not gaps and self._scales and (np.abs(scaled) >= self._far).any():
+            return False
+        scaled = scaled.astype(np.float32)
         if (gap := np.isnan(scaled)).any():
             scaled[gap] = 0.0
         for (name, _), row in zip(self._sources, scaled, strict=True):
@@ -207,6 +212,12 @@ def _transform(encoder: Encoder) -> Callable[[NDArray[np.float64]], NDArray[Any]
         return lambda numbers: np.nan_to_num((encoder.of_numbers(numbers) - mean) / std, nan=0.0)
     assert isinstance(encoder, NumberEncoder), encoder
     return lambda numbers: np.nan_to_num(encoder.of_numbers(numbers), nan=0.0)
+
+
+def _is_in_range(encoder: Encoder, numbers: NDArray[np.float64]) -> bool:
+    if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        return True
+    return not (encoder.is_outside(numbers).any() or np.any(encoder.is_far(numbers)))
 
 
 def _is_one_number(encoder: Encoder) -> bool:

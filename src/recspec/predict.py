@@ -45,7 +45,7 @@ from recspec.encoding import (
 from recspec.errors import BundleError, DataError, SettingsError, SpecError, listed, nearest, unknown
 from recspec.evaluate import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
-from recspec.gaps import LEFT_OUT, NO_EVENT, Misread, Predictions, misread_lists, raw_names, row_at
+from recspec.gaps import LEFT_OUT, NO_EVENT, Predictions, misread_lists, out_of_range, raw_names, row_at
 from recspec.lookup import Lookup
 from recspec.outputs import whole_file
 from recspec.paths import local
@@ -135,12 +135,18 @@ class Predictor:
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, rows.num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
-        found = Predictions(rows.num_rows, gaps, self.misread(rows), *self.in_vain(rows.column_names))
+        found = self.told(rows, gaps, *self.in_vain(rows.column_names))
         return torch.sigmoid(logits).cpu().numpy(), found
 
-    def misread(self, rows: pa.Table) -> dict[str, Misread]:
-        """Columns of lists that another separator than theirs cuts, so that nothing in them is known."""
-        return misread_lists(rows, self.encoders, self.model.features()) if self.encoders is not None else {}
+    def told(
+        self, rows: pa.Table, gaps: dict[str, Gap], not_read: tuple[str, ...] = (), absent: tuple[str, ...] = ()
+    ) -> Predictions:
+        """What there is to tell of encoded raw rows: their gaps, lists cut at another sign, numbers out of range."""
+        if self.encoders is None:
+            return Predictions(rows.num_rows, gaps, {}, not_read, absent)
+        features = self.model.features()
+        lists, beyond = misread_lists(rows, self.encoders, features), out_of_range(rows, self.encoders, features)
+        return Predictions(rows.num_rows, gaps, lists, not_read, absent, beyond)
 
     def in_vain(self, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Raw columns that nothing is made from, and the features whose columns may have been meant.

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recspec.answers import Row, table_of
+from recspec.answers import Row, known_columns, table_of
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, DataError, RequestError, listed
 from recspec.gaps import raw_names, row_at
@@ -198,7 +198,7 @@ class _Side:
 def _encoded(predictor: Predictor, rows: Sequence[Row], ports: Sequence[Port], where: str) -> Arrays:
     if not ports:
         return {}
-    table: pa.Table = table_of(rows, where)
+    table: pa.Table = table_of(rows, where, known_columns(predictor))
     if predictor.encoders is not None:
         table = table.rename_columns(predictor.encoders.named(table.column_names))
     batch, _ = predictor.encode(table, [port.name for port in ports])

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -71,6 +72,7 @@ class RepositorySettings(config.Settings):
     device: str = Field("cpu", description="that computes: auto, cpu, cuda")
     threads: int | None = Field(None, ge=1, description="that compute a batch; torch's own number by default")
     verify: bool = Field(True, description="compare a model's files with its manifest before it is opened")
+    control: bool = Field(False, description="whether clients that bear the token may load and unload models")
     watch_seconds: float = Field(5.0, ge=0, description="between looks for new content in a model's folder; 0: never")
 
 
@@ -358,10 +360,10 @@ class Model:
     version: str
     opened: Opened
     batcher: Batcher
+    encoder: Batcher
+    """Makes features of raw values, on a thread beside the model's."""
     users: int = 0
     retired: bool = False
-    encoding: int = 0
-    """Requests whose raw values are being encoded."""
 
     @property
     def predictor(self) -> Predictor | None:
@@ -420,6 +422,7 @@ class Repository:
         self.telemetry, self.intake = telemetry or Telemetry(), Intake(self.limits)
         self._shelves = {source.name: _Shelf(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._batchers = WeakSet[Batcher]()
         self._watch: asyncio.Task[None] | None = None
         self.telemetry.gauge("recspec_queued_requests", self._queued)
         self.telemetry.gauge("recspec_models", lambda: {(): float(len(list(self._models())))})
@@ -460,6 +463,11 @@ class Repository:
     def ready(self) -> bool:
         """Whether every model that was asked for, and not unloaded, can answer."""
         return all(shelf.versions or shelf.unloaded for shelf in self._shelves.values())
+
+    @property
+    def given_up(self) -> int:
+        """Computations that were given up and still run, those of unloaded models included."""
+        return sum(each.given_up for each in self._batchers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -547,16 +555,8 @@ class Repository:
             return form.model, outputs
 
     async def _encoded(self, model: Model, columns: Arrays, rows: int, seconds: float) -> Arrays:
-        """Features of raw columns, made beside the model's thread, within the limits of its queue."""
-        model.batcher.refuse_if_full(model.encoding)
-        model.encoding += 1
-        try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.to_thread(model.opened.encode, columns, rows)
-        except TimeoutError:
-            raise model.batcher.late(seconds) from None
-        finally:
-            model.encoding -= 1
+        """Features of raw columns, made beside the model's thread, within the same limits."""
+        return await model.encoder.call(partial(model.opened.encode, columns, rows), timeout=seconds)
 
     # --- loading ------------------------------------------------------------------------------------------------
 
@@ -573,6 +573,17 @@ class Repository:
             problems = await self._refresh(shelf, anew=True)
         if problems:
             raise BundleError.of(f"model '{shelf.source.name}'", problems)
+
+    def refuse_control(self) -> None:
+        """Refuse a client that wants to load or unload a model, unless the server was started for that.
+
+        Raises:
+            RequestError: 403.
+        """
+        if not self.settings.control:
+            raise RequestError(
+                "clients may not load or unload models; start the server with --control and a token", status=403
+            )
 
     async def unload(self, name: str) -> None:
         """Take no more requests for a model; those under way are answered.
@@ -657,8 +668,13 @@ class Repository:
     def _model(self, name: str, number: int, opened: Opened) -> Model:
         threads = self.settings.threads
         initialize = partial(torch.set_num_threads, threads) if threads else None
-        batcher = Batcher(opened.run, self.limits, name=name, telemetry=self.telemetry, initialize=initialize)
-        return Model(name, str(number), opened, batcher)
+
+        def batcher(called: str) -> Batcher:
+            made = Batcher(opened.run, self.limits, name=called, telemetry=self.telemetry, initialize=initialize)
+            self._batchers.add(made)
+            return made
+
+        return Model(name, str(number), opened, batcher(name), batcher(name + RAW))
 
     def _retire(self, model: Model) -> None:
         model.retired = True
@@ -666,9 +682,10 @@ class Repository:
             self._close(model)
 
     def _close(self, model: Model) -> None:
-        task = asyncio.create_task(model.batcher.close())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for batcher in (model.batcher, model.encoder):
+            task = asyncio.create_task(batcher.close())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     # --- telling ------------------------------------------------------------------------------------------------
 

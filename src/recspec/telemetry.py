@@ -22,7 +22,7 @@ COUNTERS: Mapping[str, str] = {
     "recspec_requests_total": "Requests answered, by protocol, route, model (- for none) and status.",
     "recspec_rows_total": "Rows scored through the Open Inference Protocol, by model and version.",
     "recspec_batches_total": "Batches computed for the Open Inference Protocol, by model and version.",
-    "recspec_rejected_total": "Requests refused or given up, by model and reason (queue, time).",
+    "recspec_rejected_total": "Requests refused or given up, by model and reason (queue, time, stuck).",
     "recspec_loads_total": "Models loaded, reloaded or refused, by model and outcome.",
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {

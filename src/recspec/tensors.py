@@ -41,8 +41,6 @@ MAX_INPUTS = 4096
 """Tensors of a request; reading one takes 50 µs, whatever it holds."""
 NAMED = 10
 """Unknown inputs that a message names: finding the nearest name takes 0.1 ms, and a client may send 100,000."""
-LARGE = 1 << 20
-"""Bytes of a request from which it is read in a thread of its own, so that others are answered meanwhile."""
 
 
 @dataclass(frozen=True)
