@@ -1008,10 +1008,8 @@ def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> Non
     items = pq.read_table(tmp_path / "out" / "items.parquet").column("kind").to_pylist()
     assert Encoders.load(tmp_path / "out").vocabulary_of("kind").decode(items).to_pylist() == ["new", None, None, "x"]
     assert spec.role("context") == ("place",)
-    assert spec.metadata["summary"]["dropped"] == [  # type: ignore[index]
-        "'kind' of 2 of 4 items, such as 'b': they have no train row, and values of held-out rows are not used; "
-        + "a file of items (items=FILE) can give them"
-    ]
+    told = "'kind' of 2 of 4 items, such as 'b': they have no train row, and values of held-out rows are not used; "
+    assert spec.metadata["summary"]["dropped"] == [f"{told}a file of items (items=FILE) can give them"]  # type: ignore[index]
     check(spec)
 
 
