@@ -262,7 +262,10 @@ def test_items_and_stars_may_be_filtered_too(tmp_path: Path) -> None:
 def test_no_user_left_is_said_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         by_hand(tmp_path, min_reviews=20)
-    assert "no user is left: of 9 reviews none counts for a user with 20 or more; set min_reviews" in str(caught.value)
+    expected = (
+        "no review is left: of 9 all that other filters keep are of users with fewer than 20; set min_reviews lower"
+    )
+    assert expected in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

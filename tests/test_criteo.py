@@ -90,6 +90,7 @@ def test_a_small_file_worked_by_hand(tmp_path: Path) -> None:
     assert column(spec, "train", "I2") == pytest.approx([0, math.log(8), math.log(3), math.log(5), 0, math.log(4)])
     assert spec.metadata["summary"] == {
         "rows": {"train": 6, "valid": 2, "test": 2}, "left_out": 0, "positives": 5, "numbers_without_logarithm": 2,
+        "changed": ["2 numbers of -3 or less have no ln(x + 3), so they count as missing"],
     }  # fmt: skip
     assert {name: feature.dtype for name, feature in spec.features.items()} == {
         "I1": "float32", "I2": "float32", "C1": "int8", "C2": "int8", "label": "bool",

@@ -766,8 +766,17 @@ def test_ratings_may_be_filtered_by_stars_and_users_by_how_many(tmp_path: Path) 
 
 
 def test_filters_that_leave_nothing_say_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no interaction is left after the filters; loosen them"):
-        prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out", min_interactions=20)
+    raw = write_latest(tmp_path / "raw")
+    with pytest.raises(DataError, match="no user has 20 items or more; set min_interactions lower"):
+        prepare_movielens(raw, tmp_path / "out", min_interactions=20)
+    with pytest.raises(DataError, match="none of 11 ratings has 6 stars; set min_rating lower"):
+        prepare_movielens(raw, tmp_path / "out", min_rating=6)
+    write_latest(tmp_path / "empty", [])
+    with pytest.raises(DataError, match="the raw files hold no interaction, a header at most; expected one row"):
+        prepare_movielens(tmp_path / "empty", tmp_path / "out", min_interactions=20)
+    for label in ({}, {"label": "clicked"}):
+        with pytest.raises(DataError, match="holds no row, a header at most; expected one row at least"):
+            prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,clicked\n", **label)
     assert not (tmp_path / "out").exists()
 
 
@@ -933,7 +942,12 @@ def test_titles_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("x.train.rating", "0\t5\t4\n", "x.train.rating: line 1: has 3 columns, expected 4 separated by '\\t'"),
+        (
+            "x.train.rating",
+            "0\t5\t4\t1\n0\t6\t4\n",
+            "x.train.rating: line 2: has 3 columns, expected 4 separated by '\\t'",
+        ),
+        ("x.train.rating", "0\n", "x.train.rating: line 1: has 1 columns, expected 4 separated by '\\t'"),
         ("x.train.rating", "0\tx\t4\t1\n", "x.train.rating: line 1: column 'item_id' is 'x'; expected a whole number"),
         ("x.test.rating", "0\t8\t5\t50\n0\t6\t5\t2\n", "x.test.rating: line 2: user 0 stands in line 1 too"),
         ("x.test.negative", "(0,8)\t9\n", "x.test.negative: has 1 lines, but the test file has 2"),
@@ -1034,8 +1048,10 @@ def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> Non
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, item_features=["kind"],
                          context_features=["place"]).spec  # fmt: skip
     items = pq.read_table(tmp_path / "out" / "items.parquet").column("kind").to_pylist()
-    assert Encoders.load(tmp_path / "out").vocabulary_of("kind").decode(items).to_pylist() == ["new", None, "x", "x"]
+    assert Encoders.load(tmp_path / "out").vocabulary_of("kind").decode(items).to_pylist() == ["new", None, None, "x"]
     assert spec.role("context") == ("place",)
+    told = "'kind' of 2 of 4 items, such as 'b': they have no train row, and values of held-out rows are not used; "
+    assert spec.metadata["summary"]["dropped"] == [f"{told}a file of items (items=FILE) can give them"]  # type: ignore[index]
     check(spec)
 
 
@@ -1129,7 +1145,7 @@ def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
         caught.value
     )
     assert "item feature 'prize' is no column (did you mean 'price'?)" in str(caught.value)
-    assert "item feature 'item_id' has a name that recspec needs for itself" in str(caught.value)
+    assert "item feature 'item_id' is the item's id, which is a feature already; leave it out" in str(caught.value)
     assert "'colour' is set as numeric, categorical or list, but is no feature" in str(caught.value)
 
 
@@ -1141,7 +1157,9 @@ def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
 
 def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,name\na,1\na,2\n")
-    with pytest.raises(DataError, match="the file joined by 'item_id' names 'a' more than once; expected one row each"):
+    with pytest.raises(
+        DataError, match=r"items\.csv: names 'a' more than once in column 'item_id'; expected one row each"
+    ):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id\n1,a\n", items="items.csv")
 
 

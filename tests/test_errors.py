@@ -57,13 +57,15 @@ def test_every_error_is_in_one_tree_and_says_what_it_is_for() -> None:
         ("itme", " (did you mean 'item'?)"),
         ("ITEM", " (did you mean 'item'?)"),
         ("lable", " (did you mean 'Label'?)"),
+        ("lr", " (did you mean 'learning_rate'?)"),
         ("zzz", ""),
+        ("i" * 1000, ""),
         ("", ""),
         ("item", ""),  # the name itself is no hint
     ],
 )
 def test_the_nearest_name_is_told_where_one_is_near(name: str, hint: str) -> None:
-    assert nearest(name, ["user", "item", "Label"]) == hint
+    assert nearest(name, ["user", "item", "Label", "layers", "learning_rate"]) == hint
 
 
 def test_nothing_is_near_where_nothing_is_known() -> None:
@@ -73,6 +75,13 @@ def test_nothing_is_near_where_nothing_is_known() -> None:
 def test_names_are_listed_as_they_stand_in_a_message() -> None:
     assert listed(["a", "b"]) == "'a', 'b'"
     assert listed([]) == "none"
+
+
+def test_a_million_names_or_characters_fill_no_screen() -> None:
+    assert listed(str(number) for number in range(10**6)).endswith(", '38', '39' and 999,960 more")
+    assert listed(["x" * 10**6, "y"]) == f"'{'x' * 200}...', 'y'"
+    assert len(listed("x" * 150 + str(number) for number in range(100))) < 2_400
+    assert len(unknown("key", "k" * 10**6, (f"{number:0100}" for number in range(1000)))) < 4_000
     assert unknown("split", "tset", ["train", "test"]) == (
         "unknown split 'tset' (did you mean 'test'?); known: 'train', 'test'"
     )

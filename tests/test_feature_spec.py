@@ -584,6 +584,34 @@ def test_a_model_is_told_every_role_that_it_lacks() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metadata", "role", "remedy"),
+    [
+        ({"dataset": "movielens", "test_samples_per_series": 3}, "history",
+         "prepare it with --set history=50 (recspec prepare movielens ...)"),
+        ({"dataset": "table"}, "history",
+         "rows with a label have no history; prepare rows without a label, or train another model"),
+        ({"dataset": "table"}, "user",
+         "prepare rows that have the user's id, with --set user=COLUMN, or train another model"),
+        ({"dataset": "adult"}, "item", "adult has none; train another model"),
+    ],
+)  # fmt: skip
+def test_a_prepared_dataset_gets_a_missing_role_by_preparing_it_otherwise(
+    metadata: dict[str, object], role: str, remedy: str
+) -> None:
+    spec = spec_of(x={"cardinality": 3}).replace(metadata=metadata)
+    with pytest.raises(SpecError) as caught:
+        spec.require((role,), "Model")
+    assert caught.value.problems == (f"Model needs a feature in the role '{role}'; {remedy}",)
+
+
+@pytest.mark.parametrize("name", ["ok.csv", "OK.Parquet", "ok.jsonl", "ok.csv.gz"])
+def test_rows_in_place_of_a_specification_are_told_from_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"user_id,item_id\n1,2\n")
+    with pytest.raises(SpecError, match=r"holds rows, and is not a specification; prepare it \(recspec prepare table"):
+        FeatureSpec.load(tmp_path / name)
+
+
 def test_an_unknown_split_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown split 'tset' \(did you mean 'test'\?\); known: 'train', 'test'"):
         load(tmp_path, EXAMPLE).columns("tset")

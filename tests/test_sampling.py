@@ -279,6 +279,15 @@ def test_lists_of_other_widths_are_padded_to_one() -> None:
     sampler = NegativeSampler(
         1, 3, user="user", item="item", label="label", first_id=1, item_features={"tags": torch.tensor([[0] * 3] * 3)}
     )
-    batch = {"user": torch.tensor([1]), "item": torch.tensor([1]), "label": torch.ones(1), "tags": torch.tensor([[5]])}
+    batch = {"user": torch.tensor([1]), "item": torch.tensor([0]), "label": torch.ones(1), "tags": torch.tensor([[5]])}
     made = sampler(Rows(batch, 1), epoch=0, step=0)
-    assert made["tags"].tolist() == [[5, 0, 0], [0, 0, 0]]
+    assert made["tags"].tolist() == [[5, 0, 0], [0, 0, 0]]  # an unknown item's row keeps its own
+
+
+def test_a_known_items_feature_is_that_of_the_table_for_rows_and_negatives_alike() -> None:
+    sampler = NegativeSampler(
+        1, 3, user="user", item="item", label="label", first_id=1, item_features={"price": torch.tensor([0, 7, 8])}
+    )
+    batch = {name: torch.tensor([1]) for name in ("user", "item", "label")} | {"price": torch.tensor([5])}
+    made = sampler(Rows(batch, 1), epoch=0, step=0)
+    assert made["price"].tolist() == [7, {1: 7, 2: 8}[int(made["item"][1])]]

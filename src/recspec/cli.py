@@ -95,6 +95,7 @@ Data = Annotated[Path, typer.Argument(help="a prepared dataset: its folder, or i
 Run = Annotated[Path, typer.Argument(help="a run's folder, or a bundle's", metavar="RUN")]
 Out = Annotated[Path, typer.Argument(help="folder to write", metavar="OUT")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a setting; may be repeated")]
+NOTES = ("inferred", "dropped", "changed")
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Outside = Annotated[bool, typer.Option("--allow-outside", help="files may lie outside the specification's folder")]
 Verify = Annotated[
@@ -167,7 +168,7 @@ def prepare(
             progress=progress,
         )
     err.print(prepared.message, markup=False, highlight=False)
-    _print_figures("prepared", prepared.summary)
+    _print_prepared(prepared.summary)
 
 
 @app.command()
@@ -781,7 +782,7 @@ def demo(
         prepared = movielens.prepare(
             raw, data, movielens.Settings(), engine="duckdb", memory_limit="2GB", force=True, progress=progress
         )
-    _print_figures("prepared", prepared.summary)
+    _print_prepared(prepared.summary)
 
     run = _fresh_folder(out_folder, "run")
     assignments = [*DEMO_SETTINGS, f"train.epochs={epochs}"]
@@ -1256,6 +1257,16 @@ def _titled_table(title: str) -> Table:
     """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
     out.print(f"\n{title}", style="bold", highlight=False, markup=False)
     return Table()
+
+
+def _print_prepared(summary: Mapping[str, object]) -> None:
+    """What a preparation counted, then what it inferred, dropped and changed, a line each."""
+    notes = {name: summary[name] for name in NOTES if name in summary}
+    _print_figures("prepared", {name: value for name, value in summary.items() if name not in notes})
+    for name, sentences in notes.items():
+        out.print(name, style="bold")
+        for sentence in sentences if isinstance(sentences, list) else [sentences]:
+            out.print(f"  - {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_figures(title: str, figures: Mapping[str, object]) -> None:

@@ -160,10 +160,12 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
 
 def _hint(name: str, sections: Mapping[str, type[BaseModel]]) -> str:
     """The nearest setting, in the form the name was given in: with its section or without."""
-    bare = [field for model in sections.values() for field in model.model_fields]
+    section, dot, bare = name.partition(".")
+    if not dot:
+        return nearest(name, [field for model in sections.values() for field in model.model_fields])
+    own = nearest(bare, sections[section].model_fields) if section in sections else ""
     dotted = [f"{owner}.{field}" for owner, model in sections.items() for field in model.model_fields]
-    first, second = (dotted, bare) if "." in name else (bare, dotted)
-    return nearest(name, first) or nearest(name, second)
+    return own.replace("'", f"'{section}.", 1) or nearest(name, dotted)
 
 
 def _listing(sections: Mapping[str, type[BaseModel]]) -> str:

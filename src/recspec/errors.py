@@ -141,24 +141,53 @@ def _first_lines(text: str) -> str:
     return text.strip().splitlines()[0]
 
 
+UNKNOWN_SHOWN = 10
+NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000
+"""Names in one message, characters of each and of all: what a file brings may hold a million of any."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the known name closest to `name`, or nothing when none is close."""
+    """` (did you mean 'x'?)` for the known name closest to `name`, or nothing when none is close.
+
+    A known name whose words begin with the letters of `name` is close too: `lr` is `learning_rate`.
+    """
+    own = name.lower()
+    if len(own) > CHARACTERS_SHOWN:  # matching takes the square of the length
+        return ""
     lowered = {candidate.lower(): candidate for candidate in known if candidate != name}
-    matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(own, lowered, n=1, cutoff=0.6)
+    matches += [candidate for candidate in lowered if len(own) > 1 and _initials(candidate) == own]
     return f" (did you mean '{lowered[matches[0]]}'?)" if matches else ""
 
 
+def _initials(text: str) -> str:
+    return "".join(word[:1] for word in re.split(r"[^a-z0-9]+", text))
+
+
 def listed(names: Iterable[str]) -> str:
-    """Names as they stand in a message: `'a', 'b'`, or `none`."""
-    return ", ".join(f"'{name}'" for name in names) or "none"
+    """Names as they stand in a message: `'a', 'b'`, or `none`; of many or long ones the first."""
+    names = list(names)
+    shown, size = [], 0
+    for name in names[:NAMES_SHOWN]:
+        shown.append(f"'{_shortened(name)}'")
+        size += len(shown[-1])
+        if size > LIST_SHOWN:
+            break
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more or "none"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= CHARACTERS_SHOWN else f"{name[:CHARACTERS_SHOWN]}..."
 
 
 def unknown(kind: str, name: str | Sequence[str], known: Iterable[str]) -> str:
     """The sentence for a name, or several, not known: what it is, the nearest one, and all known ones once."""
     names, known = [name] if isinstance(name, str) else name, list(known)
     kinds = kind if len(names) == 1 else f"{kind}s"
-    told = ", ".join(f"'{one}'{nearest(one, known)}" for one in names)
-    return f"unknown {kinds} {told}; known: {listed(known)}"
+    told = ", ".join(f"'{_shortened(one)}'{nearest(one, known)}" for one in names[:UNKNOWN_SHOWN])
+    more = f" and {len(names) - UNKNOWN_SHOWN:,} more" if len(names) > UNKNOWN_SHOWN else ""
+    return f"unknown {kinds} {told}{more}; known: {listed(known)}"
 
 
 def require_extra(module: str, extra: str) -> ModuleType:

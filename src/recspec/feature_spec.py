@@ -37,6 +37,8 @@ from recspec.outputs import whole_file
 from recspec.paths import PathError, confined, local, read_text
 
 FILE_NAME = "feature_spec.yaml"
+RAW_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".gz", ".zip")
+"""Ends of the names of files that hold rows; a user may name one in place of the dataset prepared from it."""
 
 Dtype = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float16", "float32", "float64"]
 ChunkType = Literal["csv", "parquet", "split_binary", "torch_tensor", "tfrecord"]
@@ -304,6 +306,11 @@ class FeatureSpec:
             SpecError: with every problem, each with its line in the file.
         """
         file = _yaml_file(_local(path))
+        if file.name.lower().endswith(RAW_SUFFIXES):
+            raise SpecError(
+                f"{file}: holds rows, and is not a specification; prepare it (recspec prepare table {file.name} OUT) "
+                "and name the folder OUT"
+            )
         try:
             text = read_text(file, most=MAX_BYTES)
         except PathError as error:
@@ -535,12 +542,25 @@ class FeatureSpec:
             SpecError: naming each missing role and the channels that would fill it.
         """
         problems = [
-            f"{who} needs a feature in the role '{role}'; add one to channel_spec under '{role}'"
+            f"{who} needs a feature in the role '{role}'; {self._remedy(role)}"
             for role in needs
             if not self.role(role)  # type: ignore[arg-type]
         ]
         if problems:
             raise SpecError.of(str(self.folder / FILE_NAME), problems)
+
+    def _remedy(self, role: str) -> str:
+        """How a dataset gets a feature in a role: one that recspec prepared by preparing it otherwise."""
+        dataset = self.metadata.get("dataset")
+        if not isinstance(dataset, str):
+            return f"add one to channel_spec under '{role}'"
+        if role == "history":
+            if self.has_series:
+                return f"prepare it with --set history=50 (recspec prepare {dataset} ...)"
+            return "rows with a label have no history; prepare rows without a label, or train another model"
+        if dataset == "table":
+            return f"prepare rows that have the {role}'s id, with --set {role}=COLUMN, or train another model"
+        return f"{dataset} has none; train another model"
 
     def content_hash(self) -> str:
         """Hash of what a model depends on: features and channels, not where the files lie."""

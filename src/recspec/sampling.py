@@ -98,7 +98,8 @@ class NegativeSampler:
                 if known.device.type == "cpu" and not known.any():  # a GPU would be waited for
                     break
                 drawn = torch.where(known, self._draw(total, device, kind, epoch, step, redraw)[:, mine], drawn)
-        return {name: self._extended(name, tensor, drawn.reshape(-1)) for name, tensor in batch.items()}
+        drawn = drawn.reshape(-1)
+        return {name: self._extended(name, tensor, batch[self.item], drawn) for name, tensor in batch.items()}
 
     def _draw(self, total: int, device: torch.device, kind: torch.dtype, *numbers: int) -> Tensor:
         """Item ids (n, C)."""
@@ -116,14 +117,22 @@ class NegativeSampler:
         at = torch.searchsorted(self.positives, keys).clamp_(max=max(0, len(self.positives) - 1))
         return self.positives[at] == keys if len(self.positives) else torch.zeros_like(keys, dtype=torch.bool)
 
-    def _extended(self, name: str, tensor: Tensor, drawn: Tensor) -> Tensor:
-        """A feature of the rows, and of the negatives behind them."""
+    def _extended(self, name: str, tensor: Tensor, items: Tensor, drawn: Tensor) -> Tensor:
+        """A feature of the rows, and of the negatives behind them.
+
+        What an item's feature is comes from one place for both. A row's own value, such as the price of that day, would
+        tell the rows from what was drawn. Items without an id keep their row's value: nothing drawn is one of them.
+        """
         if name == self.item:
             return torch.cat([tensor, drawn])
         if name == self.label:
             return torch.cat([tensor, tensor.new_zeros(len(drawn))])
         if name in self.item_features:
-            return _one_below_the_other(tensor, self.item_features[name].index_select(0, drawn).to(tensor.dtype))
+            known = self.item_features[name].index_select(0, torch.cat([items, drawn])).to(tensor.dtype)
+            given = _one_below_the_other(tensor, known[len(items) :])
+            known = F.pad(known, (0, given.shape[1] - known.shape[1])) if known.dim() == 2 else known
+            has_id = F.pad(items >= self.first_id, (0, len(drawn)), value=True)
+            return torch.where(has_id if known.dim() == 1 else has_id[:, None], known, given)
         return tensor.repeat(1 + self.num_negatives, *[1] * (tensor.dim() - 1))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from recspec.config import Settings as BaseSettings
 from recspec.datasets import clicks, prepared
 from recspec.datasets.clicks import LABEL
 from recspec.datasets.columns import Column
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, listed, unknown
@@ -125,7 +127,8 @@ def prepare(
         progress("reading rows", 0, None)
         work = folder / "work"
         work.mkdir()
-        positives = _write_clean(raw, work / "adult.csv")
+        notes = Notes()
+        positives = _write_clean(raw, work / "adult.csv", notes)
         with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
             source = clicks.Source(
                 dataset=NAME,
@@ -135,6 +138,7 @@ def prepare(
                 strip=True,
                 missing_values=(MISSING,),
                 summary={"positives": positives},
+                notes=notes,
             )
             return clicks.write(backend, folder, source, progress=progress)
 
@@ -178,10 +182,11 @@ def _inputs(raw: Path) -> list[Path]:
     return inputs
 
 
-def _write_clean(raw: Path, path: Path) -> int:
+def _write_clean(raw: Path, path: Path, notes: Notes) -> int:
     """The rows of both files as one plain CSV file; gives back how many earn over 50K."""
     problems: list[str] = []
     positives = 0
+    missing: Counter[str] = Counter()
     with path.open("w", encoding="utf-8", newline="\n") as clean:
         clean.write(",".join(("file", LABEL, *LAYOUT)) + "\n")
         for name in FILES:
@@ -195,10 +200,14 @@ def _write_clean(raw: Path, path: Path) -> int:
                     continue
                 label = LABELS[values[-1].removesuffix(".")]
                 positives += label
+                missing.update(name for name, value in zip(LAYOUT, values, strict=False) if value == MISSING)
                 told = ("" if value == MISSING else value for value in values[:-1])
                 clean.write(",".join((name, str(label), *told)) + "\n")
     if problems:
         raise DataError.of(str(raw), problems)
+    notes.dropped.append("column 'fnlwgt': how many people a row stands for says nothing about them")
+    for name, count in missing.items():
+        notes.changed.append(f"{count:,} values '{MISSING}' of column '{name}' count as missing")
     return positives
 
 

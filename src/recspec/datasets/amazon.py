@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
@@ -20,6 +21,7 @@ from recspec.datasets.columns import Catalogue, Column
 from recspec.datasets.histories import HistorySettings, Prefixes, TimeSplitSettings
 from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
 from recspec.datasets.negatives import Distribution
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.datasets.reviews import RATING, Files
 from recspec.errors import DataError, SettingsError, listed
@@ -152,7 +154,8 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     layout = reviews.layout_of(files.reviews)
     raw = reviews.read(backend, files.reviews, layout, rated=settings.min_rating is not None)
     progress("filtering reviews", 0, None)
-    rows, dropped = _filtered(backend, raw, files.reviews, settings)
+    notes = Notes()
+    rows, dropped = _filtered(backend, raw, files.reviews, settings, notes)
     wanted = fetch(backend, counts_by(rows, ITEM)).column(ITEM).to_pylist()
     items = reviews.describe(files.meta, wanted, lambda lines: progress("reading what is said of items", lines, None))
     source = Source(
@@ -167,9 +170,10 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
             "category": files.category,
             "layout": layout.releases,
             **dropped,
-            **_said(items, files),
+            **_said(items, files, notes),
             "split": settings.split,
         },
+        notes=notes,
     )
     return interactions.write(
         backend,
@@ -185,7 +189,18 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     )
 
 
-def _filtered(backend: Backend, raw: Table, path: Path, settings: Settings) -> tuple[Table, dict[str, int]]:
+FILTERS = {
+    "reviews_of_few_stars": ("of fewer than {0.min_rating:g} stars", "min_rating"),
+    "repeats": ("that repeat an earlier one of the same user and item", "repeats"),
+    "of_items_with_too_few": ("of items with fewer than {0.min_item_reviews:,}", "min_item_reviews"),
+    "of_users_with_too_few": ("of users with fewer than {0.min_reviews:,}", "min_reviews"),
+}
+"""The reviews that each filter leaves out, and its setting."""
+
+
+def _filtered(
+    backend: Backend, raw: Table, path: Path, settings: Settings, notes: Notes
+) -> tuple[Table, dict[str, int]]:
     """The reviews that count as a staged table, and how many each filter left out."""
     filters: list[tuple[str, Callable[[Table], Table]]] = []
     if settings.min_rating is not None:
@@ -197,15 +212,24 @@ def _filtered(backend: Backend, raw: Table, path: Path, settings: Settings) -> t
     if settings.min_reviews > 1:
         filters.append(("of_users_with_too_few", lambda rows: at_least(rows, USER, settings.min_reviews)))
     rows, left = raw, count_rows(backend, raw)
+    if not left:
+        raise DataError(f"{path}: holds no review; expected one at least")
     told = {"reviews": left}
     for name, kept in filters:
-        rows = backend.stage(kept(rows))
+        before, rows = rows, backend.stage(kept(rows))
         told[f"{name}_dropped"], left = left - (count := count_rows(backend, rows)), count
-    if not left:
-        raise DataError(
-            f"{path}: no user is left: of {told['reviews']:,} reviews none counts for a user with "
-            f"{settings.min_reviews} or more; set min_reviews lower, or loosen the other filters"
-        )
+        what, setting = FILTERS[name][0].format(settings), FILTERS[name][1]
+        if not left:
+            raise DataError(
+                f"{path}: no review is left: of {told['reviews']:,} all that other filters keep are {what}; set "
+                f"{setting} lower"
+            )
+        if told[f"{name}_dropped"]:
+            example = interactions.first_left_out(backend, before, rows)
+            notes.dropped.append(
+                f"{told[f'{name}_dropped']:,} reviews {what}, such as that of user '{example[USER]}' of item "
+                f"'{example[ITEM]}' ({setting})"
+            )
     return rows.select(ROW, USER, ITEM, TIMESTAMP), told
 
 
@@ -226,9 +250,17 @@ def _catalogue(items: pa.Table, settings: Settings) -> Catalogue:
     return Catalogue(items, ITEM, columns, readable)
 
 
-def _said(items: reviews.Items, files: Files) -> dict[str, object]:
+def _said(items: reviews.Items, files: Files, notes: Notes) -> dict[str, object]:
     """What the summary says of what is said of the items."""
-    without = sum(1 for category in items.table.column("category").to_pylist() if category == reviews.NO_CATEGORY)
+    without = int(pc.sum(nameless := pc.equal(items.table.column("category"), reviews.NO_CATEGORY)).as_py() or 0)
+    if without:
+        notes.changed.append(
+            f"{without:,} of {len(items.table):,} items have no category in "
+            f"{files.meta.name if files.meta else 'any file: there is no meta file'}, such as item "
+            f"'{items.table.filter(nameless).column(ITEM)[0].as_py()}'; theirs is '{reviews.NO_CATEGORY}'"
+        )
+    if items.repeated:
+        notes.dropped.append(f"{items.repeated:,} further lines about items that have one already; the first counts")
     if files.meta is None:
         return {
             "metadata": f"none: no meta_{files.category}.json.gz beside the reviews",

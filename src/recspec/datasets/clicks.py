@@ -6,6 +6,7 @@ kind (`table` with a label) bring their rows as an Ibis expression, already spli
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,14 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from ibis.expr.types import Table
+from numpy.typing import NDArray
 
 from recspec.datasets.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Progress
 from recspec.encoding import ENCODERS_FILE, VOCABULARIES, NumberEncoder, Vocabulary
 from recspec.errors import DataError
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.splits import SPLIT
-from recspec.storage import Columns, SplitWriter
+from recspec.storage import Columns, Ragged, SplitWriter
 from recspec.tables import ROW, Backend, blocks, count_rows, counts_by, fetch
 
 USER, ITEM = "user_id", "item_id"
@@ -62,6 +65,8 @@ class Source:
     missing_values: Sequence[str] = ()
     """Raw texts that stand for a missing value, likewise."""
     summary: Mapping[str, object] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
+    """What the dataset inferred, dropped and changed on the way; what happens here is added."""
 
 
 def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:
@@ -74,6 +79,8 @@ def write(backend: Backend, folder: Path, source: Source, *, progress: Progress)
     rows = backend.stage(source.rows.order_by(ROW))
     total = count_rows(backend, rows)
     counted = {entry[SPLIT]: entry["rows"] for entry in fetch(backend, counts_by(rows, SPLIT)).to_pylist()}
+    if not total:
+        raise DataError(f"{source.dataset}: the files hold no row; expected one at least for training")
     if not counted.get("train"):
         raise DataError(f"{source.dataset}: none of {total:,} rows is for training; give valid and test smaller shares")
     progress("finding ids", 0, None)
@@ -103,7 +110,11 @@ def _fit(
     for name in source.kept:
         fitted.add(name, NumberEncoder(), None)
     given: dict[Literal["user", "item"], Catalogue | None] = {"user": source.users, "item": source.items}
-    catalogues = {role: fitted.add_catalogue(role, column.name, given[role]) for role, column in source.ids.items()}
+    few = "stand in no train row" if source.min_count <= 1 else f"stand in fewer than {source.min_count} train rows"
+    catalogues = {
+        role: fitted.add_catalogue(role, column.name, given[role], notes=source.notes, unseen=few)
+        for role, column in source.ids.items()
+    }
     return fitted, catalogues
 
 
@@ -125,6 +136,7 @@ def _write_splits(
         fitted.features[GROUP] = Feature(dtype="int64", cardinality=_group_cardinality(backend, rows))
     fitted.features[LABEL] = Feature(dtype="float32")
     done = 0
+    unknown: Counter[str] = Counter()
     with ExitStack() as stack:
         names = [name for name in SPLITS if name in splits]
         writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
@@ -132,10 +144,28 @@ def _write_splits(
             for name, writer in writers.items():
                 part = batch.filter(pc.equal(batch.column(SPLIT), name))
                 if part.num_rows:
-                    writer.write(_columns(part, source, fitted, groups))
+                    columns = _columns(part, source, fitted, groups)
+                    writer.write(columns)
+                    unknown.update({role: _zeros(columns[identity.name]) for role, identity in source.ids.items()
+                                    if name != "train"})  # fmt: skip
             done += batch.num_rows
             progress("writing splits", done, total)
+    held_out = sum(writer.num_rows for name, writer in writers.items() if name != "train")
+    for role, count in unknown.items():
+        if count:
+            source.notes.changed.append(
+                f"{count:,} of {held_out:,} held-out rows have {role} id 0: train lacks their {role}"
+            )
+    if source.min_count > 1:
+        source.notes.changed.append(
+            f"ids and categories in fewer than {source.min_count:,} train rows share id 0 with unknown ones (min_count)"
+        )
     return {name: writer.chunks for name, writer in writers.items()}
+
+
+def _zeros(ids: NDArray[np.generic] | Ragged) -> int:
+    assert not isinstance(ids, Ragged)
+    return int((ids == 0).sum())
 
 
 def _group_cardinality(backend: Backend, rows: Table) -> int:
@@ -158,8 +188,9 @@ def _group_cardinality(backend: Backend, rows: Table) -> int:
 
 def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary | None) -> Columns:
     held = (*source.ids.values(), *(column for columns in source.columns.values() for column in columns))
+    sources = {column.name: column.source for column in held}
     columns: Columns = {
-        column.name: fitted.encode_cross(column.name, batch)
+        column.name: fitted.encode_cross(column, [batch.column(sources[name]) for name in column.crossed])
         if column.kind == "cross"
         else fitted.encode(column.name, batch.column(column.source))
         for column in held
@@ -198,6 +229,6 @@ def _specification(
         "catalogues": {role: f"{role}s.parquet" for role in catalogues},
         "encoders": ENCODERS_FILE,
         "vocabularies": VOCABULARIES,
-        "summary": {**summary, **source.summary},
+        "summary": {**summary, **source.summary, **source.notes.summary()},
     }
     return FeatureSpec(fitted.features, chunks, channels, metadata, folder)

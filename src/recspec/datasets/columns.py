@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
+from recspec.datasets.notes import Notes
 from recspec.encoding import (
     BucketEncoder,
     CrossEncoder,
@@ -48,6 +49,8 @@ class Column:
     kind: Kind
     raw: str | None = None
     """Name of the raw column where it is not the feature's."""
+    called: str | None = None
+    """Name of that column in raw files and in rows to predict, where `raw` or the feature's name is another one."""
     separator: str | None = None
     """Between the values of a list that is one text."""
     encoder: Encoder | None = None
@@ -65,10 +68,16 @@ class Column:
     def source(self) -> str:
         return self.raw or self.name
 
+    @property
+    def told(self) -> str | None:
+        """The raw column's name as encoders say it: None where it is the feature's own."""
+        name = self.called or self.source
+        return name if name != self.name else None
+
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is known of users or items: one row for each, more rows than interactions name being no harm."""
+    """What is known of users or items: one row for each. It may describe more of them than the rows name."""
 
     table: pa.Table
     key: str
@@ -77,13 +86,17 @@ class Catalogue:
     """Features of the role."""
     readable: Mapping[str, str] = field(default_factory=dict)
     """Columns kept for people: name in the catalogue's file -> raw column."""
+    file: str | None = None
+    """The file that `table` was read from, as notes name it; None where it was made from the rows."""
+    latest: pa.Table | None = None
+    """Further columns that were made from the rows of train, with the same key."""
 
 
 def fit(column: Column, raw: pa.Array) -> tuple[Encoder, Vocabulary | None]:
     """The encoder of a column that is wholly in memory."""
     if column.encoder is not None:
         return column.encoder, None
-    name = column.raw if column.raw != column.name else None
+    name = column.told
     if column.kind == "number":
         plain = ScaleEncoder(column=name, mean=0, std=1, log1p=column.log1p)
         numbers = pa.array(plain.transformed(raw), from_pandas=True)
@@ -113,7 +126,7 @@ def fit_in_table(
     """
     if column.encoder is not None:
         return column.encoder, None
-    name = column.raw if column.raw != column.name else None
+    name = column.told
     values = rows[column.source]
     if column.kind == "number":
         scaled = values.sign() * (values.abs() + 1).ln() if column.log1p else values
@@ -145,7 +158,7 @@ def fit_in_table(
 def _list_encoder(
     column: Column, longest: int, vocabulary: Callable[[], Vocabulary]
 ) -> tuple[Encoder, Vocabulary | None]:
-    name = column.raw if column.raw != column.name else None
+    name = column.told
     length = max(longest, 2)  # a length of 1 would mean a scalar
     if column.kind == "hash":
         hashed = HashEncoder(column=name, cardinality=column.size, separator=column.separator, length=length)
@@ -290,17 +303,27 @@ class Fitted:
         self.add(name, VocabularyEncoder(vocabulary=name, column=raw if raw != name else None), vocabulary)
 
     def add_catalogue(
-        self, role: Literal["user", "item"], id_name: str, catalogue: Catalogue | None, *, name_missing: bool = False
+        self,
+        role: Literal["user", "item"],
+        id_name: str,
+        catalogue: Catalogue | None,
+        *,
+        notes: Notes,
+        unseen: str = "stand in no row",
+        name_missing: bool = False,
     ) -> PreparedCatalogue:
         """Take in the features of a role, fitted on the users or items that have an id.
 
         Args:
+            notes: Get the users or items that only the rows, or only the catalogue's file, name.
+            unseen: What is true of those in the file that have no id.
             name_missing: A text that is missing becomes the category `no_NAME`, with an id of its own.
         """
         ids = self.encoders.vocabularies[id_name]
         if catalogue is None:
             return PreparedCatalogue(id_name, len(ids), {}, {})
         known = by_id(catalogue, ids, role)
+        _note_unmatched(catalogue, ids, role, notes, unseen)
         columns: Columns = {}
         for column in catalogue.columns:
             raw = combined(known.column(column.source))
@@ -319,9 +342,12 @@ class Fitted:
         """A prepared column as a `SplitWriter` takes it."""
         return self._stored(name, self.encoders.encode_column(name, raw))
 
-    def encode_cross(self, name: str, rows: pa.Table) -> NDArray[np.generic] | Ragged:
-        """Likewise of raw rows that hold every column of a cross."""
-        return self._stored(name, self.encoders.encode(rows, [name])[name])
+    def encode_cross(self, column: Column, parts: Sequence[pa.Array]) -> NDArray[np.generic] | Ragged:
+        """Likewise a cross of the raw columns of its features."""
+        encoder = self.encoders.encoders[column.name]
+        assert isinstance(encoder, CrossEncoder), column
+        rows = pa.table(list(parts), names=list(encoder.columns))
+        return self._stored(column.name, self.encoders.encode(rows, [column.name])[column.name])
 
     def _stored(self, name: str, column: NDArray[np.generic] | Lists) -> NDArray[np.generic] | Ragged:
         dtype = self.features[name].dtype
@@ -333,7 +359,23 @@ class Fitted:
 
 def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
     """The catalogue's rows in the order of the ids; a row of nulls for an id that it does not name."""
-    places = ids.encode(catalogue.table.column(catalogue.key))
+    table = _taken(catalogue.table, _places(catalogue.table, catalogue.key, ids, role))
+    if catalogue.latest is None:
+        return table
+    latest = _taken(catalogue.latest, _places(catalogue.latest, catalogue.key, ids, role))
+    for name in latest.column_names:
+        table = table if name == catalogue.key else table.append_column(name, latest.column(name))
+    return table
+
+
+def _taken(table: pa.Table, places: pa.Array) -> pa.Table:
+    """Some rows of a table, more than 2 GiB of text too."""
+    return pa.table({name: widened(table.column(name)) for name in table.column_names}).take(places)
+
+
+def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
+    """The row of a table that describes each id; null where none does."""
+    places = ids.encode(table.column(key))
     known = np.flatnonzero(places > 0)
     found, first, count = np.unique(places[known], return_index=True, return_counts=True)
     if (count > 1).any():
@@ -344,8 +386,51 @@ def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
         )
     take = np.full(len(ids), -1)
     take[found - 1] = known[first]
-    columns = {name: widened(catalogue.table.column(name)) for name in catalogue.table.column_names}
-    return pa.table(columns).take(pa.array(take, mask=take < 0))
+    return pa.array(take, mask=take < 0)
+
+
+def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str) -> None:
+    """Say which users or items a file describes in vain, and of which nothing is known.
+
+    Raises:
+        DataError: if the file describes none of those in the rows, so that its key must hold something else.
+    """
+    if catalogue.latest is not None:
+        described = np.zeros(len(ids) + 1, bool)
+        described[ids.encode(catalogue.latest.column(catalogue.key))] = True
+        missing = np.flatnonzero(~described[1:]) + 1
+        if len(missing):
+            features = listed(name for name in catalogue.latest.column_names if name != catalogue.key)
+            notes.dropped.append(
+                f"{features} of {len(missing):,} of {len(ids):,} {role}s, such as "
+                f"'{ids.decode(missing[:1]).to_pylist()[0]}': they have no train row, and values of held-out rows are "
+                f"not used; a file of {role}s ({role}s=FILE) can give them"
+            )
+    if catalogue.file is None or not len(catalogue.table):
+        return
+    keys = catalogue.table.column(catalogue.key)
+    places = ids.encode(keys)
+    without_id = np.flatnonzero(places == 0)
+    described = np.zeros(len(ids) + 1, bool)
+    described[places] = True
+    missing = np.flatnonzero(~described[1:]) + 1
+    if len(missing) == len(ids) > 0:
+        raise DataError(
+            f"{catalogue.file}: describes none of the {len(ids):,} {role}s of the rows; its column '{catalogue.key}' "
+            f"holds {listed(map(str, keys[:3].to_pylist()))}, the rows' ids are such as "
+            f"{listed(map(str, ids.decode(missing[:3]).to_pylist()))}; name the file that fits, or leave it out"
+        )
+    if len(without_id):
+        notes.dropped.append(
+            f"{len(without_id):,} of {len(places):,} {role}s in {catalogue.file} {unseen}, such as "
+            f"'{keys[int(without_id[0])].as_py()}'; they have no id, so they are never recommended"
+        )
+    if len(missing):
+        notes.changed.append(
+            f"{len(missing):,} of {len(ids):,} {role}s of the rows are not in {catalogue.file}, such as "
+            f"'{ids.decode(missing[:1]).to_pylist()[0]}'; what the file says of the others is missing of them: "
+            "add them to the file"
+        )
 
 
 def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:

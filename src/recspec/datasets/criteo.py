@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ibis
 import numpy as np
@@ -32,6 +32,7 @@ from pydantic import Field, field_validator, model_validator
 from recspec.config import Settings as BaseSettings
 from recspec.datasets import prepared
 from recspec.datasets.clicks import LABEL, SPLITS
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.datasets.scatter import Scatter, shuffled
 from recspec.encoding import (
@@ -372,6 +373,24 @@ def _finished(work: Path, num_files: int, settings: Settings) -> str | None:
     return found if any(place.exists() for places in parts.values() for place in places) else None
 
 
+def _notes(summary: Mapping[str, Any], settings: Settings) -> dict[str, object]:
+    notes = Notes()
+    if summary["left_out"]:
+        notes.dropped.append(f"{summary['left_out']:,} rows that no split takes (rows, or the days that are named)")
+    if summary["numbers_without_logarithm"]:
+        notes.changed.append(
+            f"{summary['numbers_without_logarithm']:,} numbers of {-LOG_PLUS} or less have no ln(x + {LOG_PLUS}), so "
+            "they count as missing"
+        )
+    least = {name: settings.least(name) for name in settings.categories}
+    for number in sorted({number for number in least.values() if number > 1}):
+        names = [name for name, own in least.items() if own == number]
+        notes.changed.append(
+            f"values of {listed(names)} in fewer than {number:,} rows share id 0 with missing ones (min_count)"
+        )
+    return notes.summary()
+
+
 class _Stages:
     """Each result is a file or folder that gets its name once it is whole; what is there is not made again."""
 
@@ -421,7 +440,7 @@ class _Stages:
             "positives": sum(fact["positives"] for fact in facts),
             "numbers_without_logarithm": sum(fact["without_logarithm"] for fact in facts),
         }
-        return _Encoded(encoders, features, scatters, folders, split_rows, summary)
+        return _Encoded(encoders, features, scatters, folders, split_rows, summary | _notes(summary, self._settings))
 
     def _read(self, number: int) -> Table:
         sizes = [file.path.stat().st_size for file in self._files]

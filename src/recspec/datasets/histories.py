@@ -56,6 +56,12 @@ class Histories:
         owner = users[rows]
         return rows[np.searchsorted(owner, owner, side="right") - np.arange(len(rows)) <= most]
 
+    @property
+    def leaves_out(self) -> list[str]:
+        """Which train rows are left out, as clauses."""
+        found = [f"with fewer than {self.min_history} events before them (min_history)"] if self.min_history else []
+        return found + ([f"beyond prefixes={self.prefixes}"] if self.prefixes != "all" else [])
+
 
 class HistorySettings(BaseSettings):
     """Settings of every dataset whose rows can have histories."""

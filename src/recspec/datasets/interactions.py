@@ -37,9 +37,10 @@ from recspec.datasets.histories import (
     pieces,
 )
 from recspec.datasets.negatives import Distribution, Draws, Seen
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Progress
 from recspec.encoding import ENCODERS_FILE, VOCABULARIES, NumberEncoder, Vocabulary, VocabularyEncoder
-from recspec.errors import DataError
+from recspec.errors import DataError, listed
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.splits import SPLIT
 from recspec.storage import Columns, Ragged, SplitWriter
@@ -48,6 +49,7 @@ from recspec.tables import ROW, Backend, at_least, blocks, count_rows, counts_by
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL, SERIES = "label", "series"
 SPLITS = ("train", "valid", "test")
+Repeats = Literal["first", "keep"]
 
 SECONDS = (1e8, 1e10)
 """Timestamps between March 1973 and November 2286 are shown as dates."""
@@ -87,34 +89,83 @@ class Source:
     timed: bool = True
     """Whether `timestamp` holds times, and not just an order."""
     summary: Callable[[int], Mapping[str, object]] = _nothing
-    """What the dataset itself counted on the way, told how many interactions were kept."""
+    """What the dataset itself counted on the way, told how many interactions were kept. It may add to `notes`."""
+    notes: Notes = field(default_factory=Notes)
+    """What the dataset inferred, dropped and changed on the way; what happens here is added."""
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """Interactions without repeats and without users who have too few, and how many rows that cost."""
+    """Interactions once repeats are settled and users who have too few are gone, and how many rows that cost."""
 
     rows: Table
+    before: Table
     num_before: int
+    distinct: Table
     num_distinct: int | None
     """Rows once the repeats are gone; None where no user was left out, so that it is the number kept."""
+    min_interactions: int
 
     def summary(self, kept: int) -> dict[str, object]:
         """What was dropped, given how many interactions were kept in the end."""
         distinct = kept if self.num_distinct is None else self.num_distinct
         return {"repeats_dropped": self.num_before - distinct, "of_users_with_too_few_dropped": distinct - kept}
 
+    def note(self, backend: Backend, notes: Notes, kept: int, *, remedy: str = "") -> None:
+        """Say what was dropped, with an example.
+
+        Args:
+            remedy: How to keep the repeats, where a setting does.
+        """
+        distinct = kept if self.num_distinct is None else self.num_distinct
+        if self.num_before > distinct:
+            left_out = first_left_out(backend, self.before, self.distinct)
+            notes.dropped.append(
+                f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat an earlier one of the same user "
+                f"and item, such as user '{left_out[USER]}' and item '{left_out[ITEM]}'; the earliest counts{remedy}"
+            )
+        if distinct > kept:
+            left_out = first_left_out(backend, self.distinct, self.rows)
+            notes.dropped.append(
+                f"{distinct - kept:,} rows of users with fewer than {self.min_interactions:,} items, such as user "
+                f"'{left_out[USER]}' (min_interactions)"
+            )
+
+
+def first_left_out(backend: Backend, rows: Table, kept: Table) -> Mapping[str, object]:
+    """User and item of the first row of the file that is not among those kept."""
+    left_out = rows.select(ROW, USER, ITEM).anti_join(kept.select(ROW), ROW)
+    return dict(fetch(backend, left_out.order_by(ROW).limit(1)).to_pylist()[0])
+
 
 def clean(
-    backend: Backend, rows: Table, *, min_interactions: int, keys: Sequence[str] = (USER, ITEM), order: Sequence[str]
+    backend: Backend,
+    rows: Table,
+    *,
+    min_interactions: int,
+    keys: Sequence[str] = (USER, ITEM),
+    order: Sequence[str],
+    repeats: Repeats = "first",
 ) -> Cleaned:
-    """Keep the earliest of every user's interactions with an item, then users with enough different items."""
+    """Settle repeats, then keep users with enough interactions.
+
+    Args:
+        repeats: `first` keeps the earliest of a user's interactions with an item, `keep` keeps all of them.
+
+    Raises:
+        DataError: if there is no interaction, or no user has enough.
+    """
     before = count_rows(backend, rows)
-    distinct = keep_earliest(rows, keys, order)
+    if before == 0:
+        raise DataError("the raw files hold no interaction, a header at most; expected one row at least")
+    distinct = keep_earliest(rows, keys, order) if repeats == "first" else rows
     if min_interactions <= 1:
-        return Cleaned(distinct, before, None)
+        return Cleaned(distinct, rows, before, distinct, None, min_interactions)
     staged = backend.stage(distinct)  # because the users are counted over it, and then it is read again
-    return Cleaned(at_least(staged, USER, min_interactions), before, count_rows(backend, staged))
+    kept = at_least(staged, USER, min_interactions)
+    if count_rows(backend, kept) == 0:
+        raise DataError(f"no user has {min_interactions:,} items or more; set min_interactions lower")
+    return Cleaned(kept, rows, before, staged, count_rows(backend, staged), min_interactions)
 
 
 def write(
@@ -147,7 +198,7 @@ def write(
     rows = backend.stage(source.rows.order_by([USER, *source.order]))
     total = count_rows(backend, rows)
     if total == 0:
-        raise DataError(f"{source.dataset}: no interaction is left after the filters; loosen them")
+        raise DataError(f"{source.dataset}: no interaction is left to prepare; expected one row at least")
     progress("finding ids", 0, None)
     times = time_range(backend, rows)
     prepared = _prepare_columns(backend, rows, source, histories, _is_date(times["first"]))
@@ -156,7 +207,8 @@ def write(
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
     draws = Draws(negatives, prepared.item_counts, reject_seen)
-    plan = _Plan(source, prepared, draws, num_negatives, train_negatives, seed)
+    train_draws = Draws(negatives, prepared.train_counts, reject_seen)
+    plan = _Plan(source, prepared, draws, train_draws, num_negatives, train_negatives, seed)
     counts = _write_splits(backend, folder, rows, total, plan, progress)
     summary = {
         "interactions": total,
@@ -166,6 +218,8 @@ def write(
         **source.summary(total),
         **counts.summary(plan),
     }
+    _note_left_out(plan, counts)
+    summary |= source.notes.summary()
     return _specification(folder, plan, counts, summary)
 
 
@@ -186,6 +240,8 @@ class _Prepared:
     """The id of each of those numbers."""
     item_counts: NDArray[np.int64]
     """How often each item stands in the interactions that the vocabulary is made from, for ids from 1 on."""
+    train_counts: NDArray[np.int64]
+    """How often each item stands in train."""
     history: _PreparedHistory | None = None
 
     @property
@@ -221,16 +277,22 @@ def _prepare_columns(
     items = _with_candidates(counted.column(ITEM), source.candidates)
     users = Vocabulary.of(_values(backend, known, USER))
     fitted.add_id(USER, users, source.raw_names.get(USER))
-    fitted.add_id(ITEM, Vocabulary.of(items), source.raw_names.get(ITEM))
+    item_ids = Vocabulary.of(items)
+    fitted.add_id(ITEM, item_ids, source.raw_names.get(ITEM))
+    item_counts = _counts_by_id(item_ids, counted)
     everyone = users if source.vocabularies == "all" else Vocabulary.of(_values(backend, rows, USER))
+    unseen = "stand in no row" if source.vocabularies == "all" else "stand in no train row"
     prepared = _Prepared(
         fitted,
-        fitted.add_catalogue("user", USER, source.users),
-        fitted.add_catalogue("item", ITEM, source.items, name_missing=histories is not None),
+        fitted.add_catalogue("user", USER, source.users, notes=source.notes, unseen=unseen),
+        fitted.add_catalogue(
+            "item", ITEM, source.items, notes=source.notes, unseen=unseen, name_missing=histories is not None
+        ),
         source.context,
         everyone,
         np.append(0, np.arange(1, len(users) + 1) if everyone is users else users.encode(everyone.values)),
-        _counts_by_id(fitted.encoders.vocabularies[ITEM], counted),
+        item_counts,
+        item_counts if known is train else _counts_by_id(item_ids, fetch(backend, counts_by(train, ITEM))),
     )
     for column in source.context:
         fitted.add(column.name, *fit_in_table(backend, train, column))
@@ -307,6 +369,9 @@ class _Plan:
     source: Source
     prepared: _Prepared
     draws: Draws
+    """Of candidates: a positive's popularity is measured over the same rows as a candidate's."""
+    train_draws: Draws
+    """Of all that a model trains on or reads; it knows nothing of held-out rows."""
     num_negatives: int
     train_negatives: int
     seed: int
@@ -328,6 +393,14 @@ class _Counts:
     unknown_targets: int = 0
     unknown_users: int = 0
     series: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    examples: dict[str, int] = field(default_factory=dict)
+    """Of each count above a user's number, the first one met."""
+
+    def count(self, name: str, users: NDArray[np.int64]) -> None:
+        """Add the rows of some users to a count."""
+        if len(users):
+            setattr(self, name, getattr(self, name) + len(users))
+            self.examples.setdefault(name, int(users[0]))
 
     def summary(self, plan: _Plan) -> dict[str, object]:
         told: dict[str, object] = {
@@ -343,6 +416,33 @@ class _Counts:
             done = "dropped" if plan.source.unknown_targets == "drop" else "kept"
             told |= {f"unknown_targets_{done}": self.unknown_targets, "targets_of_unknown_users": self.unknown_users}
         return told
+
+
+def _note_left_out(plan: _Plan, counts: _Counts) -> None:
+    """Say which rows are in no split, or are there without an id."""
+    notes, history = plan.source.notes, plan.prepared.history
+    told = {
+        "without_negatives": "held-out rows of users who acted on every item, so that no candidate is left beside them",
+        "unknown_targets": "held-out rows whose item is not in train",
+        "unknown_users": "held-out rows whose user is not in train; they have id 0",
+    }
+    if history is not None:
+        told["short_histories"] = "train rows " + " or ".join(history.asked.leaves_out)
+    for name, what in told.items():
+        number = getattr(counts, name)
+        if not number:
+            continue
+        kept = name == "unknown_users" or (name == "unknown_targets" and plan.source.unknown_targets == "keep")
+        user = plan.prepared.everyone.decode(np.array([counts.examples[name]])).to_pylist()[0]
+        end = "; they are kept with id 0 (unknown_targets)" if kept and name == "unknown_targets" else ""
+        (notes.changed if kept else notes.dropped).append(f"{number:,} {what}{end}, such as one of user '{user}'")
+    if history is not None and history.left_out:
+        notes.dropped.append(
+            f"histories of {listed(history.left_out)}: some item has no value, which would look like padding"
+        )
+    for split, rows in counts.rows.items():
+        if not rows:
+            notes.dropped.append(f"the split {split}: it has no row")
 
 
 @dataclass(frozen=True)
@@ -500,7 +600,7 @@ class _BlockRows:
         rows, count = np.flatnonzero(self.block.splits == 0), self._plan.train_negatives
         if self._history is not None:
             kept = self._history.asked.train_rows(self.timeline, self.block.users, rows)
-            self._counts.short_histories += len(rows) - len(kept)
+            self._counts.count("short_histories", self.block.users[np.setdiff1d(rows, kept)])
             rows = kept
         for piece in pieces(rows, self._width(1 + count)):
             users = self.block.users[piece]
@@ -508,7 +608,7 @@ class _BlockRows:
             times = 1
             if count:
                 first = self._place_of_user[piece] * count
-                negatives = self._drawn(self._seen_in_train, users, first, count, 0)
+                negatives = self._drawn(self._plan.train_draws, self._seen_in_train, users, first, count, 0)
                 items, labels, times = _with_negatives(items, negatives)
             yield self._columns(piece, times, items, labels, 0)
 
@@ -518,14 +618,18 @@ class _BlockRows:
         rows = self._known_targets(np.flatnonzero(self.block.splits == code))
         if listed is None and self._plan.draws.reject_seen:
             possible = self._seen.num_unseen(self.block.users[rows]) > 0
-            self._counts.without_negatives += int((~possible).sum())
+            self._counts.count("without_negatives", self.block.users[rows[~possible]])
             rows = rows[possible]
         users = self.block.users[rows]
         first = (np.arange(len(rows)) - np.searchsorted(users, users)) * count
         width = self._width(1 + (count if listed is None else listed.shape[1]))
         for at in pieces(np.arange(len(rows)), width):
             owners = users[at]
-            negatives = self._drawn(self._seen, owners, first[at], count, code) if listed is None else listed[owners]
+            negatives = (
+                self._drawn(self._plan.draws, self._seen, owners, first[at], count, code)
+                if listed is None
+                else listed[owners]
+            )
             items, labels, times = _with_negatives(self.block.items[rows[at]], negatives)
             columns = self._columns(rows[at], times, items, labels, code)
             if self._plan.by_series:
@@ -536,17 +640,18 @@ class _BlockRows:
     def _known_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of valid or test whose item has an id, or all where that is asked for."""
         known = self.block.items[rows] > 0
-        self._counts.unknown_targets += int((~known).sum())
+        self._counts.count("unknown_targets", self.block.users[rows[~known]])
         rows = rows if self._plan.source.unknown_targets == "keep" else rows[known]
-        self._counts.unknown_users += int((self._plan.prepared.user_ids[self.block.users[rows]] == 0).sum())
+        users = self.block.users[rows]
+        self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
         return rows
 
     def _drawn(
-        self, seen: Seen, users: NDArray[np.int64], first: NDArray[np.int64], count: int, *seed: int
+        self, draws: Draws, seen: Seen, users: NDArray[np.int64], first: NDArray[np.int64], count: int, *seed: int
     ) -> NDArray[np.int64]:
         """Items for each row (R, count), of which the first is the user's draw `first` (R,)."""
         numbers = (first[:, None] + np.arange(count)).reshape(-1)
-        drawn = self._plan.draws.draw(seen, np.repeat(users, count), numbers, (self._plan.seed, *seed))
+        drawn = draws.draw(seen, np.repeat(users, count), numbers, (self._plan.seed, *seed))
         return drawn.reshape(len(users), count)
 
     def _width(self, times: int) -> int:
@@ -585,7 +690,7 @@ class _BlockRows:
         numbers = np.repeat(self._place_of_user[rows] * length, events.lengths) + inside
         users = np.repeat(self.block.users[rows], events.lengths)
         seed = (self._plan.seed, len(SPLITS) + code)
-        drawn = self._plan.draws.draw(self._seen_in_train, users, numbers, seed)
+        drawn = self._plan.train_draws.draw(self._seen_in_train, users, numbers, seed)
         return columns | item_columns(NEGATIVE_HISTORY, drawn, events.offsets, self._history.columns)
 
     def history_columns(self, events: Ragged, now: NDArray[np.generic]) -> Columns:

@@ -24,6 +24,7 @@ from recspec.datasets import interactions, prepared
 from recspec.datasets.columns import Catalogue, Column
 from recspec.datasets.histories import HistorySettings, TimeSplitSettings
 from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, listed
 from recspec.feature_spec import FeatureSpec
@@ -127,11 +128,23 @@ def _build(
     num_ratings = count_rows(backend, ratings)
     positives = ratings if settings.min_rating is None else ratings.filter(ratings["rating"] >= settings.min_rating)
     order = (TIMESTAMP, ROW)
+    if num_ratings and not count_rows(backend, positives):
+        raise DataError(f"none of {num_ratings:,} ratings has {settings.min_rating:g} stars; set min_rating lower")
     cleaned = interactions.clean(
         backend, positives.drop("rating"), min_interactions=settings.min_interactions, order=order
     )
 
+    notes = Notes()
+
     def summary(kept: int) -> dict[str, object]:
+        if num_ratings > cleaned.num_before:
+            left_out = interactions.first_left_out(backend, ratings, positives)
+            notes.dropped.append(
+                f"{num_ratings - cleaned.num_before:,} of {num_ratings:,} ratings of fewer than "
+                f"{settings.min_rating:g} stars, such as that of user '{left_out[USER]}' for movie "
+                f"'{left_out[ITEM]}' (min_rating)"
+            )
+        cleaned.note(backend, notes, kept)
         counts = {"release": layout.releases, "ratings": num_ratings} | ({"checksum": checksum} if checksum else {})
         return {**counts, "below_min_rating_dropped": num_ratings - cleaned.num_before, **cleaned.summary(kept)}
 
@@ -145,6 +158,7 @@ def _build(
         summary=summary,
         vocabularies="all" if settings.split == "leave_one_out" else "train",
         unknown_targets=settings.unknown_targets,
+        notes=notes,
     )
     return interactions.write(
         backend,
@@ -199,6 +213,7 @@ def _movies(backend: Backend, layout: Layout, path: Path) -> Catalogue:
         key=layout.movie_columns[0],
         columns=(Column("genres", "list", raw="genres_listed", separator="|"),),
         readable={"title": "title", "genres_text": "genres", "year": "year"},
+        file=layout.movies,
     )
 
 
@@ -212,8 +227,8 @@ def _genres_of_flags(table: pa.Table) -> pa.Array:
 def _users(backend: Backend, layout: Layout, path: Path) -> Catalogue:
     table = _small_table(backend, layout, path, layout.user_columns)
     columns = tuple(Column(name, "category") for name in ("gender", "age", "occupation", "zip"))
-    return Catalogue(table, key="user_id", columns=columns, readable={f"{name}_text": name for name in ("gender", "age",
-                     "occupation", "zip")})  # fmt: skip
+    readable = {f"{column.name}_text": column.name for column in columns}
+    return Catalogue(table, key="user_id", columns=columns, readable=readable, file=layout.users)
 
 
 def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[str]) -> pa.Table:

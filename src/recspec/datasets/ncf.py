@@ -1,5 +1,7 @@
 """The files of the NCF paper: `PREFIX.train.rating`, `PREFIX.test.rating` and `PREFIX.test.negative` in one folder.
 
+A line of either `.rating` file is a user, an item, and if known a rating and a time, separated by tabs.
+
 The test candidates are the listed ones, as they are listed (a positive among its own negatives stays; the metrics count
 a candidate once). The paper has no valid split: each user's last train interaction becomes one, with as many drawn
 negatives as the test file lists.
@@ -24,6 +26,7 @@ from recspec.datasets import interactions, prepared
 from recspec.datasets.columns import Catalogue
 from recspec.datasets.histories import HistorySettings
 from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, SettingsError, listed
 from recspec.feature_spec import FeatureSpec
@@ -104,21 +107,30 @@ def _build(
     backend: Backend, folder: Path, files: Files, titles: Path | None, settings: Settings, progress: Progress
 ) -> FeatureSpec:
     progress("reading interactions", 0, None)
-    train = _read_ratings(backend, files.train)
-    test = _read_ratings(backend, files.test)
+    notes = Notes()
+    timed = _all_have_times(files, notes)
+    train = _read_ratings(backend, files.train, timed=timed)
+    test = _read_ratings(backend, files.test, timed=timed)
     candidates = _candidates(files, fetch(backend, test.order_by(ROW)))
     order = (TIMESTAMP, ROW)
     cleaned = interactions.clean(backend, train, min_interactions=1, order=order)
     rows = _valid_of_train(cleaned.rows, order).union(test.mutate(**{SPLIT: ibis.literal("test")}))
     # Rows of one second, in two files: what is tested comes after all that was trained on, as no history may hold it.
     rows = rows.mutate(_is_test=rows[SPLIT] == "test")
+
+    def summary(kept: int) -> dict[str, object]:
+        cleaned.note(backend, notes, kept - len(candidates))
+        return {"repeats_dropped": cleaned.num_before + len(candidates) - kept, **_oddities(candidates, notes)}
+
     source = Source(
         dataset=NAME,
         rows=rows,
         order=("_is_test", *order),
         items=_titles(backend, titles) if titles else None,
         candidates=candidates,
-        summary=lambda kept: {"repeats_dropped": cleaned.num_before + len(candidates) - kept, **_oddities(candidates)},
+        summary=summary,
+        timed=timed,
+        notes=notes,
     )
     num_negatives = len(candidates.column("negatives")[0])
     return interactions.write(
@@ -141,10 +153,31 @@ def _valid_of_train(train: Table, order: Sequence[str]) -> Table:
     return split.mutate(**{SPLIT: ibis.ifelse(split[SPLIT] == "test", "valid", "train")})
 
 
-def _read_ratings(backend: Backend, path: Path) -> Table:
-    columns: dict[str, ColumnType] = {USER: "int64", ITEM: "int64", "rating": "float64", TIMESTAMP: "int64"}
-    file = TextFile(path, columns, separator="\t", header=False, quoted=False, required=(USER, ITEM, TIMESTAMP))
-    return backend.read_text(file).drop("rating")
+def _read_ratings(backend: Backend, path: Path, *, timed: bool) -> Table:
+    """User, item and time of each line, or in place of the time the line's number; a rating is not read."""
+    width = _width(path)
+    names = (USER, ITEM, "rating", TIMESTAMP)[: width if 2 <= width < 4 else 4]  # other widths are malformed lines
+    kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
+    required = [name for name in names if name != "rating" and (timed or name != TIMESTAMP)]
+    file = TextFile(path, kinds, separator="\t", header=False, quoted=False, required=required)
+    table = backend.read_text(file)
+    return table.select(USER, ITEM, ROW, **{TIMESTAMP: table[TIMESTAMP if timed else ROW]})
+
+
+def _all_have_times(files: Files, notes: Notes) -> bool:
+    """Whether both files have a fourth column, the times; pinterest-20 has three."""
+    without = [path.name for path in (files.train, files.test) if _width(path) < 4]
+    if without:
+        notes.inferred.append(
+            f"no times: {' and '.join(without)} has no fourth column, so each user's rows are in the order of the file"
+        )
+    return not without
+
+
+def _width(path: Path) -> int:
+    """Columns of a file's first line."""
+    with path.open("rb") as stream:
+        return stream.readline(1 << 20).count(b"\t") + 1
 
 
 # --- listed candidates -----------------------------------------------------------------------------------------------
@@ -204,10 +237,16 @@ def _line_problems(lines: list[str], users: NDArray[np.int64], items: NDArray[np
             yield f"line {number:,}: negative '{wrong[0][:40]}' is not an item's number"
 
 
-def _oddities(candidates: pa.Table) -> dict[str, object]:
+def _oddities(candidates: pa.Table, notes: Notes) -> dict[str, object]:
     lists = candidates.column("negatives").combine_chunks()
     negatives = lists.flatten().to_numpy().reshape(len(lists), -1)
     own = (negatives == candidates.column(ITEM).to_numpy()[:, None]).any(axis=1)
+    if own.any():
+        first = int(np.flatnonzero(own)[0])
+        notes.inferred.append(
+            f"{int(own.sum()):,} of {len(own):,} test lines hold the positive among their negatives, such as user "
+            f"'{candidates.column(USER)[first].as_py()}'; they stay as they are, and metrics count an item once"
+        )
     return {"listed_negatives": negatives.shape[1], "rows_with_positive_among_negatives": int(own.sum())}
 
 
@@ -229,4 +268,4 @@ def _titles(backend: Backend, path: Path) -> Catalogue:
         raise DataError(f"{path}: header: no column '{ITEM}'; found {listed(read_header(TextFile(path, {})))}")
     types: dict[str, ColumnType] = {**columns, ITEM: "int64"}
     table = fetch(backend, backend.read_text(TextFile(path, types, multiline=True, required=(ITEM,))).order_by(ROW))
-    return Catalogue(table, key=ITEM, readable={name: name for name in columns if name != ITEM})
+    return Catalogue(table, key=ITEM, readable={name: name for name in columns if name != ITEM}, file=path.name)

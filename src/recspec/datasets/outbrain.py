@@ -36,6 +36,7 @@ from recspec.config import Settings as BaseSettings
 from recspec.datasets import clicks, page_views, prepared
 from recspec.datasets.clicks import GROUP, LABEL
 from recspec.datasets.columns import Column
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEncoder, ScaleEncoder, Scaler
 from recspec.errors import DataError, listed, nearest, unknown
@@ -157,7 +158,8 @@ def _build(
     progress("reading tables", 0, None)
     tables = _read(backend, files)
     _check(backend, tables, files)
-    tables["clicks_train"], repeated = _each_ad_once(backend, tables["clicks_train"])
+    notes = Notes()
+    tables["clicks_train"], repeated = _each_ad_once(backend, tables["clicks_train"], notes)
     progress("splitting displays", 0, None)
     displays = backend.stage(_displays(tables, settings))
     reader = page_views.of_displays(backend, tables, displays) if settings.page_views else None
@@ -177,6 +179,10 @@ def _build(
     full = full.drop("timestamp", "fold", "uuid")
     if settings.submission:  # it is read twice
         full = backend.stage(full)
+    summary = {**_summary(backend, rows), "repeated_rows": repeated}
+    for name, what in (("displays_without_click", "no click"), ("displays_with_several_clicks", "several clicks")):
+        if summary[name]:
+            notes.inferred.append(f"{summary[name]:,} displays have {what}; they stay as they are")
     source = clicks.Source(
         dataset=NAME,
         rows=full.filter(full[SPLIT] != UNLABELLED),
@@ -185,7 +191,8 @@ def _build(
         grouped="ids",
         kept=(page_views.LEAK,) if reader else (),
         missing_values=(NULL,),
-        summary={**_summary(backend, rows), "repeated_rows": repeated},
+        summary=summary,
+        notes=notes,
     )
     (folder / VOCABULARIES).mkdir()  # everything is hashed, so it stays empty
     spec = clicks.write(backend, folder, source, progress=progress)
@@ -298,7 +305,7 @@ def _check(backend: Backend, tables: Mapping[str, Table], files: Mapping[str, Pa
         raise DataError.of("Outbrain's tables", problems)
 
 
-def _each_ad_once(backend: Backend, labelled: Table) -> tuple[Table, int]:
+def _each_ad_once(backend: Backend, labelled: Table, notes: Notes) -> tuple[Table, int]:
     """The clicks with one row for each ad of a display, and how many rows that leaves out.
 
     MAP takes a display's rows for different ads. The clicked row stays, else the first.
@@ -307,7 +314,14 @@ def _each_ad_once(backend: Backend, labelled: Table) -> tuple[Table, int]:
     repeated = count_rows(backend, labelled) - count_rows(backend, pairs)
     if repeated:
         order = [ibis.desc("clicked"), ROW]
-        labelled = backend.stage(keep_earliest(labelled, ["display_id", "ad_id"], order).order_by(ROW))
+        kept = backend.stage(keep_earliest(labelled, ["display_id", "ad_id"], order).order_by(ROW))
+        left_out = labelled.anti_join(kept.select(ROW), ROW).order_by(ROW).limit(1)
+        first = fetch(backend, left_out.select("display_id", "ad_id")).to_pylist()[0]
+        notes.dropped.append(
+            f"{repeated:,} rows of clicks_train.csv repeat an ad of the same display, such as ad {first['ad_id']} of "
+            f"display {first['display_id']}; the clicked one stays, else the first"
+        )
+        labelled = kept
     return labelled, repeated
 
 

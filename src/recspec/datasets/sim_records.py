@@ -17,6 +17,7 @@ import yaml
 from numpy.typing import NDArray
 
 from recspec import tfrecord
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Progress
 from recspec.encoding import Encoders
 from recspec.errors import SpecError, listed
@@ -209,7 +210,10 @@ def read(path: Path, out: Path, to: ChunkType, progress: Progress) -> FeatureSpe
     spec = in_recspecs_words(FeatureSpec.load(path))
     written = transcode(spec, out, to, progress=lambda done, total: progress("reading records", done, total))
     rows = {split: open_split(written, split, [written.label]).num_rows for split in written.splits}
-    return written.replace(metadata={**written.metadata, "dataset": "amazon", "summary": {"rows": rows}})
+    notes = Notes()
+    notes.inferred.append("id 0 is padding, and no cardinality counts it: the specification leaves both unsaid")
+    summary = {"rows": rows, **notes.summary()}
+    return written.replace(metadata={**written.metadata, "dataset": "amazon", "summary": summary})
 
 
 def in_recspecs_words(spec: FeatureSpec) -> FeatureSpec:

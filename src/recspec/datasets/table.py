@@ -7,10 +7,11 @@ rows are taken as given and split by share, time or group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import ibis
 import pyarrow as pa
@@ -25,6 +26,7 @@ from recspec.datasets.clicks import GROUP, LABEL
 from recspec.datasets.columns import Catalogue, Column, Kind
 from recspec.datasets.histories import HistorySettings, UnknownTargets
 from recspec.datasets.interactions import ITEM, SERIES, TIMESTAMP, USER
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
@@ -44,6 +46,8 @@ from recspec.tables import (
 
 NAME = "table"
 
+Role = Literal["user", "item", "context"]
+Value = TypeVar("Value")
 Split = Literal["leave_one_out", "time", "share", "group"]
 RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, splits.SPLIT)
 """Names that features made from other columns bear."""
@@ -137,6 +141,11 @@ class Settings(HistorySettings):
         """All further columns."""
         return (*self.user_features, *self.item_features, *self.context_features)
 
+    @property
+    def by_role(self) -> Mapping[Role, tuple[str, ...]]:
+        """Likewise by what they are about."""
+        return {"user": self.user_features, "item": self.item_features, "context": self.context_features}
+
 
 def prepare(
     raw: Path,
@@ -168,8 +177,12 @@ def prepare(
                 _read(backend, [sides["items"]], settings.separator) if sides["items"] else None,
             )
             plan = _plan(tables, settings, raw)
+            if not count_rows(backend, tables.rows):
+                raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
+            notes = Notes()
+            _note_places(plan, {"user": settings.users, "item": settings.items}, notes)
             written = _write_interactions if settings.label is None else _write_clicks
-            spec = written(backend, folder, tables, plan, settings, progress)
+            spec = written(backend, folder, tables, plan, settings, notes, progress)
             further = {"cut_offs": list(settings.cut_offs)} if settings.cut_offs else {}
             return spec.replace(metadata={**spec.metadata, **further})
 
@@ -186,6 +199,10 @@ class _Tables:
     rows: Table
     users: Table | None
     items: Table | None
+
+    def of(self, role: Role) -> Table | None:
+        """The file of users or items."""
+        return {"user": self.users, "item": self.items}.get(role)
 
 
 def _paths(raw: Path, settings: Settings) -> list[Path]:
@@ -255,6 +272,20 @@ def _plain(values: Values) -> Values:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """Where the raw column of a feature stands."""
+
+    role: Role
+    asked: str
+    """The name that the settings say."""
+    name: str
+    """The feature's name."""
+    column: str
+    in_file: bool
+    """Whether it is a column of the users' or items' file, and not of the rows."""
+
+
+@dataclass(frozen=True)
 class _Plan:
     """The features, by role and by where their raw column stands."""
 
@@ -262,32 +293,40 @@ class _Plan:
     item: Sequence[Column]
     context: Sequence[Column]
     crosses: Sequence[Column]
-    user_in_rows: Sequence[str]
-    item_in_rows: Sequence[str]
+    places: Sequence[_Place]
+
+    def in_rows(self, *roles: Role) -> dict[str, str]:
+        """Features made from columns of the rows: {feature: column}."""
+        return {place.name: place.column for place in self.places if place.role in roles and not place.in_file}
+
+    def in_file(self, role: Role) -> dict[str, str]:
+        """Features made from columns of the users' or items' file, likewise."""
+        return {place.name: place.column for place in self.places if place.role == role and place.in_file}
+
+    @property
+    def taken(self) -> set[str]:
+        """Names of features, which no column for people may bear."""
+        columns = (*self.user, *self.item, *self.context, *self.crosses)
+        return {*RESERVED, *(column.name for column in columns)}
 
 
 def _plan(tables: _Tables, settings: Settings, raw: Path) -> _Plan:
     """Settle where each feature stands and what it is.
 
     Raises:
-        SettingsError: naming every column that is nowhere, or in two places.
+        SettingsError: naming every column that is nowhere.
     """
     problems = _named_columns_problems(tables, settings)
-    found: dict[str, list[Column]] = {"user": [], "item": [], "context": []}
-    in_rows: dict[str, list[str]] = {"user": [], "item": [], "context": []}
-    for role, names, side in (
-        ("user", settings.user_features, tables.users),
-        ("item", settings.item_features, tables.items),
-        ("context", settings.context_features, None),
-    ):
-        for name in names:
-            places = [table for table in (tables.rows, side) if table is not None and name in table.columns]
-            if len(places) != 1 or name in RESERVED:
-                problems.append(_place_problem(role, name, places, tables.rows, side))
-                continue
-            if places[0] is tables.rows:
-                in_rows[role].append(name)
-            found[role] += _columns(name, places[0][name], settings, problems)
+    places = _places(tables, settings, problems)
+    settings = _by_feature(settings, places)
+    found: dict[Role, list[Column]] = {"user": [], "item": [], "context": []}
+    for place in places:
+        table = tables.of(place.role) if place.in_file else tables.rows
+        assert table is not None
+        called = None if place.in_file or place.name == place.column else place.column
+        found[place.role] += [
+            replace(column, called=called) for column in _columns(place.name, table[place.column], settings, problems)
+        ]
     for name in (*settings.numeric, *settings.categorical, *settings.lists):
         if name not in settings.features:
             hint = nearest(name, settings.features)
@@ -301,7 +340,87 @@ def _plan(tables: _Tables, settings: Settings, raw: Path) -> _Plan:
     crosses = _crosses([column for columns in found.values() for column in columns], settings, tables, problems)
     if problems:
         raise SettingsError.of(f"{raw}: settings", problems)
-    return _Plan(found["user"], found["item"], found["context"], crosses, in_rows["user"], in_rows["item"])
+    return _Plan(found["user"], found["item"], found["context"], crosses, places)
+
+
+def _places(tables: _Tables, settings: Settings, problems: list[str]) -> list[_Place]:
+    """Where each feature's column stands, under a name that no other feature and no other column has.
+
+    A column of the users' or items' file goes before one of the rows that is named alike: what belongs to a user or an
+    item stands in its file. It gets the suffix `_user` or `_item` then, for in rows to predict the plain name is the
+    rows' own column. Names count as alike whatever their case, as engines take them.
+    """
+    in_rows = {name.lower() for name in tables.rows.columns}
+    places: list[_Place] = []
+    for role, names in settings.by_role.items():
+        side = tables.of(role)
+        for asked in dict.fromkeys(names):
+            if asked == getattr(settings, role, None):
+                problems.append(
+                    f"{role} feature '{asked}' is the {role}'s id, which is a feature already; leave it out"
+                )
+                continue
+            plain = asked.removesuffix(f"_{role}")
+            in_file = side is not None and asked in side.columns
+            if not in_file and asked not in tables.rows.columns:
+                if side is None or plain not in side.columns:
+                    problems.append(_place_problem(role, asked, tables.rows, side))
+                    continue
+                in_file, asked = True, plain
+            taken = {*RESERVED, *(place.name.lower() for place in places), *(in_rows if in_file else ())}
+            twin = next((p for p in places if (p.column, p.in_file) == (asked, in_file) and not in_file), None)
+            if twin is not None:
+                problems.append(f"feature '{asked}' is named as {twin.role} feature and as {role} feature; leave one")
+                continue
+            name = asked if asked.lower() not in taken else _free(f"{asked}_{role}", taken)
+            places.append(_Place(role, asked, name, asked, in_file))
+    return places
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    """The name, with a number behind it while it is taken; case doesn't count."""
+    lowered = {other.lower() for other in taken}
+    numbered = (f"{name}_{number}" for number in count(2))
+    return name if name.lower() not in lowered else next(each for each in numbered if each.lower() not in lowered)
+
+
+def _by_feature(settings: Settings, places: Sequence[_Place]) -> Settings:
+    """The settings with each column's name replaced by those of the features made from it."""
+    names: dict[str, list[str]] = {}
+    for place in places:
+        names.setdefault(place.asked, []).append(place.name)
+    for place in places:  # a feature's own name means that feature, whatever else is made from a column named so
+        names[place.name] = [place.name]
+
+    def all_of(given: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for one in given for name in names.get(one, [one]))
+
+    def table_of(given: Mapping[str, Value]) -> dict[str, Value]:
+        return {name: value for one, value in given.items() for name in names.get(one, [one])}
+
+    return settings.model_copy(
+        update={
+            **{f"{role}_features": tuple(p.name for p in places if p.role == role) for role in settings.by_role},
+            **{name: all_of(getattr(settings, name)) for name in ("numeric", "categorical", "lists")},
+            "hashed": table_of(settings.hashed),
+            "buckets": table_of(settings.buckets),
+            "crosses": tuple(all_of(cross) for cross in settings.crosses),
+        }
+    )
+
+
+def _note_places(plan: _Plan, files: Mapping[str, str | None], notes: Notes) -> None:
+    for place in plan.places:
+        if place.in_file and place.name != place.column:
+            notes.changed.append(
+                f"{place.role} feature '{place.name}' is the column '{place.column}' of {files[place.role]}, because "
+                f"the plain name is another column's"
+            )
+        elif place.name != place.column:
+            notes.changed.append(
+                f"{place.role} feature '{place.name}' is the column '{place.column}' of the rows, whose plain name is "
+                "taken"
+            )
 
 
 def _no_feature(name: str, settings: Settings, tables: _Tables, known: Sequence[str]) -> str:
@@ -351,15 +470,11 @@ def _named_columns_problems(tables: _Tables, settings: Settings) -> list[str]:
         if table is not None and (key is None or key not in table.columns):
             problems.append(f"setting '{setting}': the file has no column '{key}' to join by; "
                             f"found {listed(name for name in table.columns if name != ROW)}")  # fmt: skip
-    doubled = [name for name in settings.features if settings.features.count(name) > 1]
-    return problems + [f"feature '{name}' is named twice" for name in dict.fromkeys(doubled)]
+    doubled = [(role, name) for role, names in settings.by_role.items() for name in names if names.count(name) > 1]
+    return problems + [f"{role} feature '{name}' is named twice" for role, name in dict.fromkeys(doubled)]
 
 
-def _place_problem(role: str, name: str, places: Sequence[Table], rows: Table, side: Table | None) -> str:
-    if len(places) > 1:
-        return f"{role} feature '{name}' stands in the rows and in the {role}s' file; rename one of them"
-    if places:
-        return f"{role} feature '{name}' has a name that recspec needs for itself; rename the column"
+def _place_problem(role: str, name: str, rows: Table, side: Table | None) -> str:
     columns = [column for table in (rows, side) if table is not None for column in table.columns if column != ROW]
     return f"{role} feature '{name}' is no column{nearest(name, columns)}; found {listed(dict.fromkeys(columns))}"
 
@@ -403,39 +518,48 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str]) 
 
 
 def _write_interactions(
-    backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, progress: Progress
+    backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, notes: Notes, progress: Progress
 ) -> FeatureSpec:
     assert settings.user is not None
     assert settings.item is not None
     rows = tables.rows
+    num_rows = count_rows(backend, rows)
     _check_present(backend, rows, [settings.user, settings.item])
     timed = _has_time(rows, settings)
     seconds = _seconds(backend, rows, settings.timestamp) if timed and settings.timestamp else rows[ROW]
-    kept = rows.select(
+    named = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: seconds, ROW: rows[ROW]},
-        **{column.source: rows[column.source] for column in plan.context},
+        **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
     )
+    kept = named.drop(*plan.in_rows("user", "item"))
     order = (TIMESTAMP, ROW)
     cleaned = interactions.clean(backend, kept, min_interactions=settings.min_interactions, order=order)
-    num_rows = count_rows(backend, rows)
     if settings.chosen_split == "time":
         split = splits.by_time(cleaned.rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
-        split = backend.stage(split)
-        rows = rows.semi_join(split.filter(split[splits.SPLIT] == "train"), ROW)  # the latest values that train knows
     else:
         split = splits.leave_one_out(cleaned.rows, by=USER, order=order)
+    if plan.in_rows("user", "item"):  # which rows are for training is asked several times
+        split = backend.stage(split)
+    train = named.semi_join(split.filter(split[splits.SPLIT] == "train"), ROW)
+    catalogues = _Catalogues(backend, tables, plan, settings, notes, train, labelled=False)
+
+    def summary(count: int) -> dict[str, object]:
+        cleaned.note(backend, notes, count)
+        return {"raw_rows": num_rows, **cleaned.summary(count), "order": _order_said(timed, settings)}
+
     source = interactions.Source(
         dataset=NAME,
         rows=split,
         order=order,
-        users=_catalogue(backend, rows, settings.user, plan.user, plan.user_in_rows, tables.users, None),
-        items=_catalogue(backend, rows, settings.item, plan.item, plan.item_in_rows, tables.items, settings.title),
+        users=catalogues.of("user"),
+        items=catalogues.of("item"),
         context=plan.context,
         raw_names={USER: settings.user, ITEM: settings.item},
-        summary=lambda count: {"raw_rows": num_rows, **cleaned.summary(count), "order": _order_said(timed, settings)},
+        summary=summary,
         vocabularies="train" if settings.chosen_split == "time" else "all",
         unknown_targets=settings.unknown_targets,
         timed=timed,
+        notes=notes,
     )
     return interactions.write(
         backend,
@@ -459,43 +583,134 @@ def _has_time(rows: Table, settings: Settings) -> bool:
     return settings.timestamp is not None and settings.timestamp in rows.columns
 
 
-def _catalogue(
-    backend: Backend,
-    rows: Table,
-    key: str,
-    columns: Sequence[Column],
-    in_rows: Sequence[str],
-    side: Table | None,
-    title: str | None,
-) -> Catalogue:
-    """What is known of each user or item that the rows name: latest values of the rows' columns, and the file's."""
-    latest = keep_earliest(rows.mutate(_age=-rows[ROW]), [key], ["_age"]).select(key, *in_rows)
-    if side is None:
-        return Catalogue(fetch(backend, latest.order_by(key)), key, columns)
-    _check_one_row_each(backend, side, key)
-    side = side.drop(ROW)
-    if side[key].type() != latest[key].type():
-        side = side.mutate(**{key: side[key].cast(latest[key].type())})
-    table = fetch(backend, latest.left_join(side, key).drop(f"{key}_right").order_by(key))
-    if title is not None and title not in side.columns:
-        raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
-    features = {column.name for column in columns}
-    readable = {_readable_name(name, title, features): name for name in side.columns if name != key}
-    return Catalogue(table, key, columns, readable)
+@dataclass(frozen=True)
+class _Catalogues:
+    """Makes what is known of users and items.
+
+    Args:
+        train: Rows that a model may learn from: ids, row, the features in the rows, and the timestamp if there is one.
+        labelled: Whether rows keep the values that they were given, whatever the catalogues say.
+    """
+
+    backend: Backend
+    tables: _Tables
+    plan: _Plan
+    settings: Settings
+    notes: Notes
+    train: Table
+    labelled: bool
+
+    def of(self, role: Literal["user", "item"]) -> Catalogue | None:
+        """Of each user or item the latest values of train that are features, and what the file says."""
+        name, columns = (USER, self.plan.user) if role == "user" else (ITEM, self.plan.item)
+        in_rows = [*self.plan.in_rows(role)]
+        latest = self._latest(role, name, in_rows) if in_rows else None
+        side, file = self.tables.of(role), getattr(self.settings, f"{role}s")
+        if side is None:
+            return Catalogue(latest.select([name]), name, columns, latest=latest) if latest is not None else None
+        key = getattr(self.settings, role)
+        title = self.settings.title if role == "item" else None
+        if title is not None and title not in side.columns:
+            raise SettingsError(
+                f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file"
+            )
+        table = fetch(self.backend, _one_row_each(self.backend, side, key, self.train[name], file, self.notes))
+        features = {feature: table.column(column) for feature, column in self.plan.in_file(role).items()}
+        shown = {column: f"\0{column}" for column in side.columns if column not in (key, ROW)}
+        arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
+        readable = self._readable(role, file, title, [*shown])
+        return Catalogue(
+            pa.table(arrays),
+            name,
+            columns,
+            {new: shown[old] for new, old in readable.items()},
+            file=file,
+            latest=latest,
+        )
+
+    def _latest(self, role: Role, key: str, names: Sequence[str]) -> pa.Table:
+        """The latest values of each user or item, in order of time."""
+        order = [TIMESTAMP, ROW] if TIMESTAMP in self.train.columns else [ROW]
+        train = self.backend.stage(self.train.select(key, *order, *names))
+        self._note_varying(train, role, key, names)
+        latest = keep_earliest(train, [key], [ibis.desc(each) for each in order])
+        return fetch(self.backend, latest.select(key, *names).order_by(key))
+
+    def _note_varying(self, train: Table, role: Role, key: str, names: Sequence[str]) -> None:
+        """Say which features have several values within one user or item: they may belong to the event."""
+        each = train.group_by(key).aggregate(**{name: train[name].nunique() for name in names})
+        each = self.backend.stage(each)
+        for name in names:
+            several = each.filter(each[name] > 1)
+            found = fetch(self.backend, several.aggregate(count=several.count(), first=several[key].min())).to_pylist()
+            if not found[0]["count"]:
+                continue
+            first = found[0]["first"]
+            own = train.filter((train[key] == first) & train[name].notnull())
+            values = own.group_by(name).aggregate(_place=own[ROW].min()).order_by("_place").limit(2).select(name)
+            one, other = (_shown(value) for value in fetch(self.backend, values).column(name).to_pylist())
+            done = (
+                f"rows keep their own; what a request leaves out is taken from {role}s.parquet, which has the latest "
+                "value of train"
+                if self.labelled
+                else f"every row has its {role}'s latest value of train; if the value belongs to the event, name the "
+                "column in context_features"
+            )
+            self.notes.changed.append(
+                f"{role} feature '{name}' varies within {found[0]['count']:,} of {count_rows(self.backend, each):,} "
+                f"{role}s, such as {role} '{first}' ({one} and {other}); {done}"
+            )
+
+    def _readable(self, role: Role, file: str, title: str | None, columns: Sequence[str]) -> dict[str, str]:
+        """Columns for people: name in the catalogue -> column of the file. A feature's name gets the suffix `_text`."""
+        readable = {"title": title} if title is not None else {}
+        own = {*self.plan.in_file(role)}
+        for column in columns:
+            if column == title:
+                continue
+            taken = {*self.plan.taken, *readable}
+            name = column if column.lower() not in {each.lower() for each in taken} else _free(f"{column}_text", taken)
+            if name != column and column not in own:
+                self.notes.changed.append(f"column '{column}' of {file} is '{name}' in {role}s.parquet, because "
+                                          "the plain name is taken")  # fmt: skip
+            readable[name] = column
+        return readable
 
 
-def _readable_name(name: str, title: str | None, features: set[str]) -> str:
-    if name == title:
-        return "title"
-    return f"{name}_text" if name in features or (name == "title" and title is not None) else name
+def _shown(value: object) -> str:
+    """A value as a note shows it."""
+    text = str(value)
+    return f"'{text}'" if len(text) <= 40 else f"'{text[:40]}...'"
 
 
-def _check_one_row_each(backend: Backend, side: Table, key: str) -> None:
+def _as_ids(values: Values, like: Values) -> Values:
+    """Ids of a file with the type that they have in the rows; null where the rows can't hold such an id."""
+    kind = like.type()
+    if values.type() == kind:
+        return values
+    return values.cast("string") if kind.is_string() else values.try_cast(kind)
+
+
+def _one_row_each(backend: Backend, side: Table, key: str, like: Values, file: str, notes: Notes) -> Table:
+    """A file of users or items whose ids have the type of those in the rows.
+
+    Raises:
+        DataError: if it names an id twice.
+    """
+    without = count_rows(backend, side.filter(side[key].isnull()))
+    if without:
+        notes.dropped.append(f"{without:,} rows of {file}: they have no '{key}'")
+    side = side.mutate(**{key: _as_ids(side[key], like)})
+    strange = count_rows(backend, side.filter(side[key].isnull())) - without
+    if strange:
+        notes.dropped.append(f"{strange:,} rows of {file}: no row has an id such as theirs, which is no whole number")
+    side = side.filter(side[key].notnull())
     counted = counts_by(side, key)
     twice = fetch(backend, counted.filter(counted["rows"] > 1).order_by(key).limit(5))
     if twice.num_rows:
         names = listed(map(str, twice.column(key).to_pylist()))
-        raise DataError(f"the file joined by '{key}' names {names} more than once; expected one row each")
+        raise DataError(f"{file}: names {names} more than once in column '{key}'; expected one row each")
+    return side.order_by(ROW)
 
 
 def _check_present(backend: Backend, rows: Table, names: Sequence[str]) -> None:
@@ -538,7 +753,7 @@ def _seconds(backend: Backend, rows: Table, name: str) -> Values:
 
 
 def _write_clicks(
-    backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, progress: Progress
+    backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, notes: Notes, progress: Progress
 ) -> FeatureSpec:
     rows = tables.rows
     raw_names = [name for name in (settings.user, settings.item) if name is not None]
@@ -552,17 +767,22 @@ def _write_clicks(
         wanted[USER] = rows[settings.user]
     if settings.item is not None:
         wanted[ITEM] = rows[settings.item]
-    if settings.chosen_split == "time" and settings.timestamp is not None:
+    in_rows = plan.in_rows("user", "item", "context")
+    dated = settings.chosen_split == "time" or (_has_time(rows, settings) and bool(plan.in_rows("user", "item")))
+    if dated and settings.timestamp is not None:
         wanted[TIMESTAMP] = _seconds(backend, rows, settings.timestamp)
-    in_rows = [*plan.user_in_rows, *plan.item_in_rows, *(column.source for column in plan.context)]
-    kept = rows.select(**wanted, **{name: rows[name] for name in in_rows})
-    kept = _joined(backend, kept, USER, settings.user, tables.users, plan.user, plan.user_in_rows)
-    kept = _joined(backend, kept, ITEM, settings.item, tables.items, plan.item, plan.item_in_rows)
-    users = items = None
-    if settings.user is not None:
-        users = _catalogue(backend, rows, settings.user, plan.user, plan.user_in_rows, tables.users, None)
-    if settings.item is not None:
-        items = _catalogue(backend, rows, settings.item, plan.item, plan.item_in_rows, tables.items, settings.title)
+    kept = rows.select(**wanted, **{name: rows[column] for name, column in in_rows.items()})
+    split = _split(kept, settings)
+    if plan.in_rows("user", "item"):  # which rows are for training is asked several times
+        split = backend.stage(split)
+    catalogues = _Catalogues(
+        backend, tables, plan, settings, notes, split.filter(split[splits.SPLIT] == "train"), labelled=True
+    )
+    users = catalogues.of("user") if settings.user is not None else None
+    items = catalogues.of("item") if settings.item is not None else None
+    kept = split.drop(TIMESTAMP) if TIMESTAMP in split.columns else split
+    kept = _joined(kept, USER, settings.user, tables.users, plan.in_file("user"))
+    kept = _joined(kept, ITEM, settings.item, tables.items, plan.in_file("item"))
     ids: dict[Literal["user", "item"], Column] = {}
     if settings.user is not None:
         ids["user"] = Column(USER, "category")
@@ -570,7 +790,7 @@ def _write_clicks(
         ids["item"] = Column(ITEM, "category")
     source = clicks.Source(
         dataset=NAME,
-        rows=_split(kept, settings),
+        rows=kept,
         ids=ids,
         columns={"user": plan.user, "item": plan.item, "context": [*plan.context, *plan.crosses]},
         users=users,
@@ -579,32 +799,24 @@ def _write_clicks(
         grouped="values" if group is not None else False,
         min_count=settings.min_count,
         summary={"split": settings.chosen_split, "positives": _positives(backend, kept)},
+        notes=notes,
     )
     return clicks.write(backend, folder, source, progress=progress)
 
 
-def _joined(
-    backend: Backend,
-    rows: Table,
-    name: str,
-    key: str | None,
-    side: Table | None,
-    columns: Sequence[Column],
-    in_rows: Sequence[str],
-) -> Table:
+def _joined(rows: Table, name: str, key: str | None, side: Table | None, wanted: Mapping[str, str]) -> Table:
     """The rows with the features that stand in a file of users or items."""
-    wanted = [column.source for column in columns if column.source not in in_rows]
     if side is None or key is None or not wanted:
         return rows
-    _check_one_row_each(backend, side, key)
-    found = side.select(_key=side[key].cast(rows[name].type()), **{column: side[column] for column in wanted})
-    return rows.left_join(found, rows[name] == found["_key"]).drop("_key")
+    ids = _free(f"{name}_of_file", {*rows.columns, *wanted})
+    found = side.select(**{ids: _as_ids(side[key], rows[name])}, **{new: side[old] for new, old in wanted.items()})
+    return rows.left_join(found, rows[name] == found[ids]).drop(ids)
 
 
 def _split(rows: Table, settings: Settings) -> Table:
     shares = {"valid": settings.valid, "test": settings.test}
     if settings.chosen_split == "time":
-        return splits.by_time(rows, time=TIMESTAMP, **shares).drop(TIMESTAMP)
+        return splits.by_time(rows, time=TIMESTAMP, **shares)
     if settings.chosen_split == "group":
         return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
     return splits.by_share(rows, row=ROW, seed=settings.seed, **shares)

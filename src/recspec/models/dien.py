@@ -160,6 +160,6 @@ def _auxiliary_weight(settings: DienSettings, *, has_negatives: bool) -> float:
     if settings.auxiliary and not has_negatives:
         raise SettingsError(
             f"dien: auxiliary is {settings.auxiliary}, and no feature plays the role 'negative_history', which that "
-            "loss tells the history from; prepare the dataset with negative histories, or set auxiliary to 0"
+            "loss tells the history from; prepare the dataset with --set negative_history=true, or set auxiliary to 0"
         )
     return settings.auxiliary
