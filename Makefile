@@ -6,6 +6,9 @@ bin := .venv/bin
 key := $(subst /,_,$(PYTHON))
 inputs := pyproject.toml constraints.txt scripts/setup.sh
 
+# Settings of the user's own shell that would send packages elsewhere or change what the tests do.
+unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
+
 .PHONY: demo test test-slow check bench bench-all docs sbom lock
 .NOTPARALLEL:
 
