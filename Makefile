@@ -1,11 +1,15 @@
 # Each target sets itself up: .venv, with the versions of constraints.txt. `make PYTHON=python3.12 test` uses another
-# Python (3.11 or newer), `make demo RAW=path/to/ml-latest-small` real files.
+# Python (3.11 or newer), `make demo RAW=path/to/ml-latest-small` real files. `make HASHES=1 test` installs only files
+# whose SHA-256 stands in requirements.lock.
 
 bin := .venv/bin
 key := $(subst /,_,$(PYTHON))
 inputs := pyproject.toml constraints.txt scripts/setup.sh
 
-.PHONY: demo test test-slow check bench bench-all docs sbom
+# Settings of the user's own shell that would send packages elsewhere or change what the tests do.
+unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
+
+.PHONY: demo test test-slow check bench bench-all docs sbom lock
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -35,6 +39,15 @@ docs: .venv/ready-dev$(key)
 	$(bin)/python -m scripts.write_tables
 	$(bin)/python -m pytest tests/test_docs.py
 
+# requirements.lock anew, after a change of constraints.txt.
+lock: .venv/ready-demo$(key)
+	$(bin)/python -m venv .venv/lock
+	.venv/lock/bin/python -m pip install --quiet uv==0.13.9
+	{ sed -n '/^#/p' requirements.lock; .venv/lock/bin/uv pip compile constraints.txt --no-config --universal --no-deps \
+		--default-index https://pypi.org/simple --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet; \
+	} > .venv/requirements.lock
+	mv .venv/requirements.lock requirements.lock
+
 # What the demo's environment holds, as a CycloneDX bill of materials, by a tool in an environment of its own.
 sbom: .venv/ready-demo$(key)
 	$(bin)/python -m venv .venv/sbom
@@ -42,5 +55,5 @@ sbom: .venv/ready-demo$(key)
 	.venv/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.json $(bin)/python
 
 .venv/ready-%$(key): $(inputs)
-	@PYTHON="$(PYTHON)" scripts/setup.sh $*
+	@PYTHON="$(PYTHON)" HASHES="$(HASHES)" scripts/setup.sh $*
 	@touch $@

@@ -55,6 +55,10 @@ if [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia ] && ! .venv/bin/pyth
     fi
 fi
 
+# Files whose SHA-256 is known, and no others. Not the default: where a mirror or another index builds wheels of its own,
+# their hashes differ, and nothing could be installed.
+if [ -n "${HASHES:-}" ]; then pip install --no-deps --require-hashes -r requirements.lock; fi
+
 case "${1:-dev}" in
     demo) pip install -c constraints.txt -e '.[baselines,serve]' ;;
     dev) pip install -c constraints.txt -e '.[dev]' ;;

@@ -5,8 +5,28 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from recspec.encoding import UNKNOWN_ID, CrossEncoder, Encoders, Gap, HashEncoder, Vocabulary, VocabularyEncoder
-from recspec.gaps import Misread, Predictions, closest, column_notes, misread_lists, raw_names, row_at
+from recspec.encoding import (
+    UNKNOWN_ID,
+    CrossEncoder,
+    Encoders,
+    Gap,
+    HashEncoder,
+    NumberEncoder,
+    ScaleEncoder,
+    Vocabulary,
+    VocabularyEncoder,
+)
+from recspec.gaps import (
+    Beyond,
+    Misread,
+    Predictions,
+    closest,
+    column_notes,
+    misread_lists,
+    out_of_range,
+    raw_names,
+    row_at,
+)
 
 
 def test_nothing_to_tell_is_no_note() -> None:
@@ -100,3 +120,31 @@ def test_a_cross_is_made_of_raw_columns_or_the_features_that_are_them() -> None:
     assert [*raw_names(made, ["cross"])] == ["h", "place", "hour"]
     assert [*raw_names(made, ["elsewhere"])] == ["elsewhere"]
     assert [*raw_names(None, ["hour"])] == ["hour"]
+
+
+def test_numbers_that_are_cut_or_far_from_all_that_was_fitted_are_told_and_add_up() -> None:
+    kinds = {
+        "gain": ScaleEncoder(mean=1000.0, std=7000.0),
+        "wealth": ScaleEncoder(mean=5.0, std=1.0, log1p=True, column="money"),
+        "age": NumberEncoder(low=0, high=120, outside=40),
+        "share": NumberEncoder(high=1),
+        "free": NumberEncoder(),
+        "list": NumberEncoder(length=3, separator="|", high=1),
+    }
+    rows = {"gain": [1e308, -1e9, 99_999.0, None], "money": [1e308, 1.0, None, 2.0], "age": [-1, 0, 120, 500],
+            "share": [0.5, 2.0, None, 1.0], "free": [1e308, 0.0, 0.0, 0.0], "list": ["5|6", "1", "", None],
+            "other": [1e308] * 4}  # fmt: skip
+    found = out_of_range(pa.table(rows), Encoders(kinds, {}), [*kinds, "other"])
+    assert found == {
+        "gain": Beyond(0, 2, "[, ]", 0.0),
+        "wealth": Beyond(0, 1, "[, ]", 0.0),
+        "age": Beyond(2, 0, "[0, 120]", 40.0),
+        "share": Beyond(1, 0, "[, 1]", 0.0),
+    }
+    total = Predictions(4, beyond={"gain": found["gain"], "age": found["age"]})
+    total += Predictions(1, beyond={"gain": Beyond(0, 1, "[, ]", 0.0)})
+    assert total.notes() == [
+        "3 of 5 rows have gain 100 or more standard deviations from the mean of the training data; the answer means "
+        + "little there",
+        "2 of 5 rows have age outside [0, 120]; 40 is taken",
+    ]

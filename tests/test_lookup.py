@@ -151,3 +151,12 @@ def test_a_long_text_is_left_to_the_encoders() -> None:
 def test_the_encoders_refuse_what_it_leaves_to_them() -> None:
     with pytest.raises(RecspecError, match="infinite"):
         slowly("scale", [float("inf")])
+
+
+def test_numbers_that_there_is_something_to_tell_of_are_left_to_the_encoders() -> None:
+    for name, usual, strange in (("scale", 170.0, 1e6), ("scale", -160.0, -1e6), ("scale, log", 5.0, 1e90),
+                                 ("number, cut", 50.0, 51.0), ("number, cut", -2.0, -3.0)):  # fmt: skip
+        lookup = Lookup(Encoders(ENCODERS, VOCABULARIES), [port(name)])
+        assert lookup.columns({name: [usual]}, gaps=False) is not None, name
+        assert lookup.columns({name: [usual, strange]}, gaps=False) is None, name
+        assert lookup.columns({name: [usual, strange]}) is not None, name

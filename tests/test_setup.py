@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,7 +38,7 @@ def clone(tmp_path: Path) -> Path:
 def set_up(clone: Path, what: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["/bin/sh", clone / "scripts" / "setup.sh", what],
-        env={**os.environ, "PYTHON": "", **environment}, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": "", "HASHES": "", **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -56,6 +57,28 @@ def test_a_pip_that_fails_is_shown(clone: Path) -> None:
         "setup: pip failed; all it said is in .venv/setup.log. "
         "Mend what it names (network, disk, proxy) and try again\n"
     )
+
+
+def test_hashes_are_asked_for_where_the_user_wants_them(clone: Path) -> None:
+    set_up(clone, "dev")
+    assert "--require-hashes" not in (clone / "asked").read_text()
+    set_up(clone, "dev", HASHES="1")
+    assert "install --no-deps --require-hashes -r requirements.lock" in (clone / "asked").read_text()
+
+
+def test_the_lock_holds_the_versions_of_the_constraints_each_with_its_hashes() -> None:
+    def normal(pin: str) -> tuple[str, str]:
+        name, _, version = pin.partition("==")
+        return re.sub(r"[-_.]+", "-", name).lower(), version
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    text = (ROOT / "requirements.lock").read_text().replace(" \\\n", " ")
+    locked = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    pinned = {normal(line) for line in lines if not line.startswith("#")}
+    assert {normal(name) for name, *_ in locked} == pinned, "`make lock` writes it anew"
+    for name, *hashes in locked:
+        assert hashes, name
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", each) for each in hashes), name
 
 
 def test_a_python_that_is_too_old_or_none_is_named(clone: Path) -> None:

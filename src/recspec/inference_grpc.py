@@ -89,7 +89,7 @@ def make_server(repository: Repository, *, access: Access, max_connections: int)
     """A server without a port, and not started."""
     limits = repository.limits
     return aio.server(
-        handlers=[_Service(repository, access)],
+        handlers=[Service(repository, access)],
         maximum_concurrent_rpcs=limits.max_requests,
         options=[
             ("grpc.max_receive_message_length", min(limits.max_body_bytes, 2**31 - 1)),
@@ -138,7 +138,7 @@ def _hold_other_family(held: contextlib.ExitStack, port: int) -> int:
     return port
 
 
-class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """The protocol's methods, each told to the repository's telemetry."""
 
     def __init__(self, repository: Repository, access: Access) -> None:
