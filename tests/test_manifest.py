@@ -197,6 +197,14 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign tensors": (foreign_tensors_of_recspec, "holds 'a'; expected 'offsets', 'items', 'counts'"),
     "NaN weight": (weights_with(float("nan")), "weight 'out.bias' holds 1 numbers that are not finite"),
     "infinite weight": (weights_with(float("inf")), "weight 'out.bias' holds 1 numbers that are not finite"),
+    "weights of another type": (
+        lambda folder: write_tensors(
+            folder / "weights.safetensors",
+            {name: each.half() for name, each in read_tensors(folder / "weights.safetensors")[0].items()},
+            {"format": 1},
+        ),
+        "weight 'out.bias' is torch.float16; the model expects torch.float32",
+    ),
     "short vocabulary": (
         fewer_rows("vocabularies/item_id.parquet"),
         "encoders.json: 'item_id' is encoded as 60 ids; its cardinality is 61",

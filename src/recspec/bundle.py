@@ -300,6 +300,11 @@ def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
         if name in weights and weights[name].shape != expected[name].shape
     ]
     problems += [
+        f"weight '{name}' is {weights[name].dtype}; the model expects {expected[name].dtype}"
+        for name in expected
+        if name in weights and weights[name].dtype != expected[name].dtype
+    ]
+    problems += [
         f"weight '{name}' holds {int((~tensor.isfinite()).sum()):,} numbers that are not finite"
         for name, tensor in weights.items()
         if tensor.is_floating_point() and not bool(tensor.isfinite().all())

@@ -1039,7 +1039,10 @@ def _yaml_file(path: Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        file = path / FILE_NAME
+        try:
+            file = confined(path, FILE_NAME)
+        except PathError as error:
+            raise SpecError(f"{path}: {error}") from None
         if file.is_file():
             return file
         others = sorted(found.name for found in path.glob("*.y*ml"))

@@ -281,7 +281,8 @@ class Optimizers:
         """Continue from what `tensors` gave; settings and learning rates stay as they are.
 
         Raises:
-            CheckpointError: naming every tensor of a part or parameter that is not here.
+            CheckpointError: naming every tensor of a part or parameter that is not here, or of another shape or type
+                than the part's optimizer keeps: its kernels would write beyond it.
         """
         strangers = [key for key in tensors if key.rpartition("/")[0] not in self._places]
         if strangers:
@@ -289,6 +290,8 @@ class Optimizers:
                 "optimizer tensors in the checkpoint",
                 [f"'{key}' is of no part and parameter of this run" for key in strangers],
             )
+        if problems := [*self._misfits(tensors)]:
+            raise CheckpointError.of("optimizer tensors in the checkpoint", problems)
         for optimizer in self.parts.values():
             optimizer.state.clear()
         for key, value in tensors.items():
@@ -299,6 +302,38 @@ class Optimizers:
             device = parameter.device if beside else torch.device("cpu")
             own = value.detach().to(device, copy=True)
             optimizer.state[parameter][name] = _laid_as(parameter, own) if own.shape == parameter.shape else own
+
+    def _misfits(self, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+        """What the optimizers do not keep, or keep in another shape or type."""
+        for place, (_, parameter) in self._places.items():
+            known = _KEPT[self.settings[place.partition("/")[0]].optimizer]
+            found = {key.rpartition("/")[2]: each for key, each in tensors.items() if key.rpartition("/")[0] == place}
+            if found:
+                lacking = known.keys() - found.keys() - _KEPT_AT_TIMES
+                yield from (f"'{place}/{name}' is missing" for name in lacking)
+            rows = len(parameter) if parameter.dim() else 1
+            shapes = {"weight": tuple(parameter.shape), "number": (), "row": (rows,), "column": (rows, 1)}
+            for name, value in found.items():
+                if name not in known:
+                    yield f"'{place}/{name}' is nothing that the optimizer keeps"
+                    continue
+                expected, counts = shapes[known[name]], known[name] in ("number", "row")
+                if tuple(value.shape) != expected or not (counts or value.dtype == parameter.dtype):
+                    yield f"'{place}/{name}' is {value.dtype} {tuple(value.shape)}; expected {expected}"
+
+
+_ADAM = {"step": "number", "exp_avg": "weight", "exp_avg_sq": "weight"}
+_KEPT: Mapping[str, Mapping[str, str]] = {
+    "adam": _ADAM,
+    "adamw": _ADAM,
+    "sgd": {"momentum_buffer": "weight"},
+    "adagrad": {"step": "number", "sum": "weight"},
+    "rmsprop": {"step": "number", "square": "weight", "velocity": "weight", "row_step": "row"},
+    "ftrl": {"accumulator": "weight", "linear": "weight"},
+    "rowwise_adagrad": {"sum": "column"},
+}
+"""What each optimizer keeps of a parameter, shaped as the weight, its rows, a column of them, or one number."""
+_KEPT_AT_TIMES = frozenset({"velocity", "row_step"})
 
 
 def updates_rows_exactly(settings: OptimizerSettings) -> bool:

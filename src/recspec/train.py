@@ -230,7 +230,10 @@ class Average:
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint's mean; of what an older one lacks (buffers), from what the model has."""
         for name, mean in self.tensors.items():
-            mean.copy_(saved.get(name, self.weights[name].detach()))
+            tensor = saved.get(name, self.weights[name].detach())
+            if tensor.shape != mean.shape:
+                raise ValueError(f"the average of '{name}' has shape {tuple(tensor.shape)}")
+            mean.copy_(tensor)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -820,6 +823,9 @@ class TrainingRun:
         self._check_not_done(saved)
         try:
             self.progress = _PROGRESS.validate_python(saved.state["progress"])
+            bad = [name for name, each in saved.weights.items() if not bool(cast(Tensor, each).isfinite().all())]
+            if bad:
+                raise ValueError(f"the weights {listed(bad)} hold numbers that are not finite")
             self.model.load_state_dict(dict(saved.weights))
             self.optimizers.restore(cast(Mapping[str, Tensor], saved.optimizer))
             self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))

@@ -25,7 +25,7 @@ from recspec.config import Settings
 from recspec.errors import DataError
 from recspec.feature_spec import FILE_NAME, FeatureSpec
 from recspec.outputs import beside, locked, put_in_place, whole_folder
-from recspec.paths import PathError, local, read_json
+from recspec.paths import PathError, confined, local, read_json
 from recspec.storage import PREPARE_FILE
 
 HASHED_BYTES = 64 << 20
@@ -137,7 +137,7 @@ def _run(
 
 
 def _prepared(job: Job, message: str) -> Prepared:
-    record = read_json(job.out / PREPARE_FILE)
+    record = read_json(confined(job.out, PREPARE_FILE))
     if not isinstance(record, dict) or not isinstance(record.get("summary"), dict) or "seconds" not in record:
         raise DataError(f"{job.out / PREPARE_FILE}: damaged: it has no summary; pass --force to prepare it again")
     seconds = "seconds of the last run" if record.get("continued") else "seconds"
@@ -152,7 +152,7 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
     if not record.is_file():
         raise DataError(f"{out}: exists and is not a dataset that recspec prepared; name another place for it")
     try:
-        read = read_json(record)
+        read = read_json(confined(out, PREPARE_FILE))
     except PathError:
         read = {}
     earlier = read if isinstance(read, dict) else {}
