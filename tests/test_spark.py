@@ -190,7 +190,7 @@ def test_no_hostile_name_means_anything_to_spark(name: str, spark: Backend, tmp_
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(st.sampled_from("ab1=[]{}*?!^-,:;%20#&$~'\"`\\ \t\n._é☃"), min_size=1, max_size=12).filter(
         lambda name: name not in (".", "..")

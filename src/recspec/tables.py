@@ -435,23 +435,27 @@ class _Spark:
             nullValue="",
             emptyValue="",
         )
-        table = self._read(file, frame, [plain[name] for name in file.columns])
-        return table if into is None else self.stage(table, into)
+        target = self._folder / self._names.next()
+        table = self._read(file, frame, [plain[name] for name in file.columns], target)
+        if into is None:
+            return table
+        numbered = self.stage(table, into)
+        shutil.rmtree(target)
+        return numbered
 
     def read_json(self, file: JsonFile) -> Table:
         types = ", ".join(f"{_quoted(name, '`')} STRING" for name in file.columns)
         path = _uri(self._linked([file.path]))
         frame = self._reader().json(path, schema=types, mode="FAILFAST", allowSingleQuotes=False)
         values = [f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]})" for name, kind in file.columns.items()]
-        return self._read(file, frame, values)
+        return self._read(file, frame, values, self._folder / self._names.next())
 
-    def _read(self, file: TextFile | JsonFile, frame: Any, values: Sequence[str]) -> Table:
+    def _read(self, file: TextFile | JsonFile, frame: Any, values: Sequence[str], target: Path) -> Table:
         """Stage a file's rows with their numbers.
 
         A task reads a block of the file from its beginning to its end, so Spark's own numbers count a block's rows by
         ones, and leap from block to block: each leap is replaced by the number of rows in the blocks before.
         """
-        target = self._folder / self._names.next()
         staged = frame.selectExpr("_metadata.file_block_start", "monotonically_increasing_id()", *values)
         try:
             staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
@@ -517,7 +521,7 @@ class _Spark:
         except Exception as error:
             if not _is_sparks(error):
                 raise
-            raise DataError(f"Spark could not finish a step: {' '.join(str(error).split())[:300]}") from None
+            raise DataError(f"Spark could not finish a step: {' '.join(str(error).split())[:300]}") from error
         return target
 
     def _reader(self) -> Any:
