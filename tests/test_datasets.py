@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import subprocess
 import sys
 import zipfile
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from recspec import encoding, metrics
 from recspec.card import check
-from recspec.datasets import DATASETS, movielens, prepared
+from recspec.datasets import DATASETS, interactions, movielens, prepared
 from recspec.datasets.columns import boundaries
 from recspec.datasets.movielens import LAYOUTS, recognise
 from recspec.datasets.negatives import Seen
@@ -32,7 +33,7 @@ from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.hashing import cross, fingerprint64
 from recspec.storage import open_split
-from recspec.tables import _DuckDB
+from recspec.tables import _DuckDB, connect, fetch
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 
 # --- raw rows --------------------------------------------------------------------------------------------------------
@@ -926,6 +927,23 @@ def test_the_papers_split_is_kept_and_the_last_of_train_is_valid(tmp_path: Path)
     assert result.summary["rows_with_positive_among_negatives"] == 1
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("width", [2, 3])
+def test_the_papers_files_may_lack_times_and_end_lines_either_way(width: int, end: str, tmp_path: Path) -> None:
+    raw = write_ncf(tmp_path / "raw")
+    for path in raw.iterdir():
+        lines = [line.split("\t") for line in path.read_text().splitlines()]
+        cut = lines if path.suffix == ".negative" else [line[:width] for line in lines]
+        path.write_bytes("".join("\t".join(line) + end for line in cut).encode())
+    result = run(CASES["ncf"], raw, tmp_path / "out", settings={"history": 3})
+    assert raw_pairs(result.spec, "train") == [(0, 5), (0, 6), (1, 5)]
+    assert raw_pairs(result.spec, "valid") == [(0, 7)]  # the last of the file
+    assert raw_pairs(result.spec, "test") == [(0, 8), (1, 6)]
+    assert "history_gap" not in result.spec.features
+    told = "no times: x.train.rating and x.test.rating without a fourth column, so each user's rows are in the order of"
+    assert result.summary["inferred"][0] == f"{told} the file"  # type: ignore[index]
+
+
 def test_titles_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
     raw = write_ncf(tmp_path / "raw")
     (raw / "titles.csv").write_text("item_id,title\n8,Eight\n5,Five\n77,Nobody\n")
@@ -1197,6 +1215,164 @@ def test_compressed_and_tab_separated_text_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text(text.replace(",", "\t"))
     for name in ("a.csv.gz", "a.tsv"):
         assert raw_pairs(prepare_table(tmp_path / name, tmp_path / f"out {name}").spec, "test") == [(1, "b")]
+
+
+# --- columns that are named alike, and what a preparation says of itself ---------------------------------------------
+
+ALIKE = ("label", "group", "timestamp", "split", "series", "title", "channel", "item_id_of_file", "count", "a b", "ü|x")
+"""Columns that rows, users and items all have; recspec and its engines use some of these names themselves."""
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_any_column_name_may_stand_in_rows_users_and_items_at_once(labelled: bool, tmp_path: Path) -> None:
+    alike, users, items = list(ALIKE), ["u1", "u2", "u3"], ["i1", "i2", "i3", "i4", "i5"]
+    rows = [(user, item) for user in users for item in items[:4]]
+    header = ",".join(["who", "what", "when", "clicked", "Price", *alike])
+    lines = [f"{user},{item},{place},{place % 2},1.5,{','.join(f'{n}-r{place % 3}' for n in alike)}"
+             for place, (user, item) in enumerate(rows)]  # fmt: skip
+    (tmp_path / "rows.csv").write_text("\n".join([header, *lines]) + "\n")
+    for role, key, ids in (("users", "who", users), ("items", "what", items)):
+        table = [",".join([key, "price", *alike]), *(f"{i},cheap,{','.join(f'{n}-{i}' for n in alike)}" for i in ids)]
+        (tmp_path / f"{role}.csv").write_text("\n".join(table) + "\n")
+    features = {f"{role}_features": [*alike, *(["price"] if role == "item" else [])] for role in ("user", "item")}
+    settings = {"user": "who", "item": "what", "timestamp": "when", "users": "users.csv", "items": "items.csv",
+                **features, "context_features": alike, "split": "time" if labelled else None,
+                **({"label": "clicked"} if labelled else {})}  # fmt: skip
+    spec = prepare_table(tmp_path / "rows.csv", tmp_path / "out", None, **settings).spec
+    check(spec)
+    encoders = Encoders.load(spec.folder)
+    train = open_split(spec, "train").read(0, 10**9)
+    ids = encoders.vocabulary_of("item_id").decode(np.asarray(train["item_id"])).to_pylist()
+    owners = encoders.vocabulary_of("user_id").decode(np.asarray(train["user_id"])).to_pylist()
+    for name in alike:
+        for role, wanted in (("item", ids), ("user", owners)):
+            made = f"{name}_{role}"
+            values = encoders.vocabulary_of(made).decode(np.asarray(train[made])).to_pylist()
+            assert values == [f"{name}-{one}" for one in wanted]
+        context = next(n for n in spec.role("context") if n in (name, f"{name}_context"))
+        told = encoders.vocabulary_of(context).decode(np.asarray(train[context])).to_pylist()
+        assert {str(value)[: len(name) + 2] for value in told} == {f"{name}-r"}
+        given = encoders.encode(pa.table({name: ["x", f"{name}-r0"]}), [context])[context]
+        assert np.asarray(given).tolist() == [0, 1]  # raw rows keep their columns' plain names
+    assert "price_item" in spec.role("item")
+    shown = pq.read_table(spec.folder / "items.parquet").column_names
+    assert "title_text" in shown
+    assert len({name.lower() for name in shown}) == len(shown)
+    changed = spec.metadata["summary"]["changed"]  # type: ignore[index]
+    assert ("item feature 'channel_item' is the column 'channel' of items.csv, because the plain name is another "
+            "column's") in changed  # fmt: skip
+    assert any(note.startswith("context feature 'label_context' is the column 'label' of the rows") for note in changed)
+
+
+def test_settings_of_a_renamed_feature_take_its_plain_name_or_its_own(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,tag,size\n1,a|b,1\n2,b,2\n")
+    text = "user_id,item_id,tag,size,clicked\nu,1,x,9,1\nu,2,y,8,0\nv,1,x,7,0\nv,2,x,9,1\n"
+    asked = {"items": "items.csv", "item_features": ["tag", "size_item"], "context_features": ["tag"],
+             "lists": ["tag_item"], "buckets": {"size": [2]}, "label": "clicked", "valid": 0, "test": 0.1}  # fmt: skip
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).spec
+    assert spec.role("item") == ("item_id", "tag_item", "size_item", "size_item_bucket")
+    assert spec.features["tag_item"].is_list
+    assert not spec.features["tag"].is_list
+
+
+def test_a_column_of_the_rows_is_one_feature_alone(tmp_path: Path) -> None:
+    asked = {"user_features": ["kind"], "item_features": ["kind", "kind"]}
+    with pytest.raises(SettingsError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,kind\nu,1,x\n", **asked)
+    assert caught.value.problems == (
+        "feature 'kind' is named as user feature and as item feature; leave one",
+        "item feature 'kind' is named twice",
+    )
+
+
+def test_a_model_of_columns_named_alike_trains_recommends_and_predicts(tmp_path: Path) -> None:
+    from recspec.models import MODELS
+    from recspec.predict import Predictor
+    from recspec.train import TrainSettings, train
+
+    (tmp_path / "items.csv").write_text("item_id,title,channel\n" + "".join(f"{i},T{i},c{i % 2}\n" for i in range(9)))
+    lines = [f"u{u},{i},{10 * u + i},{'web' if i % 2 else 'app'}\n" for u in range(5) for i in range(u, u + 5)]
+    text = "user_id,item_id,timestamp,channel\n" + "".join(lines)
+    how = TrainSettings(epochs=1, batch_size=20, tensorboard=False)
+    asked: Sequence[dict[str, object]] = ({"context_features": ["channel"]}, {"item_features": ["channel"]}, {})
+    for number, features in enumerate(asked):
+        settings = {"items": "items.csv", **features}
+        spec = prepare_table(tmp_path / "a.csv", tmp_path / f"out{number}", text, **settings).spec
+        model = "dlrm" if features else "neumf"
+        train(model, spec, tmp_path / f"run{number}", settings=how, model_settings=MODELS[model].Settings())
+        predictor = Predictor.open(tmp_path / f"run{number}")
+        rows = pa.table({"user_id": ["u1"], "item_id": ["3"], "channel": ["web"]})
+        assert 0 < predictor.predict(rows)[0][0] < 1
+        assert len(predictor.items.titles_of(np.array([1, 2])).drop_null()) == 2
+        if "context_features" not in features:  # whose value no request for recommendations gives
+            found = predictor.recommend(["u1"], k=2)[0].items
+            assert [item.title for item in found] == [f"T{item.item}" for item in found]
+            assert len(found) == 2
+
+
+def test_the_latest_value_is_the_latest_in_time_and_of_train(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp,mood\nu,1,30,late\nu,2,10,early\nu,3,50,test\nu,4,40,valid\nu,5,20,middle\n"
+    asked = {"user_features": ["mood"], "num_negatives": 0}
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).spec
+    moods = Encoders.load(spec.folder).vocabulary_of("mood").values.to_pylist()
+    assert moods == ["late"]
+    told = "user feature 'mood' varies within 1 of 1 users, such as user 'u' ('late' and 'early'); every row has its "
+    told += "user's latest value of train; if the value belongs to the event, name the column in context_features"
+    assert spec.metadata["summary"]["changed"] == [told]  # type: ignore[index]
+    labelled = text.replace("mood\n", "mood,clicked\n").replace("\nu", ",1\nu").replace(",1\nu,1,30", "\nu,1,30", 1)
+    labelled = labelled.rstrip("\n") + ",0\n"
+    asked = {"user_features": ["mood"], "label": "clicked", "split": "time", "valid": 0.2, "test": 0.2}
+    spec = prepare_table(tmp_path / "b.csv", tmp_path / "b", labelled, **asked).spec
+    held = pq.read_table(spec.folder / "users.parquet").column("mood").to_pylist()
+    assert Encoders.load(spec.folder).vocabulary_of("mood").decode(held).to_pylist() == ["late"]
+    (note,) = [note for note in spec.metadata["summary"]["changed"] if "varies" in note]  # type: ignore[index]
+    assert "rows keep their own; what a request leaves out is taken from users.parquet" in note
+
+
+def test_items_that_only_the_rows_or_only_the_file_name_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,title\na,A\nq,Q\nz,Z\n,Nobody\n")
+    text = "user_id,item_id\nu,a\nu,b\nv,a\nv,c\n"
+    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv").summary
+    assert summary["dropped"] == [
+        "1 rows of items.csv: they have no 'item_id'",
+        "2 of 3 items in items.csv stand in no row, such as 'q'; they have no id, so they are never recommended",
+        "the split valid: it has no row",
+    ]
+    told = "2 of 3 items of the rows are not in items.csv, such as 'b'; what the file says of the others is missing of "
+    assert summary["changed"] == [f"{told}them: add them to the file"]
+    (tmp_path / "items.csv").write_text("item_id,title\nA-1,A\nA-2,Q\n")
+    with pytest.raises(DataError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", text, items="items.csv")
+    assert str(caught.value) == (
+        "items.csv: describes none of the 3 items of the rows; its column 'item_id' holds 'A-1', 'A-2', the rows' ids "
+        "are such as 'a', 'b', 'c'; name the file that fits, or leave it out"
+    )
+
+
+def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> None:
+    raw = write_latest(tmp_path / "raw")
+    summary = prepare_movielens(raw, tmp_path / "out", min_rating=2, min_interactions=3).summary
+    repeat = "1 of 9 rows repeat an earlier one of the same user and item, such as user '9' and item '10'"
+    assert summary["dropped"] == [
+        "2 of 6 items in movies.csv stand in no row, such as '50'; they have no id, so they are never recommended",
+        "2 of 11 ratings of fewer than 2 stars, such as that of user '8' for movie '50' (min_rating)",
+        f"{repeat}; the earliest counts",
+        "2 rows of users with fewer than 3 items, such as user '7' (min_interactions)",
+    ]
+    assert json.loads((tmp_path / "out" / "prepare.json").read_text())["summary"]["dropped"] == summary["dropped"]
+
+
+def test_repeats_may_be_kept(tmp_path: Path) -> None:
+    rows = pa.table({"user_id": ["u", "u", "u"], "item_id": [1, 2, 1], "timestamp": [1, 2, 3]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    with connect("duckdb", folder=tmp_path / "work") as backend:
+        table = backend.read_parquet([tmp_path / "rows.parquet"], row=True)
+        for repeats, kept in (("first", [1, 2]), ("keep", [1, 2, 3])):
+            cleaned = interactions.clean(
+                backend, table, min_interactions=1, order=["timestamp", "row"], repeats=repeats  # type: ignore[arg-type]
+            )  # fmt: skip
+            times = fetch(backend, cleaned.rows.order_by("timestamp")).column("timestamp").to_pylist()
+            assert times == kept
 
 
 # --- negatives -------------------------------------------------------------------------------------------------------

@@ -746,7 +746,7 @@ def _read_catalogue(trained: Bundle, role: Role, device: torch.device) -> _Catal
     past = {name for name in table.column_names if name in spec.role("history")}
     lists = {name: _history(_column(table.column(name)), first_id) for name in past}
     for name in table.column_names:
-        if name in spec.features and name != own_id and name not in past:
+        if name in spec.role(role) and name != own_id:  # a column for people may be named like another feature
             tensor = _tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
             features[name] = torch.cat([nobody, tensor]).to(device)

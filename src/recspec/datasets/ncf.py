@@ -169,7 +169,8 @@ def _all_have_times(files: Files, notes: Notes) -> bool:
     without = [path.name for path in (files.train, files.test) if _width(path) < 4]
     if without:
         notes.inferred.append(
-            f"no times: {' and '.join(without)} has no fourth column, so each user's rows are in the order of the file"
+            f"no times: {' and '.join(without)} without a fourth column, so each user's rows are in the order of the "
+            "file"
         )
     return not without
 
