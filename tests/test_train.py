@@ -24,6 +24,7 @@ from recspec.evaluate import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.loader import Loader, Part
 from recspec.models import MODELS
+from recspec.storage import open_split
 from recspec.synthesize import synthesize
 from recspec.train import Average, TrainSettings, pick_batch_size, pick_precision, train
 from tests import made_up
@@ -113,6 +114,18 @@ def test_the_last_partial_batch_is_used(data: FeatureSpec, tmp_path: Path) -> No
     steps = -(-start["rows"] // (999 // 5))  # type: ignore[operator]
     assert len(events(folder, "step")) == steps
     assert bundle.load(folder).card.trained["samples"] == start["samples_per_epoch"]
+
+
+def test_the_loss_of_an_epoch_is_a_mean_over_rows_however_small_the_last_batch_is(
+    data: FeatureSpec, tmp_path: Path
+) -> None:
+    rows = open_split(data, "train").num_rows
+    size = min(range(rows // 4, rows // 2), key=lambda size: rows % size or size)  # the last batch has a row or few
+    folder = run(data, tmp_path / "run", batch_size=5 * size, epochs=1)
+    losses = [float(str(event["loss"])) for event in events(folder, "step")]
+    counts = [size] * (len(losses) - 1) + [rows % size]
+    wanted = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / rows
+    assert events(folder, "epoch")[0]["train_loss"] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_micro_batches_change_nothing_but_rounding(data: FeatureSpec, tmp_path: Path) -> None:

@@ -509,8 +509,14 @@ class Dice(nn.Module):
             if self.parts is None:
                 self.follow(count, first + rest, variance)
             else:
-                self.parts.append(torch.cat([count.view(1), first + rest, variance]))
+                self._keep(torch.cat([count.view(1), first + rest, variance]))
         return away, variance
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _keep(self, part: Tensor) -> None:
+        """Remember a part of a step; not in a program, which would be compiled anew for each length of the list."""
+        assert self.parts is not None
+        self.parts.append(part)
 
     @torch.no_grad()
     def follow(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
