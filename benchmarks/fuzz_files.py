@@ -614,6 +614,7 @@ class Watch:
                 named = below / os.fsdecode(path)
                 # What is removed or renamed is the name itself, whatever it links to.
                 place = os.path.realpath(named if event == "open" else named.parent)
+                place = place if event == "open" else f"{place}/{named.name}"
                 if place.startswith(self.inside) or place in ("/dev/null", "/dev/urandom"):
                     continue
                 if writes or place.startswith(self.canary) or not place.startswith(self.readable):
