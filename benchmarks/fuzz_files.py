@@ -404,7 +404,7 @@ class Case:
         else:
             shutil.copy2(source, target)
         for _ in range(times or self.dice.choice((1, 1, 1, 2, 3))):
-            files = [target] if target.is_file() else sorted(each for each in target.rglob(only) if each.is_file())
+            files = [target] if target.is_file() else sorted(filter(_is_changeable, target.rglob(only)))
             if not files:
                 break
             file = self.dice.choice(files)
@@ -415,6 +415,11 @@ class Case:
 
     def kind(self) -> str:
         return self.dice.choice(("interactions", "clicks"))
+
+
+def _is_changeable(file: Path) -> bool:
+    """Whether it is still a file of the case's own: a link that was put in its place leads elsewhere."""
+    return file.is_file() and not file.is_symlink()
 
 
 def open_dataset(case: Case) -> None:
@@ -606,7 +611,10 @@ class Watch:
                 continue
             with suppress(ValueError, OSError):
                 below = Path(f"/proc/self/fd/{folder}" if isinstance(folder, int) and folder >= 0 else "")
-                place = os.path.realpath(below / os.fsdecode(path))
+                named = below / os.fsdecode(path)
+                # What is removed or renamed is the name itself, whatever it links to.
+                place = os.path.realpath(named if event == "open" else named.parent)
+                place = place if event == "open" else f"{place}/{named.name}"
                 if place.startswith(self.inside) or place in ("/dev/null", "/dev/urandom"):
                     continue
                 if writes or place.startswith(self.canary) or not place.startswith(self.readable):

@@ -520,6 +520,31 @@ def test_a_restored_run_continues_bit_for_bit(optimizer: str, tmp_path: Path) ->
     assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in ours)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad", "rmsprop", "ftrl", "rowwise_adagrad"])
+def test_state_of_another_shape_or_type_is_refused_before_a_kernel_reads_it(optimizer: str) -> None:
+    """torch's fused optimizers take the shapes for granted: a forged checkpoint ended the process (SIGSEGV)."""
+    weight = nn.Parameter(torch.ones(6, 4))
+    given = {"optimizer": optimizer, "momentum": 0.9} if optimizer == "sgd" else {"optimizer": optimizer}
+    own = Optimizers([("w", weight)], OptimizerSettings.model_validate(given))
+    weight.grad = torch.ones_like(weight)
+    own.step()
+    saved = own.tensors()
+    own.restore(saved)
+    assert saved, "the optimizer keeps something"
+    for name, tensor in saved.items():
+        for forged in (tensor[None], tensor.reshape(-1)[:0], tensor.reshape(-1)[:1].repeat(3)):
+            with pytest.raises(CheckpointError, match=f"'{name}' is .*; expected"):
+                own.restore({**saved, name: forged})
+        with pytest.raises(CheckpointError, match=f"'{name}' is torch.float16 .*; expected"):
+            own.restore({**saved, name: tensor.half()})
+        if len(saved) > 1:
+            with pytest.raises(CheckpointError, match=f"'{name}' is missing"):
+                own.restore({other: each for other, each in saved.items() if other != name})
+        with pytest.raises(CheckpointError, match="nothing that the optimizer keeps"):
+            own.restore({**saved, f"{name}_": tensor})
+    own.step()
+
+
 def test_a_checkpoint_names_part_parameter_and_state() -> None:
     net = model()
     optimizers = Optimizers(net.named_parameters(), settings("sgd"), {"wide": settings("ftrl")})

@@ -312,14 +312,15 @@ class Optimizers:
                 lacking = known.keys() - found.keys() - _KEPT_AT_TIMES
                 yield from (f"'{place}/{name}' is missing" for name in lacking)
             rows = len(parameter) if parameter.dim() else 1
-            shapes = {"weight": tuple(parameter.shape), "number": (), "row": (rows,), "column": (rows, 1)}
+            shapes = {"weight": tuple(parameter.shape), "number": (), "count": (), "row": (rows,), "column": (rows, 1)}
+            types = {"number": torch.float32, "count": torch.int64, "row": torch.int32}
             for name, value in found.items():
                 if name not in known:
                     yield f"'{place}/{name}' is nothing that the optimizer keeps"
                     continue
-                expected, counts = shapes[known[name]], known[name] in ("number", "row")
-                if tuple(value.shape) != expected or not (counts or value.dtype == parameter.dtype):
-                    yield f"'{place}/{name}' is {value.dtype} {tuple(value.shape)}; expected {expected}"
+                expected, kind = shapes[known[name]], types.get(known[name], parameter.dtype)
+                if (tuple(value.shape), value.dtype) != (expected, kind):
+                    yield f"'{place}/{name}' is {value.dtype} {tuple(value.shape)}; expected {kind} {expected}"
 
 
 _ADAM = {"step": "number", "exp_avg": "weight", "exp_avg_sq": "weight"}
@@ -328,11 +329,11 @@ _KEPT: Mapping[str, Mapping[str, str]] = {
     "adamw": _ADAM,
     "sgd": {"momentum_buffer": "weight"},
     "adagrad": {"step": "number", "sum": "weight"},
-    "rmsprop": {"step": "number", "square": "weight", "velocity": "weight", "row_step": "row"},
+    "rmsprop": {"step": "count", "square": "weight", "velocity": "weight", "row_step": "row"},
     "ftrl": {"accumulator": "weight", "linear": "weight"},
     "rowwise_adagrad": {"sum": "column"},
 }
-"""What each optimizer keeps of a parameter, shaped as the weight, its rows, a column of them, or one number."""
+"""What each optimizer keeps of a parameter: shaped as the weight, its rows, a column of them; a number or a count."""
 _KEPT_AT_TIMES = frozenset({"velocity", "row_step"})
 
 
