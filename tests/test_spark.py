@@ -46,7 +46,7 @@ def _java() -> None:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     """Makes Spark cut all it reads and writes; holds the sizes of the part files of every table it wrote, in bytes."""
     found: list[list[int]] = []
     start, write = tables._Spark.__init__, tables._Spark._write
@@ -54,7 +54,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     def started(self: tables._Spark, *arguments: Any) -> None:
         start(self, *arguments)
         for name, value in (
-            ("spark.sql.files.maxPartitionBytes", "50000"),
+            ("spark.sql.files.maxPartitionBytes", "1000000" if request.node.get_closest_marker("slow") else "50000"),
             ("spark.sql.shuffle.partitions", "3"),
             ("spark.sql.adaptive.coalescePartitions.enabled", "false"),
         ):
