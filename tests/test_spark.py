@@ -46,7 +46,7 @@ def _java() -> None:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     """Makes Spark cut all it reads and writes; holds the sizes of the part files of every table it wrote, in bytes."""
     found: list[list[int]] = []
     start, write = tables._Spark.__init__, tables._Spark._write
@@ -54,7 +54,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     def started(self: tables._Spark, *arguments: Any) -> None:
         start(self, *arguments)
         for name, value in (
-            ("spark.sql.files.maxPartitionBytes", "50000"),
+            ("spark.sql.files.maxPartitionBytes", "1000000" if request.node.get_closest_marker("slow") else "50000"),
             ("spark.sql.shuffle.partitions", "3"),
             ("spark.sql.adaptive.coalescePartitions.enabled", "false"),
         ):
@@ -183,14 +183,28 @@ def test_a_step_that_spark_cannot_finish_is_one_message(spark: Backend, tmp_path
         fetch(spark, table.mutate(b=table["a"].cast("int64")))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_hostile_name_means_anything_to_spark(name: str, spark: Backend, tmp_path: Path) -> None:
-    check_readers_and_writers(spark, tmp_path, name)
+def check_a_name(spark: Backend, folder: Path, name: str) -> None:
+    """A raw file called so, and a table written to and read from a folder called so, in a folder called so."""
+    folder = nested(folder, (name,))
+    (folder / name).write_text("a,b\n1,x\n2,y\n")
+    for beside in ("a", "b", "ab", "data1", "part1"):
+        (folder / f"{beside}.csv").write_text("a,b\n0,wrong\n")
+    table = spark.read_text(TextFile(folder / name, {"a": "int64", "b": "string"}))
+    staged = spark.stage(table.order_by("row"), folder / f"{name} staged")
+    assert staged.columns == ("row", "a", "b")
+    assert fetch(spark, staged.order_by("row")).to_pylist() == fetch(spark, staged).to_pylist() == [
+        {"row": 0, "a": 1, "b": "x"}, {"row": 1, "a": 2, "b": "y"}
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_hostile_name_means_anything_to_spark(spark: Backend, tmp_path: Path) -> None:
+    for name in HOSTILE:
+        check_a_name(spark, tmp_path, name)
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(st.sampled_from("ab1=[]{}*?!^-,:;%20#&$~'\"`\\ \t\n._é☃"), min_size=1, max_size=12).filter(
         lambda name: name not in (".", "..")
@@ -198,8 +212,7 @@ def test_no_hostile_name_means_anything_to_spark(name: str, spark: Backend, tmp_
 )
 def test_no_name_at_all_means_anything_to_spark(spark: Backend, tmp_path: Path, name: str) -> None:
     shutil.rmtree(tmp_path)
-    tmp_path.mkdir()
-    check_readers_and_writers(spark, tmp_path, name)
+    check_a_name(spark, tmp_path, name)
 
 
 @pytest.mark.slow
