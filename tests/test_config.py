@@ -30,6 +30,12 @@ class Model(Settings):
         return self
 
 
+class Shares(Settings):
+    """Made-up settings of a dataset."""
+
+    test: float = 0.1
+
+
 class Train(Settings):
     """Made-up settings of training."""
 
@@ -164,6 +170,11 @@ def test_a_hint_has_the_form_of_the_name_and_the_listing_of_its_command() -> Non
     with pytest.raises(SettingsError) as caught:
         assign({"learning_rat": 1, "prepare.factors": 2}, {"prepare": Model, "train": Train})
     assert caught.value.problems[0].startswith("unknown setting 'learning_rat' (did you mean 'learning_rate'?); see")
+    for name, hint in (("lr", "learning_rate"), ("train.lr", "train.learning_rate")):
+        with pytest.raises(SettingsError, match=rf"unknown setting '{name}' \(did you mean '{hint}'\?\)"):
+            assign({name: 1}, {"train": Train, "settings": Settings})
+    with pytest.raises(SettingsError, match="unknown setting 'repeats'; see `recspec datasets`"):
+        assign({"repeats": "keep"}, {"prepare": Shares})
     hints = {"factor": " (did you mean 'factors'?)", "prepare.factor": " (did you mean 'prepare.factors'?)", "zzz": ""}
     for name, hint in hints.items():
         with pytest.raises(SettingsError) as caught:

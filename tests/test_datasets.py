@@ -1285,6 +1285,29 @@ def test_a_column_of_the_rows_is_one_feature_alone(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("features", "problem"),
+    [
+        ({"context_features": ["row"]}, "context feature 'row' is no column; found 'user_id', 'item_id', 'kind'"),
+        ({"item_features": ["row"]}, "item feature 'row' is no column; found 'user_id', 'item_id', 'kind', 'size'"),
+        ({"item_features": ["size_item"]}, "item feature 'size_item' is no column (did you mean 'size'?)"),
+        (
+            {"item_features": ["kind", "kind_item"]},
+            "feature 'kind' is named as item feature and as item feature; leave",
+        ),
+    ],
+)
+def test_a_name_stands_for_one_column_of_the_files(
+    features: dict[str, list[str]], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "items.csv").write_text("item_id,kind,size\n1,a,2\n")
+    with pytest.raises(SettingsError) as caught:
+        prepare_table(
+            tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,kind\nu,1,x\n", items="items.csv", **features
+        )
+    assert problem in str(caught.value)
+
+
 def test_a_model_of_columns_named_alike_trains_recommends_and_predicts(tmp_path: Path) -> None:
     from recspec.models import MODELS
     from recspec.predict import Predictor

@@ -350,10 +350,12 @@ def _places(tables: _Tables, settings: Settings, problems: list[str]) -> list[_P
     item stands in its file. It gets the suffix `_user` or `_item` then, for in rows to predict the plain name is the
     rows' own column. Names count as alike whatever their case, as engines take them.
     """
-    in_rows = {name.lower() for name in tables.rows.columns}
+    columns = {name for name in tables.rows.columns if name != ROW}
+    in_rows = {name.lower() for name in columns}
     places: list[_Place] = []
     for role, names in settings.by_role.items():
         side = tables.of(role)
+        of_file = {name for name in side.columns if name != ROW} if side is not None else set()
         for asked in dict.fromkeys(names):
             if asked == getattr(settings, role, None):
                 problems.append(
@@ -361,14 +363,15 @@ def _places(tables: _Tables, settings: Settings, problems: list[str]) -> list[_P
                 )
                 continue
             plain = asked.removesuffix(f"_{role}")
-            in_file = side is not None and asked in side.columns
-            if not in_file and asked not in tables.rows.columns:
-                if side is None or plain not in side.columns:
+            in_file = asked in of_file
+            if not in_file and asked not in columns:
+                if plain not in of_file or plain.lower() not in {*RESERVED, *in_rows}:
                     problems.append(_place_problem(role, asked, tables.rows, side))
                     continue
                 in_file, asked = True, plain
             taken = {*RESERVED, *(place.name.lower() for place in places), *(in_rows if in_file else ())}
-            twin = next((p for p in places if (p.column, p.in_file) == (asked, in_file) and not in_file), None)
+            same = (p for p in places if (p.column, p.in_file) == (asked, in_file) and (not in_file or p.role == role))
+            twin = next(same, None)
             if twin is not None:
                 problems.append(f"feature '{asked}' is named as {twin.role} feature and as {role} feature; leave one")
                 continue
