@@ -20,6 +20,7 @@ import gzip
 import http.client
 import itertools
 import json
+import os
 import shutil
 import signal
 import socket
@@ -52,6 +53,9 @@ GROWTH = 0.10
 """Of the server's memory from start to end."""
 BODY_MB = 4
 USERS, ROWS, K = 64, 32, 10
+
+TOKEN = "made-up-for-this-run"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -86,12 +90,13 @@ def make_models(folder: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def serving(models: Mapping[str, Path], log: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def serving(models: Mapping[str, Path], log: Path, *more: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The server as a process of its own: its id and its addresses."""
     command = [sys.executable, "-m", "recspec", "serve", *(f"{name}={path}" for name, path in models.items()), "--json",
                "--http-port", "0", "--grpc-port", "0", "--threads", "1", "--watch", "0",
-               "--max-body-mb", str(BODY_MB), "--timeout", "20"]  # fmt: skip
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as served:
+               "--max-body-mb", str(BODY_MB), "--timeout", "20", "--control", *more]  # fmt: skip
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "RECSPEC_TOKEN": TOKEN}}
+    with log.open("w") as errors, subprocess.Popen(command, stderr=errors, **given) as served:
         assert served.stdout is not None
         try:
             told = "".join(iter(served.stdout.readline, "}\n")) + "}"
@@ -177,7 +182,7 @@ class Http:
 
     def __call__(self, question: Question) -> NDArray[np.float64]:
         """Numbers of an answer."""
-        self._connection.request("POST", self._path, question.body, question.headers)
+        self._connection.request("POST", self._path, question.body, {**question.headers, **BEARER})
         answer = self._connection.getresponse()
         body = answer.read()
         if answer.status != 200:
@@ -200,7 +205,7 @@ class Grpc:
         for name, array in question.arrays.items():
             tensor = self._triton.InferInput(name, list(array.shape), DATATYPES[array.dtype.name])
             inputs.append(tensor.set_data_from_numpy(array))
-        found = self._client.infer(self._model, inputs, client_timeout=30).as_numpy("probability")
+        found = self._client.infer(self._model, inputs, client_timeout=30, headers=BEARER).as_numpy("probability")
         return np.asarray(found[:, 0], np.float64)
 
 
@@ -297,11 +302,14 @@ def hostile_requests() -> dict[str, bytes]:
     """What is sent as it stands, on a connection of its own."""
 
     def post(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
-        told = ["POST " + path + " HTTP/1.1", "Host: x", f"Content-Length: {len(body) if length is None else length}",
-                *headers]  # fmt: skip
+        size = len(body) if length is None else length
+        told = ["POST " + path + " HTTP/1.1", "Host: localhost", f"Content-Length: {size}",
+                f"Authorization: Bearer {TOKEN}", *headers]  # fmt: skip
         return "\r\n".join(told).encode() + b"\r\n\r\n" + body
 
     large = BODY_MB * 2**20
+    bearing = b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+    chunked, closing = bearing + b"Transfer-Encoding: chunked\r\n\r\n", bearing + b"Connection: close\r\n\r\n"
     infer = "/v2/models/films/infer"
     head = json.dumps({"inputs": [{"name": "user_id", "datatype": "INT64", "shape": [2**40, 1],
                                    "parameters": {"binary_data_size": 8}}]}).encode()  # fmt: skip
@@ -310,16 +318,16 @@ def hostile_requests() -> dict[str, bytes]:
         "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00" + bytes(range(256)),
         "a line without end": b"GET /" + b"a" * 200_000,
         "headers without end": b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (n, b"a" * 900) for n in range(200)),
-        "half a head": b"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-",
+        "half a head": b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-",
         "half a body": post("/recommend", b'{"user": 1', length=1000),
         "a length that lies": post("/recommend", b'{"user": 1}', length=4),
         "a length without end": post("/predict", b"{}", length=10**30),
         "a negative length": post("/predict", b"{}", length=-1),
         "two lengths": post("/recommend", b'{"user": 1}', "Content-Length: 3"),
         "chunks and a length": post("/recommend", b"5\r\n12345\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
-        "chunks that are none": b"POST /recommend HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "chunks that are none": b"POST /recommend" + chunked + b"zz\r\n",
         "more than is taken": post("/predict", b" " * (large + 1)),
-        "more than is taken, in chunks": b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "more than is taken, in chunks": b"POST /predict" + chunked
         + chunk * (large // 2**16 + 2) + b"0\r\n\r\n",
         "packed a thousand times": post("/predict", gzip.compress(b" " * (64 << 20)), "Content-Encoding: gzip"),
         "packed badly": post("/predict", b"\x1f\x8b" + b"x" * 50, "Content-Encoding: gzip"),
@@ -331,8 +339,8 @@ def hostile_requests() -> dict[str, bytes]:
         "wrong types": post("/rank", b'{"model":"films","user":[],"candidates":{}}'),
         "another origin": post("/recommend", b'{"user":1}', "Origin: http://evil"),
         "a form": post("/recommend", b"user=1", "Content-Type: application/x-www-form-urlencoded"),
-        "a path upwards": b"GET /v2/models/..%2f..%2fetc/passwd HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        "an unknown method": b"BREW / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        "a path upwards": b"GET /v2/models/..%2f..%2fetc/passwd" + closing,
+        "an unknown method": b"BREW /" + closing,
         "a tensor that lies": post(infer, head + b"12345678", f"Inference-Header-Content-Length: {len(head)}"),
         "a head that lies": post(infer, head, f"Inference-Header-Content-Length: {10**12}"),
         "ids out of range": post(infer, json.dumps({"inputs": [
@@ -422,7 +430,7 @@ def load(seconds: float, clients: int, folder: Path) -> dict[str, Any]:
 def _reload(address: str, live: Path, new: Path) -> float:
     replace(live, new)
     connection, began = http.client.HTTPConnection(address, timeout=30), time.perf_counter()
-    connection.request("POST", "/v2/repository/models/films/load", b"{}", JSON)
+    connection.request("POST", "/v2/repository/models/films/load", b"{}", {**JSON, **BEARER})
     status = connection.getresponse().status
     if status != 200:
         raise SystemExit(f"the model was not loaded: status {status}")

@@ -604,6 +604,7 @@ def serve(
     verify: Verify = True,
 ) -> None:
     """Answer over HTTP and gRPC: the Open Inference Protocol, JSON for people, and a page to try it."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
     for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
         require_extra(library, "serve")
     from recspec.access import read_token
