@@ -1,8 +1,9 @@
 """Raw tables as Ibis expressions, run by DuckDB on this machine or by Spark where it is asked for.
 
 A dataset says what it does to its tables once, as Ibis expressions; a backend reads raw files, runs the expressions and
-hands the rows back. What a backend reads is staged as Parquet in its own temporary folder, with the column `row`: the
-rows' order in the raw file, which settles ties. No step holds a whole table in this process's memory.
+hands the rows back. What a backend reads is staged as Parquet in its own temporary folder, with the column `ROW`: the
+rows' order in the raw file, which settles ties. No step holds a whole table in this process's memory. The name of a
+file or folder never means anything to an engine: patterns and partitions in it are switched off.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
@@ -26,7 +27,6 @@ from typing import IO, Any, Literal, Protocol, Self
 import duckdb
 import ibis
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 from ibis.expr.types import Table
 
@@ -34,17 +34,23 @@ from recspec.errors import DataError, RecspecError, SettingsError, listed, neare
 from recspec.machine import parse_bytes
 
 ENGINES = ("duckdb", "spark")
-ColumnType = Literal["int64", "float64", "string"]
+ColumnType = Literal["int64", "float64", "string", "list"]
+"""A list holds texts; only JSON has such values."""
 
 Watch = Callable[[float], None]
 
-ROW = "row"
-"""Name of the column that holds a row's place in its raw file."""
+ROW = "__row__"
+"""Name of the column that holds a row's place in its raw file. A file with a column of this name is refused."""
 
 WATCH_SECONDS = 0.5
 
 LINE_BYTES = 16 << 20
 """Of a file of JSON lines: beyond this a line is an error, so that a file without line breaks fills no memory."""
+ROW_BYTES = 2 << 20
+"""Likewise of a line, or of the lines that one row takes, in a delimited file."""
+
+ENGINE_ENCODINGS = ("utf-8", "latin-1")
+"""Encodings that every engine reads."""
 
 PROBLEMS_SHOWN = 10
 """Malformed lines named in one message; a wrong separator would name millions."""
@@ -59,7 +65,8 @@ class TextFile:
     """The columns to read and their types; without a header, all of the file's columns in their order."""
     separator: str = ","
     header: bool = True
-    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    encoding: str = "utf-8"
+    """Any that Python knows. Other than UTF-8 and Latin-1, the file is copied as UTF-8 first."""
     quoted: bool = True
     """Whether a value may stand in double quotes; a doubled quote inside is one quote."""
     multiline: bool = False
@@ -211,7 +218,9 @@ PROCESS_BYTES = 600_000_000
 """What Python, the libraries, the rows in flight and what DuckDB doesn't count take beside its own limit (measured: 250
 to 400 MB for ratings, 550 MB for Outbrain's 31 columns)."""
 
-DUCKDB_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR"}
+DUCKDB_TYPES: Mapping[ColumnType, str] = {
+    "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"
+}  # fmt: skip
 
 
 class _DuckDB:
@@ -235,25 +244,36 @@ class _DuckDB:
         # Whole numbers come as text, for DuckDB would round 1.5 to 2 without a word.
         read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
         types = ", ".join(f"{_quoted(name)}: '{kind}'" for name, kind in read_as.items())
+        source = readable(file, self._folder / f"{self._names.next()}.txt")
         options = {
             "delim": _quoted(file.separator),
             "header": str(file.header).lower(),
             "quote": "'\"'" if file.quoted else "''",
             "escape": "'\"'" if file.quoted else "''",
-            "encoding": _quoted(file.encoding),
+            "encoding": _quoted(source.encoding),
+            "compression": _quoted(_compression(source.path)),
+            "max_line_size": str(ROW_BYTES),
             "columns": f"{{{types}}}",
             "auto_detect": "false",
             "nullstr": "''",
+            "hive_partitioning": "false",
         }
         listing = ", ".join(f"{name}={value}" for name, value in options.items())
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
-        scan = f"read_csv({_quoted(str(file.path))}, {listing})"
-        return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+        scan = f"read_csv({_literal(source.path)}, {listing})"
+        try:
+            return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+        finally:
+            if source is not file:
+                source.path.unlink(missing_ok=True)
 
     def read_json(self, file: JsonFile) -> Table:
-        types = ", ".join(f"{_quoted(name)}: 'VARCHAR'" for name in file.columns)
-        options = f"format='newline_delimited', records='true', columns={{{types}}}, maximum_object_size={LINE_BYTES}"
-        scan = f"read_json({_quoted(str(file.path))}, {options})"
+        check_names(file.path, list(file.columns))
+        types = ", ".join(
+            f"{_quoted(name)}: '{'VARCHAR[]' if kind == 'list' else 'VARCHAR'}'" for name, kind in file.columns.items()
+        )
+        options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
+        scan = f"read_json({_literal(file.path)}, {options})"
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
 
@@ -265,7 +285,7 @@ class _DuckDB:
         except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self._limit) from None
         except duckdb.IOException as error:  # of the disk, or of a compressed file that was cut short
-            problems = problems_of(file) if file.path.suffix == ".gz" else []
+            problems = problems_of(file) if _compression(file.path) == "gzip" else []
             raise DataError.of(str(file.path), problems) if problems else _resource_error(error, self._limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
@@ -273,9 +293,10 @@ class _DuckDB:
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         name = self._names.next()
-        files = ", ".join(_quoted(str(path)) for path in paths)
+        files = ", ".join(_literal(path) for path in paths)
         number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
-        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM read_parquet([{files}])")
+        scan = f"read_parquet([{files}], hive_partitioning=false)"
+        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM {scan}")
         return ibis.table(_schema(paths[0], row), name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
@@ -320,6 +341,19 @@ class _DuckDB:
         self.close()
 
 
+def _literal(path: Path) -> str:
+    """A path in SQL that stands for the one file of this name, whatever characters are in it."""
+    return _quoted("".join(f"[{character}]" if character in "*?[" else character for character in str(path.absolute())))
+
+
+def _compression(path: Path) -> str:
+    return "gzip" if path.suffix.lower() == ".gz" else "none"
+
+
+def _json_options(path: Path) -> str:
+    return f"format='newline_delimited', compression='{_compression(path)}', maximum_object_size={LINE_BYTES}"
+
+
 def _selected(name: str, kind: ColumnType) -> str:
     column = _quoted(name, '"')
     if kind != "int64":
@@ -346,13 +380,16 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
 
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
-SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
+SPARK_TYPES: Mapping[ColumnType, str] = {
+    "int64": "BIGINT", "float64": "DOUBLE", "string": "STRING", "list": "ARRAY<STRING>"
+}  # fmt: skip
 SPARK_LOCAL = (
     "spark.driver.bindAddress", "spark.driver.host", "spark.driver.memory", "spark.local.dir", "spark.ui.enabled",
     "spark.sql.shuffle.partitions",
 )  # fmt: skip
 """Settings of a session on this machine alone."""
 SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
+"""Names of `ENGINE_ENCODINGS`."""
 
 
 class _Spark:
@@ -400,12 +437,13 @@ class _Spark:
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
         columns = file_columns(file)
         types = ", ".join(f"{_quoted(name, '`')} {SPARK_TYPES[kind]}" for name, kind in columns.items())
-        frame = self._session.read.csv(
-            str(file.path),
+        source = readable(file, self._folder / f"{self._names.next()}.txt")
+        frame = self._reader().csv(
+            str(source.path),
             schema=types,
             sep=file.separator,
             header=file.header,
-            encoding=SPARK_ENCODINGS[file.encoding],
+            encoding=SPARK_ENCODINGS[source.encoding],
             quote='"' if file.quoted else "",
             escape='"' if file.quoted else "",
             multiLine=file.multiline,
@@ -423,14 +461,22 @@ class _Spark:
         return numbered
 
     def read_json(self, file: JsonFile) -> Table:
-        types = ", ".join(f"{_quoted(name, '`')} STRING" for name in file.columns)
-        frame = self._session.read.json(str(file.path), schema=types, mode="FAILFAST", allowSingleQuotes=False)
+        check_names(file.path, list(file.columns))
+        types = ", ".join(
+            f"{_quoted(name, '`')} {'ARRAY<STRING>' if kind == 'list' else 'STRING'}"
+            for name, kind in file.columns.items()
+        )
+        frame = self._reader().json(str(file.path), schema=types, mode="FAILFAST", allowSingleQuotes=False)
         values = [
             f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]}) AS {_quoted(name, '`')}"
             for name, kind in file.columns.items()
         ]
         frame = frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", *values)
         return self._read(file, frame, self._folder / self._names.next())
+
+    def _reader(self) -> Any:
+        """What reads files by their plain names: no patterns, and no columns out of the names of folders."""
+        return self._session.read.option("__globPaths__", "false").option("recursiveFileLookup", "true")
 
     def _read(self, file: TextFile | JsonFile, frame: Any, target: Path) -> Table:
         try:
@@ -443,11 +489,11 @@ class _Spark:
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if not row:
-            return self._view(self._session.read.parquet(*map(str, paths)), paths[0], row=False)
+            return self._view(self._reader().parquet(*map(str, paths)), paths[0], row=False)
         # One file after another: several at once would be read largest first.
-        frame = self._session.read.parquet(str(paths[0]))
+        frame = self._reader().parquet(str(paths[0]))
         for path in paths[1:]:
-            frame = frame.unionByName(self._session.read.parquet(str(path)))
+            frame = frame.unionByName(self._reader().parquet(str(path)))
         target = self._folder / self._names.next()
         frame.selectExpr(f"monotonically_increasing_id() AS {ROW}", "*").write.parquet(str(target))
         return self._view(self._numbered(target), paths[0], row=True)
@@ -458,7 +504,7 @@ class _Spark:
         Spark's own numbers increase in the order of the file, but leap from partition to partition: the partition is in
         the bits from 33 up. Each partition's leap is taken out by the number of rows before it.
         """
-        frame = self._session.read.parquet(str(staged))
+        frame = self._reader().parquet(str(staged))
         sizes = frame.groupBy(frame[ROW].bitwiseAND(~(2**33 - 1)).alias("_first")).count().orderBy("_first").collect()
         before, pairs = 0, ["(0L, 0L)"] if not sizes else []
         for first, size in sizes:
@@ -521,44 +567,87 @@ def file_columns(file: TextFile) -> dict[str, ColumnType]:
     problems = [
         f"no column '{name}'{nearest(name, names)}; found {listed(names)}" for name in file.columns if name not in names
     ]
-    problems += [f"column '{name}' stands more than once" for name in set(names) if names.count(name) > 1]
     if problems:
-        raise DataError.of(f"{file.path}: header", problems)
+        raise DataError.of(f"{file.path}: header", [*problems, *_name_problems(names)])
+    check_names(file.path, names, "header")
     return {name: file.columns.get(name, "string") for name in names}
+
+
+def check_names(path: Path, names: Sequence[str], where: str = "columns") -> None:
+    """Refuse names that an engine can't keep apart, which differ in case alone, and the name of `ROW`.
+
+    Raises:
+        DataError: naming them all.
+    """
+    problems = _name_problems(names)
+    if problems:
+        raise DataError.of(f"{path}: {where}", problems)
+
+
+def _name_problems(names: Sequence[str]) -> list[str]:
+    by_plain: dict[str, list[str]] = {}
+    for name in names:
+        by_plain.setdefault(name.lower(), []).append(name)
+    problems = [f"column '{ROW}' has a name that recspec needs for itself; rename it"] if ROW in by_plain else []
+    for same in by_plain.values():
+        problems += [f"column '{name}' stands more than once" for name in dict.fromkeys(same) if same.count(name) > 1]
+        if len(set(same)) > 1:
+            problems.append(f"columns {listed(dict.fromkeys(same))} differ in case alone; rename all but one")
+    return problems
 
 
 def read_header(file: TextFile) -> list[str]:
     """Names of the columns in the first line."""
     try:
         with _open_text(file) as stream:
-            first = next(_records(file, stream), None)
-    except UnicodeDecodeError as error:
+            _, first = next(_numbered_records(file, stream), (0, None))
+    except _LineError as error:
+        raise DataError(f"{file.path}: {error}") from None
+    except UnicodeError as error:
         raise DataError(f"{file.path}: {_not_text(file, error)}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file.path}: {damaged(error)}") from None
     if first is None:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
     return first
 
 
-def sniff(path: Path, separator: str = ",") -> dict[str, ColumnType]:
-    """Column names of a CSV file and their types, judged by its first megabyte."""
-    file = TextFile(path, {}, separator=separator)
-    names = read_header(file)
-    with _open_text(file) as stream:
-        head = "".join(islice(stream, 5_000))
-    options = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    convert = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=[""])
+def json_keys(path: Path) -> dict[str, ColumnType]:
+    """Every key that a file of JSON lines has, and whether its values are lists or are to be read as text.
+
+    Raises:
+        DataError: naming the lines that are no JSON objects.
+    """
+    scan = f"read_json_objects({_literal(path)}, {_json_options(path)})"
     try:
-        table = pa.csv.read_csv(pa.BufferReader(head.encode()), parse_options=options, convert_options=convert)
-    except pa.ArrowInvalid as error:
-        problems = problems_of(TextFile(path, dict.fromkeys(names, "string"), separator=separator))
-        raise DataError.of(str(path), problems or [str(error)]) from None
-    return {name: _column_type(kind) for name, kind in zip(names, table.schema.types, strict=True)}
+        with duckdb.connect(config={"threads": 1}) as connection:
+            found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
+    except duckdb.Error as error:
+        raise explained(JsonFile(path, {}), str(error)) from None
+    kinds = json.loads(found[0]) if found and found[0] else {}
+    if not isinstance(kinds, dict):  # lists, or objects and other things
+        raise explained(JsonFile(path, {}), "expected a JSON object in every line")
+    return {name: "list" if isinstance(kind, list) else "string" for name, kind in kinds.items()}
 
 
-def _column_type(kind: pa.DataType) -> ColumnType:
-    if pa.types.is_integer(kind):
-        return "int64"
-    return "float64" if pa.types.is_floating(kind) else "string"
+def readable(file: TextFile, copy: Path) -> TextFile:
+    """The file in an encoding that every engine reads: itself, or a copy as UTF-8.
+
+    Raises:
+        DataError: if it is not text of its encoding.
+    """
+    if file.encoding in ENGINE_ENCODINGS:
+        return file
+    try:
+        with _open_text(file) as stream, copy.open("w", encoding="utf-8", newline="") as written:
+            shutil.copyfileobj(stream, written, 1 << 20)
+    except UnicodeError as error:
+        copy.unlink(missing_ok=True)
+        raise DataError(f"{file.path}: {_not_text(file, error)}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        copy.unlink(missing_ok=True)
+        raise DataError(f"{file.path}: {damaged(error)}") from None
+    return replace(file, path=copy, encoding="utf-8")
 
 
 def explained(file: TextFile | JsonFile, engine_message: str) -> DataError:
@@ -574,7 +663,9 @@ def problems_of(file: TextFile | JsonFile) -> list[str]:
             found = _object_problems(file, stream) if isinstance(file, JsonFile) else _line_problems(file, stream)
             for problem in islice(found, PROBLEMS_SHOWN):
                 problems.append(problem)
-    except UnicodeDecodeError as error:
+    except _LineError as error:
+        problems.append(str(error))
+    except UnicodeError as error:
         problems.append(_not_text(file, error))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problems.append(damaged(error))
@@ -587,8 +678,9 @@ def damaged(error: Exception) -> str:
     return f"the compressed file {what}; download it again"
 
 
-def _not_text(file: TextFile | JsonFile, error: UnicodeDecodeError) -> str:
-    return f"is not {_encoding(file)} text: byte 0x{error.object[error.start]:02x} ({error.reason})"
+def _not_text(file: TextFile | JsonFile, error: UnicodeError) -> str:
+    held = f"byte 0x{error.object[error.start]:02x} ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+    return f"is not {_encoding(file)} text: {held}; name its encoding, or convert it to utf-8"
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
@@ -607,7 +699,7 @@ def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
 
 
 def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
-    for number, line in enumerate(stream, 1):
+    for number, line in enumerate(_lines(stream, LINE_BYTES), 1):
         if not line.strip():
             continue
         try:
@@ -639,7 +731,7 @@ def _head(line: str) -> str:
 def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:
     if not value:
         return "has no value; expected one in every row" if required else None
-    if kind == "string":
+    if kind in ("string", "list"):
         return None
     try:
         int(value) if kind == "int64" else float(value)
@@ -657,22 +749,66 @@ def _checked(backend: Backend, file: TextFile | JsonFile, table: Table) -> Table
     return table
 
 
-def _records(file: TextFile, stream: IO[str]) -> Iterator[list[str]]:
-    return (values for _, values in _numbered_records(file, stream))
+def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, int]:
+    """The number of the line in which each of some rows begins, counted from 1 as editors do; both counted in order.
+
+    It reads the file up to the last of them, so it is only for messages.
+    """
+    found: dict[int, int] = {}
+    with suppress(_LineError), _open_text(file) as stream:
+        if isinstance(file, JsonFile):
+            lines = (number for number, line in enumerate(_lines(stream, LINE_BYTES), 1) if line.strip())
+        else:
+            lines = (number for number, _ in _numbered_records(file, stream))
+            if file.header:
+                next(lines, None)
+        wanted = set(rows)
+        for row, line in enumerate(islice(lines, max(rows, default=-1) + 1)):
+            if row in wanted:
+                found[row] = line
+    return found
+
+
+class _LineError(ValueError):
+    """A line that can't be taken in: it has no end in sight."""
+
+
+def _lines(stream: IO[str], most: int) -> Iterator[str]:
+    """The lines of a file, each of at most so many characters.
+
+    Raises:
+        _LineError: for a longer one.
+    """
+    number = 0
+    while line := stream.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            raise _LineError(f"line {number:,}: is longer than {most:,} characters; expected line breaks between rows")
+        yield line
 
 
 def _numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, list[str]]]:
-    """Line number and values of every record that is not blank."""
-    if file.quoted and len(file.separator) == 1:
-        reader = csv.reader(stream, delimiter=file.separator, strict=False)
-        for values in reader:
-            if values:
-                yield reader.line_num, values
+    """The number of the first line, and the values, of every record that is not blank."""
+    lines = _lines(stream, ROW_BYTES)
+    if not (file.quoted and len(file.separator) == 1):
+        for number, line in enumerate(lines, 1):
+            text = line.rstrip("\r\n")
+            if text:
+                yield number, text.split(file.separator)
         return
-    for number, line in enumerate(stream, 1):
-        text = line.rstrip("\r\n")
-        if text:
-            yield number, text.split(file.separator)
+    csv.field_size_limit(ROW_BYTES)  # of the whole process; nothing else in it reads CSV by this module
+    reader = csv.reader(lines, delimiter=file.separator, strict=False)
+    while True:
+        first = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            why = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
+            raise _LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
+        if values:
+            yield first, values
 
 
 def _encoding(file: TextFile | JsonFile) -> str:
@@ -682,7 +818,7 @@ def _encoding(file: TextFile | JsonFile) -> str:
 def _open_text(file: TextFile | JsonFile) -> IO[str]:
     encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
     try:
-        if file.path.suffix == ".gz":
+        if _compression(file.path) == "gzip":
             return gzip.open(file.path, "rt", encoding=encoding, newline="")
         return file.path.open(encoding=encoding, newline="")
     except OSError as error:
