@@ -965,7 +965,7 @@ def test_times_may_be_dates_or_fractions(times: list[str], tmp_path: Path) -> No
 
 def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,x,2020-01-01\nann,y,soon\n"
-    with pytest.raises(DataError, match="column 'timestamp' in row 2 is 'soon'; expected a time"):
+    with pytest.raises(DataError, match="column 'timestamp': line 3 is 'soon'; expected a time of ISO 8601"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
 
 
@@ -1041,7 +1041,7 @@ def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
 
 def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
     text = "user_id,item_id,stars\n" + "".join(f"1,{item},{item % 5 + 1}\n" for item in range(50))
-    with pytest.raises(DataError, match=r"the label 'stars' in row 2 is 2; expected 0 or 1 .or set positive_from"):
+    with pytest.raises(DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.* .or set positive_from"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="stars")
     assert (
         prepare_table(tmp_path / "a.csv", tmp_path / "out", label="stars", positive_from=4).summary["positives"] == 20
@@ -1093,7 +1093,7 @@ def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
 
 def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
     text = "user_id,item_id\n1,a\n,b\n,c\n"
-    with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as row 2, 3"):
+    with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as line 3, line 4"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
 
 
@@ -1121,13 +1121,13 @@ def test_settings_that_do_not_go_together_are_said(settings: dict[str, object], 
         DATASETS["table"].Settings.model_validate(settings)
 
 
-def test_folders_with_several_texts_are_not_guessed_between(tmp_path: Path) -> None:
+def test_files_of_several_kinds_in_a_folder_are_not_guessed_between(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    for name in ("a.csv", "b.csv"):
+    for name in ("a.csv", "b.jsonl"):
         (tmp_path / "raw" / name).write_text("user_id,item_id\n1,a\n")
-    with pytest.raises(DataError, match=r"found 'a\.csv', 'b\.csv'; name the file you mean"):
+    with pytest.raises(DataError, match=r"expected files of one kind.* found 'a\.csv', 'b\.jsonl'; name those you mean"):
         prepare_table(tmp_path / "raw", tmp_path / "out")
-    with pytest.raises(DataError, match="no such file or folder; expected a CSV or Parquet file"):
+    with pytest.raises(DataError, match="no such file or folder; expected CSV, JSON lines or Parquet"):
         prepare_table(tmp_path / "nowhere", tmp_path / "out")
 
 
@@ -1136,7 +1136,7 @@ def test_compressed_and_tab_separated_text_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "a.tsv").write_text(text.replace(",", "\t"))
     for name in ("a.csv.gz", "a.tsv"):
-        assert raw_pairs(prepare_table(tmp_path / name, tmp_path / f"out {name}").spec, "test") == [(1, "b")]
+        assert raw_pairs(prepare_table(tmp_path / name, tmp_path / f"out {name}").spec, "test") == [("1", "b")]
 
 
 # --- negatives -------------------------------------------------------------------------------------------------------

@@ -612,8 +612,8 @@ def read_header(file: TextFile) -> list[str]:
     return first
 
 
-def json_keys(path: Path) -> dict[str, ColumnType]:
-    """Every key that a file of JSON lines has, and whether its values are lists or are to be read as text.
+def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
+    """Every key that a file of JSON lines has, and whether all of its values are lists, or all are strings.
 
     Raises:
         DataError: naming the lines that are no JSON objects.
@@ -627,7 +627,10 @@ def json_keys(path: Path) -> dict[str, ColumnType]:
     kinds = json.loads(found[0]) if found and found[0] else {}
     if not isinstance(kinds, dict):  # lists, or objects and other things
         raise explained(JsonFile(path, {}), "expected a JSON object in every line")
-    return {name: "list" if isinstance(kind, list) else "string" for name, kind in kinds.items()}
+    return {
+        name: "list" if isinstance(kind, list) else "string" if kind == "VARCHAR" else None
+        for name, kind in kinds.items()
+    }
 
 
 def readable(file: TextFile, copy: Path) -> TextFile:
@@ -767,6 +770,23 @@ def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, in
             if row in wanted:
                 found[row] = line
     return found
+
+
+def lines_of(file: TextFile) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers.
+
+    Raises:
+        DataError: if one is too long, or the file is not what its encoding or its ending says.
+    """
+    try:
+        with _open_text(file) as stream:
+            yield from ((number, line) for number, line in enumerate(_lines(stream, ROW_BYTES), 1) if line.strip())
+    except _LineError as error:
+        raise DataError(f"{file.path}: {error}") from None
+    except UnicodeError as error:
+        raise DataError(f"{file.path}: {_not_text(file, error)}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file.path}: {damaged(error)}") from None
 
 
 class _LineError(ValueError):

@@ -48,6 +48,7 @@ from recspec.tables import ROW, Backend, at_least, blocks, count_rows, counts_by
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL, SERIES = "label", "series"
 SPLITS = ("train", "valid", "test")
+Repeats = Literal["first", "keep"]
 
 SECONDS = (1e8, 1e10)
 """Timestamps between March 1973 and November 2286 are shown as dates."""
@@ -86,6 +87,8 @@ class Source:
     """What becomes of rows of valid and test whose item is not known; those of unknown users stay, with id 0."""
     timed: bool = True
     """Whether `timestamp` holds times, and not just an order."""
+    missing_values: Sequence[str] = ()
+    """Raw texts that stand for a missing value; `rows` hold none, rows to predict may."""
     summary: Callable[[int], Mapping[str, object]] = _nothing
     """What the dataset itself counted on the way, told how many interactions were kept."""
 
@@ -106,11 +109,21 @@ class Cleaned:
 
 
 def clean(
-    backend: Backend, rows: Table, *, min_interactions: int, keys: Sequence[str] = (USER, ITEM), order: Sequence[str]
+    backend: Backend,
+    rows: Table,
+    *,
+    min_interactions: int,
+    keys: Sequence[str] = (USER, ITEM),
+    order: Sequence[str],
+    repeats: Repeats = "first",
 ) -> Cleaned:
-    """Keep the earliest of every user's interactions with an item, then users with enough different items."""
+    """Settle repeats, then keep users with enough interactions.
+
+    Args:
+        repeats: `first` keeps the earliest of a user's interactions with an item, `keep` keeps all of them.
+    """
     before = count_rows(backend, rows)
-    distinct = keep_earliest(rows, keys, order)
+    distinct = keep_earliest(rows, keys, order) if repeats == "first" else rows
     if min_interactions <= 1:
         return Cleaned(distinct, before, None)
     staged = backend.stage(distinct)  # because the users are counted over it, and then it is read again
@@ -214,7 +227,7 @@ class _PreparedHistory:
 def _prepare_columns(
     backend: Backend, rows: Table, source: Source, histories: Histories | None, dated: bool
 ) -> _Prepared:
-    fitted = Fitted()
+    fitted = Fitted(missing_values=source.missing_values)
     train = rows.filter(rows[SPLIT] == "train")
     known = rows if source.vocabularies == "all" else train
     counted = fetch(backend, counts_by(known, ITEM))
