@@ -12,6 +12,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal, Protocol, Self
 
 import duckdb
@@ -48,6 +50,9 @@ LINE_BYTES = 16 << 20
 """Of a file of JSON lines: beyond this a line is an error, so that a file without line breaks fills no memory."""
 ROW_BYTES = 2 << 20
 """Likewise of a line, or of the lines that one row takes, in a delimited file."""
+
+PATTERN = re.compile(r"[*?\[\\]")
+"""What makes a path a pattern to DuckDB; it has no way to take all of them as they are."""
 
 ENGINE_ENCODINGS = ("utf-8", "latin-1")
 """Encodings that every engine reads."""
@@ -238,6 +243,7 @@ class _DuckDB:
             settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
         self._connection = duckdb.connect(config=settings)
         self._names = _Names()
+        self._aliases = TemporaryDirectory(prefix="recspec-")
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         columns = file_columns(file)
@@ -260,8 +266,9 @@ class _DuckDB:
         }
         listing = ", ".join(f"{name}={value}" for name, value in options.items())
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
-        scan = f"read_csv({_literal(source.path)}, {listing})"
+        scan = f"read_csv({self._plain(source.path)}, {listing})"
         try:
+            _check_last_line(source)
             return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
         finally:
             if source is not file:
@@ -273,7 +280,7 @@ class _DuckDB:
             f"{_quoted(name)}: '{'VARCHAR[]' if kind == 'list' else 'VARCHAR'}'" for name, kind in file.columns.items()
         )
         options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
-        scan = f"read_json({_literal(file.path)}, {options})"
+        scan = f"read_json({self._plain(file.path)}, {options})"
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
 
@@ -293,7 +300,7 @@ class _DuckDB:
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         name = self._names.next()
-        files = ", ".join(_literal(path) for path in paths)
+        files = ", ".join(map(self._plain, paths))
         number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
         scan = f"read_parquet([{files}], hive_partitioning=false)"
         self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM {scan}")
@@ -312,7 +319,17 @@ class _DuckDB:
 
     def close(self) -> None:
         self._connection.close()
+        self._aliases.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _plain(self, path: Path) -> str:
+        """A file's name in SQL, or where characters in it have a meaning to DuckDB that of a link to it."""
+        path = path.absolute()
+        if PATTERN.search(str(path)):
+            link = Path(self._aliases.name) / self._names.next()
+            link.symlink_to(path)
+            path = link
+        return _quoted(str(path))
 
     def _copy(self, query: str, into: Path | None = None, watch: Watch | None = None) -> Path:
         target = self._folder / f"{self._names.next()}.parquet"
@@ -341,13 +358,31 @@ class _DuckDB:
         self.close()
 
 
-def _literal(path: Path) -> str:
-    """A path in SQL that stands for the one file of this name, whatever characters are in it."""
-    return _quoted("".join(f"[{character}]" if character in "*?[" else character for character in str(path.absolute())))
-
-
 def _compression(path: Path) -> str:
     return "gzip" if path.suffix.lower() == ".gz" else "none"
+
+
+def _check_last_line(file: TextFile) -> None:
+    """Refuse a last line that is too long: DuckDB leaves one out that has no end and is larger than its buffer.
+
+    Raises:
+        DataError: if it is.
+    """
+    gzipped = _compression(file.path) == "gzip"
+    if gzipped and not file.multiline:
+        return  # of large published files, whose decompression takes as long as all else
+    try:
+        with gzip.open(file.path) if gzipped else file.path.open("rb") as stream:
+            if not gzipped:
+                stream.seek(max(0, file.path.stat().st_size - ROW_BYTES - 1))
+            length = 0
+            while block := stream.read(1 << 20):
+                end = max(block.rfind(b"\n"), block.rfind(b"\r"))
+                length = length + len(block) if end < 0 else len(block) - end - 1
+    except (OSError, EOFError, zlib.error) as error:
+        raise explained(file, str(error)) from None
+    if length > ROW_BYTES:
+        raise explained(file, f"the last line is longer than {ROW_BYTES:,} bytes")
 
 
 def _json_options(path: Path) -> str:
@@ -618,9 +653,11 @@ def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
     Raises:
         DataError: naming the lines that are no JSON objects.
     """
-    scan = f"read_json_objects({_literal(path)}, {_json_options(path)})"
     try:
-        with duckdb.connect(config={"threads": 1}) as connection:
+        with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
+            link = Path(folder) / "objects"
+            link.symlink_to(path.absolute())
+            scan = f"read_json_objects({_quoted(str(link))}, {_json_options(path)})"
             found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
     except duckdb.Error as error:
         raise explained(JsonFile(path, {}), str(error)) from None

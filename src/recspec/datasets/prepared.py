@@ -236,7 +236,10 @@ def _take_place(folder: Path, out: Path) -> None:
 
 def _remove_abandoned(out: Path) -> None:
     """Clear away what preparations of `out` left whose process was killed; what one may resume stays."""
-    for folder in sorted(out.parent.glob(f".{out.name}.*.tmp")):
+    beside = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
+    for folder in beside:
+        if not (folder.name.startswith(f".{out.name}.") and folder.name.endswith(".tmp")):
+            continue
         process = folder.name.removeprefix(f".{out.name}.").split(".")[0]
         if not process.isdigit() or _is_running(int(process)):  # "unfinished" is no number
             continue

@@ -755,7 +755,7 @@ class _Times:
             after = ibis.ifelse(part("p", "am").lower().contains("p"), 12, 0)
             hour = ibis.ifelse((twelve >= 1) & (twelve <= 12), (twelve % 12 + after).cast("string"), "99").lpad(2, "0")
         clock = year + "-" + month + "-" + part("d") + " " + hour + ":" + part("M") + ":" + part("S")
-        fraction = text.re_extract(pattern, groups["f"]) if "f" in groups else ibis.literal("")
+        fraction = text.re_extract(pattern, groups["f"]) if "f" in groups else text.substr(0, 0)
         zone = text.re_extract(pattern, groups["z"]) if "z" in groups else None
         if zone is None:
             self._say_utc()
