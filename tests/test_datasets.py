@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from recspec import metrics
 from recspec.card import check
-from recspec.datasets import DATASETS, movielens, prepared
+from recspec.datasets import DATASETS, movielens, outbrain, prepared
 from recspec.datasets.columns import boundaries
 from recspec.datasets.movielens import LAYOUTS, recognise
 from recspec.datasets.negatives import Seen
@@ -1041,7 +1041,9 @@ def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
 
 def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
     text = "user_id,item_id,stars\n" + "".join(f"1,{item},{item % 5 + 1}\n" for item in range(50))
-    with pytest.raises(DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.* .or set positive_from"):
+    with pytest.raises(
+        DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.* .or set positive_from"
+    ):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="stars")
     assert (
         prepare_table(tmp_path / "a.csv", tmp_path / "out", label="stars", positive_from=4).summary["positives"] == 20
@@ -1125,7 +1127,9 @@ def test_files_of_several_kinds_in_a_folder_are_not_guessed_between(tmp_path: Pa
     (tmp_path / "raw").mkdir()
     for name in ("a.csv", "b.jsonl"):
         (tmp_path / "raw" / name).write_text("user_id,item_id\n1,a\n")
-    with pytest.raises(DataError, match=r"expected files of one kind.* found 'a\.csv', 'b\.jsonl'; name those you mean"):
+    with pytest.raises(
+        DataError, match=r"expected files of one kind.* found 'a\.csv', 'b\.jsonl'; name those you mean"
+    ):
         prepare_table(tmp_path / "raw", tmp_path / "out")
     with pytest.raises(DataError, match="no such file or folder; expected CSV, JSON lines or Parquet"):
         prepare_table(tmp_path / "nowhere", tmp_path / "out")
@@ -1283,3 +1287,20 @@ def test_spark_prepares_the_same_rows(name: str, tmp_path: Path) -> None:
     assert record["dataset"] == case.dataset
     assert run(case, raw, tmp_path / "spark").message.startswith("already prepared")  # engines share their results
     assert spark.message == f"prepared {case.dataset} in {tmp_path / 'spark'}"
+
+
+@pytest.mark.parametrize("dataset", ["movielens", "outbrain", "adult"])
+def test_a_zip_that_takes_far_more_space_unpacked_is_refused(dataset: str, tmp_path: Path) -> None:
+    names = {"movielens": ["ratings.csv", "movies.csv"], "adult": ["adult.data", "adult.test"],
+             "outbrain": [f"{name}.csv" for name in outbrain.TABLES]}[dataset]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, b"0" * 10)
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    place = data.index(b"PK\x01\x02")  # the directory says how much there is; no more is read
+    data[place + 24 : place + 28] = (3 << 30).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(bytes(data))
+    with pytest.raises(
+        DataError, match=r"takes [0-9]+ bytes in the zip and 3,221,225,472 unpacked, more than 1,000,000,00"
+    ):
+        run(Case(dataset, nothing), tmp_path / "a.zip", tmp_path / "out")

@@ -196,12 +196,16 @@ def test_ids_may_be_declared_numbers(tmp_path: Path) -> None:
     prepare_table(tmp_path / "a.csv", tmp_path / "out", text, types={"user_id": "int64", "item_id": "int64"})
     vocabulary = Encoders.load(tmp_path / "out").vocabulary_of("item_id")
     assert vocabulary.values.to_pylist() == [1, 2, 10]
-    with pytest.raises(DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared int64; expected a whole num"):
+    with pytest.raises(
+        DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared int64; expected a whole num"
+    ):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", HEAD + "1,1,1\n1,2x,2\n", types={"item_id": "int64"})
 
 
 def test_whole_numbers_of_parquet_are_text_too_and_that_is_said(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"user_id": [7, 7, 8], "item_id": [1, 10, 2], "timestamp": [1, 2, 3]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"user_id": [7, 7, 8], "item_id": [1, 10, 2], "timestamp": [1, 2, 3]}), tmp_path / "a.parquet"
+    )
     result = prepare_table(tmp_path / "a.parquet", tmp_path / "out")
     assert Encoders.load(tmp_path / "out").vocabulary_of("item_id").values.to_pylist() == ["1", "10", "2"]
     assert "'user_id', 'item_id': whole numbers, kept as text" in str(result.summary["inferred"])
@@ -243,7 +247,10 @@ def test_times_of_several_zones_are_instants(tmp_path: Path) -> None:
 
 
 def test_a_clock_change_does_not_move_the_last_purchase(tmp_path: Path) -> None:
-    text = HEAD + "a,early,2024-10-27 02:59:00+02:00\na,late,2024-10-27 02:01:00+01:00\na,first,2024-10-01 00:00:00+02:00\n"
+    text = (
+        HEAD
+        + "a,early,2024-10-27 02:59:00+02:00\na,late,2024-10-27 02:01:00+01:00\na,first,2024-10-01 00:00:00+02:00\n"
+    )
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "b,other,2024-10-01 00:00:00+02:00\n").spec
     assert raw_pairs(spec, "test") == [("a", "late")]
 
@@ -376,9 +383,13 @@ def test_text_among_numbers_may_be_kept_as_text(tmp_path: Path) -> None:
     assert spec.features["price"].cardinality == 5
 
 
-@pytest.mark.parametrize("values", [["1,234.50", "12.30", "5,000.00", "7.00"], ["12,5", "7,25", "3,0"], ["$3", "$4", "5"]])
+@pytest.mark.parametrize(
+    "values", [["1,234.50", "12.30", "5,000.00", "7.00"], ["12,5", "7,25", "3,0"], ["$3", "$4", "5"]]
+)
 def test_numbers_as_people_write_them_are_not_a_category(values: list[str], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="write numbers with a point and nothing else, such as 1234.5, or keep the column"):
+    with pytest.raises(
+        DataError, match="write numbers with a point and nothing else, such as 1234.5, or keep the column"
+    ):
         features_of(tmp_path, values)
 
 
@@ -396,7 +407,9 @@ def test_numbers_that_float64_can_not_hold_are_refused(tmp_path: Path) -> None:
 
 def test_truth_values_are_numbers_however_they_are_written(tmp_path: Path) -> None:
     expected = None
-    for number, values in enumerate((["True", "False", "", "True"], ["true", "false", "", "true"], ["1", "0", "", "1"])):
+    for number, values in enumerate(
+        (["True", "False", "", "True"], ["true", "false", "", "true"], ["1", "0", "", "1"])
+    ):
         (tmp_path / str(number)).mkdir()
         spec = features_of(tmp_path / str(number), values).spec
         expected = expected or numbers(spec, "price")
@@ -512,7 +525,7 @@ def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
 
 def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("user_id,item_id\nZoë,x\n".encode("latin-1"))
-    with pytest.raises(DataError, match="is not utf-8 text: byte 0xeb .*name its encoding"):
+    with pytest.raises(DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out")
     with pytest.raises(DataError, match="is not utf-16 text"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="utf-16")
@@ -524,7 +537,9 @@ def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", ["\\t", "tab", "\t"])
 def test_a_tab_may_be_named_as_a_shell_gives_it(separator: str, tmp_path: Path) -> None:
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id\titem_id\na\tx\na\ty\n", separator=separator).spec
+    spec = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", "user_id\titem_id\na\tx\na\ty\n", separator=separator
+    ).spec
     assert raw_pairs(spec, "train") == [("a", "x")]
 
 
@@ -594,7 +609,7 @@ def test_a_line_without_an_end_is_an_error_and_fills_no_memory(ending: str, tmp_
             file.write(head + (body if "json" not in ending else b""))
             for _ in range(40):
                 file.write(b"z" * (1 << 20))
-        with pytest.raises(DataError, match="is longer than [0-9,]+ characters; expected line breaks between rows"):
+        with pytest.raises(DataError, match=r"is longer than [0-9,]+ characters; expected line breaks between rows"):
             prepare_table(path, tmp_path / "out")
 
 
@@ -603,7 +618,9 @@ def test_a_header_without_an_end_and_a_quote_without_one_are_errors(tmp_path: Pa
     with pytest.raises(DataError, match="line 1: is longer than 2,097,152 characters"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out")
     (tmp_path / "a.csv").write_text('user_id,item_id\na,"x\n' + "b,y\n" * (1 << 20))
-    with pytest.raises(DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote missing"):
+    with pytest.raises(
+        DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote missing"
+    ):
         prepare_table(tmp_path / "a.csv", tmp_path / "out")
 
 
@@ -624,7 +641,9 @@ def test_any_values_are_read_letter_for_letter_or_refused_by_line(
         spec = prepare_table(folder / "a.csv", folder / "out", timestamp=None, context_features=["size"],
                              repeats="keep").spec  # fmt: skip
     except RecspecError as error:
-        assert " line " in str(error) or "no interaction" in str(error)
+        said = str(error)
+        if " line " not in said and "no interaction" not in said:
+            raise
         return
     users = Encoders.load(spec.folder).vocabulary_of("user_id").values.to_pylist()
     assert users == sorted({user for user, _, _ in rows}, key=lambda text: text.encode())

@@ -762,12 +762,17 @@ def cut(values: NDArray[np.generic], offsets: NDArray[np.int64], length: int, ke
 # --- raw values of any type as arrow arrays --------------------------------------------------------------------------
 
 
+def as_column(values: Sequence[object]) -> pa.Array:
+    """Raw values as JSON gives them; numbers and texts together become texts."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([_text(value) for value in values], pa.string())
+
+
 def _arrow(values: RawValues) -> pa.Array:
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        try:
-            values = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # numbers and texts mixed, as JSON allows
-            values = pa.array([_text(value) for value in values], pa.string())
+        values = as_column(values)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if pa.types.is_boolean(values.type):

@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -719,7 +720,9 @@ def damaged(error: Exception) -> str:
 
 
 def _not_text(file: TextFile | JsonFile, error: UnicodeError) -> str:
-    held = f"byte 0x{error.object[error.start]:02x} ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+    held = (
+        f"byte 0x{error.object[error.start]:02x} ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+    )
     return f"is not {_encoding(file)} text: {held}; name its encoding, or convert it to utf-8"
 
 
@@ -898,6 +901,28 @@ def _schema(path: Path, row: bool) -> dict[str, Any]:
     ]
     schema = ibis.Schema.from_pyarrow(pa.schema(plain))
     return {ROW: "int64", **schema} if row else dict(schema)
+
+
+def check_unpacked(archive: zipfile.ZipFile, member: str, limit: str | None = None) -> None:
+    """Refuse a file of a zip that takes far more space than the zip: a small one can be made to fill any disk.
+
+    Args:
+        limit: The most bytes it may hold, such as `20GB`; without, 100 times what it takes in the zip, at least 1 GB.
+
+    Raises:
+        DataError: if it holds more. No more is read than the zip says, so that can be believed.
+        SettingsError: if the limit is no size.
+    """
+    packed = archive.getinfo(member)
+    try:
+        most = max(10**9, 100 * packed.compress_size) if limit is None else parse_bytes(limit)
+    except ValueError:
+        raise SettingsError(f"setting 'max_unpacked': '{limit}' is not an amount; expected such as '20GB'") from None
+    if packed.file_size > most:
+        raise DataError(
+            f"{archive.filename}: '{member}' takes {packed.compress_size:,} bytes in the zip and {packed.file_size:,} "
+            f"unpacked, more than {most:,}; if that is right, allow it by --set max_unpacked={packed.file_size}"
+        )
 
 
 class _Names:

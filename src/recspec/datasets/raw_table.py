@@ -244,9 +244,7 @@ def _path(part: Part) -> Path:
     return part if isinstance(part, Path) else part.path
 
 
-def _stage(
-    backend: Backend, paths: Sequence[Path], roles: Roles, reading: Reading, notes: Notes, folder: Path
-) -> _Raw:
+def _stage(backend: Backend, paths: Sequence[Path], roles: Roles, reading: Reading, notes: Notes, folder: Path) -> _Raw:
     if reading.layout == "sequences":
         return _sequences(backend, paths, roles, reading, notes, folder)
     name = paths[0].name.lower()
@@ -630,7 +628,7 @@ class _Times:
         kind = values.type()
         if kind.is_timestamp():
             self._refuse(values.isnull(), "expected a time in every row")
-            if not kind.timezone:  # type: ignore[attr-defined]
+            if not kind.timezone:
                 self._say_utc()
             return self._with_fraction(values.truncate("s").epoch_seconds().cast("int64"), values.microsecond())
         if kind.is_numeric():
@@ -729,7 +727,7 @@ class _Times:
             if per_second > 1 and 3e8 * per_second <= least and most <= 4.2e9 * per_second:
                 self.typing.notes.inferred.append(f"'{self.name}': numbers, taken as they are; they look like {unit} "
                                                   f"since 1970, which time_format={unit} makes dates")  # fmt: skip
-        if 19_000_101 <= least and most <= 21_001_231:
+        if least >= 19_000_101 and most <= 21_001_231:
             self.typing.notes.inferred.append(f"'{self.name}': numbers, taken as they are; they look like days, which "
                                               "time_format=%Y%m%d makes dates")  # fmt: skip
 
@@ -768,7 +766,9 @@ class _Times:
         texts = [text.strip() for text in sample.to_pylist() if text]
         fitting = [form for form in GUESSES if texts and all(_fits(text, form) for text in texts)]
         told = " or ".join(f"--set 'time_format={form}'" for form in fitting) or "--set 'time_format=%d/%m/%Y %H:%M'"
-        return f"expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00; else say how it is written: {told}"
+        return (
+            f"expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00; else say how it is written: {told}"
+        )
 
 
 def _pattern(form: str) -> tuple[str, dict[str, int]]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -94,12 +93,14 @@ class Settings(HistorySettings):
         {}, description="types of columns, string, int64 or float64: {column: type}; ids are text otherwise"
     )
     missing_values: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
-        (), description="texts that stand for a missing value in any column; in numbers n/a, NA, null, none, nan, - "
-        "and ? do too"
+        (),
+        description="texts that stand for a missing value in any column; in numbers n/a, NA, null, none, nan, - "
+        "and ? do too",
     )
     time_format: TimeFormat | None = Field(
-        None, description="how times are written, such as %m/%d/%Y, or seconds, milliseconds, microseconds or "
-        "nanoseconds since 1970; numbers as they are and dates of ISO 8601 when null"
+        None,
+        description="how times are written, such as %m/%d/%Y, or seconds, milliseconds, microseconds or "
+        "nanoseconds since 1970; numbers as they are and dates of ISO 8601 when null",
     )
     repeats: Repeats = Field(
         "first", description="without a label: first keeps the earliest of a user's rows of one item, keep all of them"
