@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from recspec import encoding, metrics
 from recspec.card import check
-from recspec.datasets import DATASETS, interactions, movielens, prepared
+from recspec.datasets import DATASETS, interactions, movielens, outbrain, prepared
 from recspec.datasets.columns import boundaries
 from recspec.datasets.movielens import LAYOUTS, recognise
 from recspec.datasets.negatives import Seen
@@ -1039,7 +1039,7 @@ def test_times_may_be_dates_or_fractions(times: list[str], tmp_path: Path) -> No
 
 def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,x,2020-01-01\nann,y,soon\n"
-    with pytest.raises(DataError, match="column 'timestamp' in row 2 is 'soon'; expected a time"):
+    with pytest.raises(DataError, match="column 'timestamp': line 3 is 'soon'; expected a time of ISO 8601"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
 
 
@@ -1117,7 +1117,9 @@ def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
 
 def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
     text = "user_id,item_id,stars\n" + "".join(f"1,{item},{item % 5 + 1}\n" for item in range(50))
-    with pytest.raises(DataError, match=r"the label 'stars' in row 2 is 2; expected 0 or 1 .or set positive_from"):
+    with pytest.raises(
+        DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.* .or set positive_from"
+    ):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="stars")
     assert (
         prepare_table(tmp_path / "a.csv", tmp_path / "out", label="stars", positive_from=4).summary["positives"] == 20
@@ -1169,7 +1171,7 @@ def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
 
 def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
     text = "user_id,item_id\n1,a\n,b\n,c\n"
-    with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as row 2, 3"):
+    with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as line 3, line 4"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
 
 
@@ -1199,13 +1201,15 @@ def test_settings_that_do_not_go_together_are_said(settings: dict[str, object], 
         DATASETS["table"].Settings.model_validate(settings)
 
 
-def test_folders_with_several_texts_are_not_guessed_between(tmp_path: Path) -> None:
+def test_files_of_several_kinds_in_a_folder_are_not_guessed_between(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    for name in ("a.csv", "b.csv"):
+    for name in ("a.csv", "b.jsonl"):
         (tmp_path / "raw" / name).write_text("user_id,item_id\n1,a\n")
-    with pytest.raises(DataError, match=r"found 'a\.csv', 'b\.csv'; name the file you mean"):
+    with pytest.raises(
+        DataError, match=r"expected files of one kind.* found 'a\.csv', 'b\.jsonl'; name those you mean"
+    ):
         prepare_table(tmp_path / "raw", tmp_path / "out")
-    with pytest.raises(DataError, match="no such file or folder; expected a CSV or Parquet file"):
+    with pytest.raises(DataError, match="no such file or folder; expected CSV, JSON lines or Parquet"):
         prepare_table(tmp_path / "nowhere", tmp_path / "out")
 
 
@@ -1214,7 +1218,7 @@ def test_compressed_and_tab_separated_text_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "a.tsv").write_text(text.replace(",", "\t"))
     for name in ("a.csv.gz", "a.tsv"):
-        assert raw_pairs(prepare_table(tmp_path / name, tmp_path / f"out {name}").spec, "test") == [(1, "b")]
+        assert raw_pairs(prepare_table(tmp_path / name, tmp_path / f"out {name}").spec, "test") == [("1", "b")]
 
 
 # --- columns that are named alike, and what a preparation says of itself ---------------------------------------------
@@ -1519,3 +1523,23 @@ def test_the_papers_own_files_have_the_published_sizes(tmp_path: Path, real_data
     result = run(CASES["ncf"], real_data("ncf-ml-1m"), tmp_path / "out")
     assert result.summary["rows"] == {"train": 988_129, "valid": 604_000, "test": 604_000}
     assert result.summary["rows_with_positive_among_negatives"] == 156
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", ["movielens", "outbrain", "adult"])
+def test_a_zip_that_takes_far_more_space_unpacked_is_refused(dataset: str, tmp_path: Path) -> None:
+    names = {"movielens": ["ratings.csv", "movies.csv"], "adult": ["adult.data", "adult.test"],
+             "outbrain": [f"{name}.csv" for name in outbrain.TABLES]}[dataset]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, b"0" * 10)
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    place = data.index(b"PK\x01\x02")  # the directory says how much there is; no more is read
+    data[place + 24 : place + 28] = (3 << 30).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(bytes(data))
+    with pytest.raises(
+        DataError, match=r"takes [0-9]+ bytes in the zip and 3,221,225,472 unpacked, more than 1,000,000,00"
+    ):
+        run(Case(dataset, nothing), tmp_path / "a.zip", tmp_path / "out")

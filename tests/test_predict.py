@@ -104,7 +104,7 @@ def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, r
     items = list(range(100, 130))
     probability, _ = predictor.predict(pa.table({"user_id": ["u9"] * 30, "item_id": items}))
     unseen = [item for item in items if item not in raw_seen(raw, "u9")[:-1]]
-    by_hand = sorted(unseen, key=lambda item: -probability[item - 100])[:4]
+    by_hand = [str(item) for item in sorted(unseen, key=lambda item: -probability[item - 100])[:4]]
     assert [item.item for item in predictor.recommend(["u9"], k=4)[0].items] == by_hand
 
 
@@ -128,7 +128,7 @@ def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> No
 def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor.model, "score_items", lambda _, items: torch.zeros(1, len(items["item_id"])))
     items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
-    assert items == [100, 101, 102, 103, 104, 105]
+    assert items == ["100", "101", "102", "103", "104", "105"]
 
 
 def test_no_user_gives_no_answer(predictor: Predictor) -> None:
@@ -280,12 +280,61 @@ def test_raw_rows_get_what_their_prepared_split_gets_though_values_are_missing_o
     assert len(set(found)) == 4
 
 
-def test_only_numbers_of_a_csv_file_are_not_text(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("n,x,flag,time,day,land\n7,.5,true,12:30,2020-01-02,NA\n8,1,false,13:00,,NA\n")
+def test_values_of_a_csv_file_are_text_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n,x,flag,time,day,land\n007,.5,true,12:30,2020-01-02,NA\n8,1,false,13:00,,NA\n")
     (rows,) = predict._read_rows(tmp_path / "rows.csv")
-    assert rows.to_pylist()[0] == {
-        "n": 7, "x": 0.5, "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"
-    }  # fmt: skip
+    assert rows.to_pylist() == [
+        {"n": "007", "x": ".5", "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"},
+        {"n": "8", "x": "1", "flag": "false", "time": "13:00", "day": None, "land": "NA"},
+    ]
+
+
+def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Path) -> None:
+    text = '{"id": "007", "day": "2020-01-02", "x": 1}\n\n{"id": 7, "x": 0.5, "late": [1]}\n'
+    (tmp_path / "rows.jsonl").write_text(text)
+    (rows,) = predict._read_rows(tmp_path / "rows.jsonl")
+    assert rows.to_pylist() == [
+        {"id": "007", "day": "2020-01-02", "x": 1.0, "late": None}, {"id": "7", "day": None, "x": 0.5, "late": [1]}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: is no JSON object"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": \n', "line 2: is no JSON object"),
+        ("rows.jsonl", b'{"a": "' + b"z" * (17 << 20), "line 1: is longer than 16,777,216 bytes"),
+        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "can't be read as csv"),
+        ("rows.csv", b"a,b\n1," + b"z" * (4 << 20) + b"\n", "can't be read as csv"),
+    ],
+)
+def test_rows_that_can_not_be_read_are_said(name: str, text: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=message):
+        list(predict._read_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["user_id=u1", "a[1]*?", "{b}", "it's", "-dash", "%20", "back\\slash", "new\nline"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_the_names_of_files_mean_nothing(predictor: Predictor, name: str, suffix: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    rows = pa.table({"user_id": ["u1", "u2"], "item_id": ["100", "0100"]})
+    with predict._row_writer(folder / f"{name}{suffix}") as write:
+        write(rows)
+    predict_file(predictor, folder / f"{name}{suffix}", folder / f"{name} out{suffix}")
+    (scored,) = predict._read_rows(folder / f"{name} out{suffix}")
+    assert scored.select(["user_id", "item_id"]).to_pylist() == rows.to_pylist()
+    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{name}{suffix}", f"{name} out{suffix}"])
+
+
+def test_an_id_is_found_as_it_was_written_and_as_a_json_number(predictor: Predictor) -> None:
+    texts, _ = predictor.predict(pa.table({"user_id": ["u1"], "item_id": ["107"]}))
+    numbers, found = predictor.predict(pa.table({"user_id": ["u1"], "item_id": [107]}))
+    assert texts.tolist() == numbers.tolist()
+    assert not found.gaps
+    _, found = predictor.predict(pa.table({"user_id": ["u1"], "item_id": ["0107"]}))
+    assert found.gaps["item_id"].unknown == 1
 
 
 def test_unknown_values_are_counted_and_scored_as_unknown(predictor: Predictor, tmp_path: Path) -> None:
@@ -632,7 +681,8 @@ def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_r
     assert stages[-1] == ("predict", done.rows, done.rows)
     held = open_split(spec, "test", ["user_id", "item_id", "label"]).read(0, 2**62)
     assert table.column("user_id").to_pylist() == predictor.raw_ids("user", held["user_id"]).to_pylist()
-    assert table.column("item_id").to_pylist() == predictor.raw_ids("item", held["item_id"]).to_pylist()
+    found = [str(item) for item in table.column("item_id").to_pylist()]  # a CSV file has no types
+    assert found == predictor.raw_ids("item", held["item_id"]).to_pylist()
     np.testing.assert_array_equal(table.column("label").to_numpy(), held["label"])
     again, _ = predictor.predict(table.select(["user_id", "item_id"]))
     np.testing.assert_allclose(table.column("probability").to_numpy(), again, rtol=1e-5)

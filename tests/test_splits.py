@@ -12,7 +12,7 @@ import pytest
 from ibis.expr.types import Table
 
 from recspec.splits import by_group, by_share, by_time, folds, leave_one_out
-from recspec.tables import Backend, connect, fetch
+from recspec.tables import ROW, Backend, connect, fetch
 
 Make = Callable[..., Table]
 
@@ -35,7 +35,7 @@ def make(backend: Backend, tmp_path: Path) -> Make:
 
 def splits(backend: Backend, table: Table) -> list[str]:
     """The split of each row, in the order of the rows."""
-    found: list[str] = fetch(backend, table.order_by("row")).column("split").to_pylist()
+    found: list[str] = fetch(backend, table.order_by(ROW)).column("split").to_pylist()
     return found
 
 
@@ -53,18 +53,18 @@ def test_each_users_last_row_is_test_and_the_last_but_one_valid(
     backend: Backend, make: Make, times: list[int], expected: list[str]
 ) -> None:
     table = make(user=["a"] * len(times), time=times)
-    assert splits(backend, leave_one_out(table, by="user", order=["time", "row"])) == expected
+    assert splits(backend, leave_one_out(table, by="user", order=["time", ROW])) == expected
 
 
 def test_users_do_not_take_part_in_each_others_split(backend: Backend, make: Make) -> None:
     table = make(user=[1, 2, 1, 2, 1, 3], time=[9, 1, 8, 2, 7, 5])
-    found = splits(backend, leave_one_out(table, by="user", order=["time", "row"]))
+    found = splits(backend, leave_one_out(table, by="user", order=["time", ROW]))
     assert found == ["test", "train", "valid", "test", "train", "train"]
 
 
 def test_leave_one_out_adds_one_column(make: Make) -> None:
     table = make(user=[1], time=[1])
-    assert leave_one_out(table, by="user", order=["time", "row"]).columns == (*table.columns, "split")
+    assert leave_one_out(table, by="user", order=["time", ROW]).columns == (*table.columns, "split")
 
 
 def test_the_latest_share_is_test(backend: Backend, make: Make) -> None:
@@ -88,7 +88,7 @@ def test_shares_by_time_are_exact_where_binary_fractions_are_not(backend: Backen
 def test_a_random_share_is_near_what_was_asked_and_the_seed_moves_it(backend: Backend, make: Make) -> None:
     table = make(value=list(range(20_000)))
     first, again, other = (
-        splits(backend, by_share(table, row="row", valid=0.1, test=0.2, seed=seed)) for seed in (1, 1, 2)
+        splits(backend, by_share(table, row=ROW, valid=0.1, test=0.2, seed=seed)) for seed in (1, 1, 2)
     )
     assert first == again
     assert first != other
@@ -98,7 +98,7 @@ def test_a_random_share_is_near_what_was_asked_and_the_seed_moves_it(backend: Ba
 
 def test_no_share_at_all_leaves_everything_for_train(backend: Backend, make: Make) -> None:
     table = make(value=list(range(100)))
-    assert set(splits(backend, by_share(table, row="row", valid=0, test=0, seed=1))) == {"train"}
+    assert set(splits(backend, by_share(table, row=ROW, valid=0, test=0, seed=1))) == {"train"}
 
 
 @pytest.mark.parametrize("names", [[1, 2, 3], ["x", "y", "zé"]])
@@ -116,7 +116,7 @@ def test_folds_are_even_keep_groups_whole_and_are_drawn_apart_from_the_splits(ba
     table = by_group(
         folds(make(group=groups), group="group", folds=4, seed=1), group="group", valid=0, test=0.5, seed=1
     )
-    found = fetch(backend, table.order_by("row"))
+    found = fetch(backend, table.order_by(ROW))
     dealt = found.column("fold").to_pylist()
     assert len(set(zip(groups, dealt, strict=True))) == 10_000
     together = [(fold, split) for fold, split in zip(dealt, found.column("split").to_pylist(), strict=True)]
@@ -134,4 +134,4 @@ def test_a_fold_is_decided_by_the_digest_of_seed_and_group(backend: Backend, mak
     names = list(range(50))
     table = folds(make(group=names), group="group", folds=2, seed=7)
     by_hand = [int(hashlib.md5(f"fold:7:{name}".encode()).hexdigest()[0], 16) // 8 for name in names]
-    assert fetch(backend, table.order_by("row")).column("fold").to_pylist() == by_hand
+    assert fetch(backend, table.order_by(ROW)).column("fold").to_pylist() == by_hand

@@ -14,6 +14,7 @@ import pytest
 from recspec import tables
 from recspec.errors import DataError, SettingsError
 from recspec.tables import (
+    ROW,
     Backend,
     JsonFile,
     TextFile,
@@ -26,7 +27,6 @@ from recspec.tables import (
     left_join,
     limit_bytes,
     problems_of,
-    sniff,
 )
 
 COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
@@ -44,7 +44,7 @@ def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
 
 
 def rows(backend: Backend, file: TextFile) -> list[dict[str, object]]:
-    return fetch(backend, backend.read_text(file).order_by("row")).to_pylist()
+    return fetch(backend, backend.read_text(file).order_by(ROW)).to_pylist()
 
 
 def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
@@ -59,8 +59,8 @@ def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
 def test_a_csv_file_is_read_by_its_header_and_its_rows_are_numbered(backend: Backend, tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "stars,extra,user,item\n4.5,x,1,a\n3,,2,\n")
     assert rows(backend, TextFile(path, COLUMNS)) == [
-        {"row": 0, "user": 1, "item": "a", "stars": 4.5},
-        {"row": 1, "user": 2, "item": None, "stars": 3.0},
+        {ROW: 0, "user": 1, "item": "a", "stars": 4.5},
+        {ROW: 1, "user": 2, "item": None, "stars": 3.0},
     ]
 
 
@@ -91,7 +91,7 @@ def test_a_byte_order_mark_and_compression_are_taken_off(backend: Backend, tmp_p
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(plain.encode()))
     for file in (path, written(tmp_path / "a.csv", plain)):
-        assert rows(backend, TextFile(file, COLUMNS)) == [{"row": 0, "user": 1, "item": "a", "stars": 4.0}]
+        assert rows(backend, TextFile(file, COLUMNS)) == [{ROW: 0, "user": 1, "item": "a", "stars": 4.0}]
 
 
 def test_a_header_alone_is_a_table_without_rows(backend: Backend, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ OBJECTS = """\
   \r
 {"stars": 3, "user": 9, "item": null}"""
 READ_OBJECTS = [
-    {"row": 0, "user": 7, "item": 'a, "b"', "stars": 4.0},
-    {"row": 1, "user": 8, "item": "é", "stars": None},
-    {"row": 2, "user": 9, "item": None, "stars": 3.0},
+    {ROW: 0, "user": 7, "item": 'a, "b"', "stars": 4.0},
+    {ROW: 1, "user": 8, "item": "é", "stars": None},
+    {ROW: 2, "user": 9, "item": None, "stars": 3.0},
 ]
 
 
@@ -162,7 +162,7 @@ def test_json_lines_are_read_by_key_and_numbered_without_blank_lines(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(OBJECTS.encode()) if name.endswith(".gz") else OBJECTS.encode())
-    assert fetch(backend, backend.read_json(JsonFile(path, COLUMNS)).order_by("row")).to_pylist() == READ_OBJECTS
+    assert fetch(backend, backend.read_json(JsonFile(path, COLUMNS)).order_by(ROW)).to_pylist() == READ_OBJECTS
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
@@ -227,7 +227,7 @@ def test_a_table_may_stay_when_the_engine_is_closed(tmp_path: Path) -> None:
     for name, user in (("read", 7), ("staged", 8)):
         with connect(folder=tmp_path / "work", threads=1) as opened:
             found = fetch(opened, opened.read_parquet([tmp_path / f"{name}.parquet"])).to_pylist()
-        assert found == [{"row": 0, "user": user, "item": "a", "stars": 1.0}]
+        assert found == [{ROW: 0, "user": user, "item": "a", "stars": 1.0}]
 
 
 def test_reading_tells_how_far_it_is_and_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,23 +267,18 @@ def test_a_missing_file_is_said(backend: Backend, tmp_path: Path) -> None:
         rows(backend, TextFile(tmp_path / "a.csv", COLUMNS))
 
 
-def test_types_are_judged_from_the_first_lines(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "a,b,c,d\n1,1.5,x,2020-01-01\n,2,,2020-01-02\n")
-    assert sniff(path) == {"a": "int64", "b": "float64", "c": "string", "d": "string"}
-
-
 # --- what is done to tables ------------------------------------------------------------------------------------------
 
 
 def test_of_repeats_the_earliest_is_kept_and_a_tie_falls_to_the_first_row(backend: Backend, tmp_path: Path) -> None:
     rated = table(backend, tmp_path, user=[1, 1, 1, 2], item=[7, 7, 7, 7], time=[5, 3, 3, 9])
-    kept = fetch(backend, keep_earliest(rated, ["user", "item"], ["time", "row"]).order_by("row"))
-    assert kept.to_pydict() == {"row": [1, 3], "user": [1, 2], "item": [7, 7], "time": [3, 9]}
+    kept = fetch(backend, keep_earliest(rated, ["user", "item"], ["time", ROW]).order_by(ROW))
+    assert kept.to_pydict() == {ROW: [1, 3], "user": [1, 2], "item": [7, 7], "time": [3, 9]}
 
 
 def test_users_with_too_few_rows_are_left_out(backend: Backend, tmp_path: Path) -> None:
     rated = table(backend, tmp_path, user=[1, 2, 2, 3, 3, 3])
-    assert fetch(backend, at_least(rated, "user", 2).order_by("row")).column("user").to_pylist() == [2, 2, 3, 3, 3]
+    assert fetch(backend, at_least(rated, "user", 2).order_by(ROW)).column("user").to_pylist() == [2, 2, 3, 3, 3]
     assert count_rows(backend, at_least(rated, "user", 4)) == 0
 
 
@@ -306,7 +301,7 @@ def test_several_parquet_files_are_numbered_one_after_another(backend: Backend, 
     for name, values in (("b", [1, 2]), ("a", [3])):
         pq.write_table(pa.table({"value": values}), tmp_path / f"{name}.parquet")
     both = backend.read_parquet([tmp_path / "b.parquet", tmp_path / "a.parquet"], row=True)
-    assert fetch(backend, both.order_by("row")).to_pydict() == {"row": [0, 1, 2], "value": [1, 2, 3]}
+    assert fetch(backend, both.order_by(ROW)).to_pydict() == {ROW: [0, 1, 2], "value": [1, 2, 3]}
 
 
 def test_closing_removes_what_was_staged(tmp_path: Path) -> None:
@@ -377,10 +372,10 @@ def test_spark_reads_and_numbers_a_file_in_many_parts_as_duckdb_does(tmp_path: P
     file = TextFile(written(tmp_path / "a.csv", "user,item,stars\n" + "".join(lines)), COLUMNS)
     bad = TextFile(written(tmp_path / "bad.csv", "user,item,stars\n1,a,4\nx,b,5\n3,c\n"), COLUMNS)
     with connect(folder=tmp_path / "duck", threads=1) as backend:
-        expected = fetch(backend, backend.read_text(file).order_by("row"))
+        expected = fetch(backend, backend.read_text(file).order_by(ROW))
     with connect("spark", folder=tmp_path / "spark", threads=2) as backend:
         backend._session.conf.set("spark.sql.files.maxPartitionBytes", "50000")  # type: ignore[attr-defined]
-        found = fetch(backend, backend.read_text(file).order_by("row"))
+        found = fetch(backend, backend.read_text(file).order_by(ROW))
         with pytest.raises(DataError, match="line 3: column 'user' is 'x'; expected a whole number"):
             backend.read_text(bad)
     assert found.equals(expected.cast(found.schema))
@@ -397,7 +392,7 @@ def test_spark_reads_json_lines_as_duckdb_does(tmp_path: Path) -> None:
     short.write_bytes(gzip.compress(OBJECTS.encode())[:-20])
     with connect("spark", folder=tmp_path / "spark", threads=2) as backend:
         table = backend.read_json(JsonFile(tmp_path / "a.json.gz", COLUMNS))
-        assert fetch(backend, table.order_by("row")).to_pylist() == READ_OBJECTS
+        assert fetch(backend, table.order_by(ROW)).to_pylist() == READ_OBJECTS
         with pytest.raises(DataError, match=r"line 3: 'user' is '1\.5'; expected a whole number"):
             backend.read_json(bad)
         with pytest.raises(DataError, match="cut short"):
@@ -411,6 +406,6 @@ def test_a_left_join_keeps_every_row_and_one_column_a_key(backend: Backend, tmp_
     """Keys that are missing meet nothing, as nothing is known of them."""
     ads = table(backend, tmp_path, ad=[1, 2, None, 1], fold=[0, 0, 0, 1])
     rates = table(backend, tmp_path, ad=[1, 1, None], fold=[0, 1, 0], rate=[0.25, 0.5, 9.0])
-    joined = left_join(ads, rates.drop("row"), "ad", "fold")  # type: ignore[attr-defined, arg-type]
-    assert joined.columns == ("row", "ad", "fold", "rate")
-    assert fetch(backend, joined.order_by("row")).column("rate").to_pylist() == [0.25, None, None, 0.5]
+    joined = left_join(ads, rates.drop(ROW), "ad", "fold")  # type: ignore[attr-defined, arg-type]
+    assert joined.columns == (ROW, "ad", "fold", "rate")
+    assert fetch(backend, joined.order_by(ROW)).column("rate").to_pylist() == [0.25, None, None, 0.5]

@@ -41,6 +41,11 @@ TEXT_BYTES = 2**31 - 1
 FAR = 100.0
 """Standard deviations from the mean; among 10,000 training rows not one can lie as far (Samuelson's inequality)."""
 
+MISSING_NUMBERS = ("n/a", "na", "#n/a", "null", "none", "nan", "-", "?", "\\n")
+"""Texts that stand for a missing value where a number is expected, in any case; elsewhere they are text like any."""
+TRUTH = {"true": 1, "false": 0}
+"""Texts that are numbers where a number is expected, in any case, as JSON's own true and false are."""
+
 RawValues: TypeAlias = Any
 """A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
 Ids = NDArray[np.int64]
@@ -797,12 +802,17 @@ def cut(values: NDArray[np.generic], offsets: NDArray[np.int64], length: int, ke
 # --- raw values of any type as arrow arrays --------------------------------------------------------------------------
 
 
+def as_column(values: Sequence[object]) -> pa.Array:
+    """Raw values as JSON gives them; numbers and texts together become texts."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([_text(value) for value in values], pa.string())
+
+
 def _arrow(values: RawValues) -> pa.Array:
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        try:
-            values = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # numbers and texts mixed, as JSON allows
-            values = pa.array([_text(value) for value in values], pa.string())
+        values = as_column(values)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if isinstance(values, pa.ChunkedArray):
@@ -880,7 +890,7 @@ def _as_int64(array: pa.Array) -> pa.Array:
     if pa.types.is_nested(array.type):
         held = "lists" if _is_list(array.type) else "objects"
         raise DataError(f"holds {held}; expected one value a row")
-    text = pc.utf8_trim_whitespace(_as_text(array))
+    text = _without_words(pc.utf8_trim_whitespace(_as_text(array)))
     digits = pc.match_substring_regex(text, r"^-?[0-9]{1,18}(\.0+)?$")
     text = pc.replace_substring_regex(text, r"\.0+$", "")
     return pc.if_else(pc.fill_null(digits, False), text, None).cast(pa.int64())
@@ -892,7 +902,7 @@ def _as_numbers(array: pa.Array) -> NDArray[np.float64]:
         text = pc.utf8_trim_whitespace(array)
         array = pc.if_else(pc.equal(text, ""), None, text)
     try:
-        numbers: NDArray[np.float64] = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers: NDArray[np.float64] = _cast_to_numbers(array).to_numpy(zero_copy_only=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise DataError.of("numbers", _not_numbers(array)) from None
     infinite = np.flatnonzero(np.isinf(numbers))
@@ -901,11 +911,29 @@ def _as_numbers(array: pa.Array) -> NDArray[np.float64]:
     return numbers
 
 
+def _cast_to_numbers(array: pa.Array) -> pa.Array:
+    try:
+        return array.cast(pa.float64())
+    except pa.ArrowInvalid:
+        if not is_text(array.type):
+            raise
+        return _without_words(array.cast(pa.string())).cast(pa.float64())
+
+
+def _without_words(texts: pa.Array) -> pa.Array:
+    """Texts of numbers with 1 and 0 in place of true and false, and null in place of what says missing."""
+    lowered = pc.utf8_lower(texts)
+    for word, number in TRUTH.items():
+        texts = pc.if_else(pc.fill_null(pc.equal(lowered, word), False), str(number), texts)
+    return pc.if_else(pc.is_in(lowered, pa.array(MISSING_NUMBERS)), None, texts)
+
+
 def _not_numbers(array: pa.Array) -> list[str]:
     problems = []
     for row, value in enumerate(array.to_pylist(), 1):
         try:
-            float(value or 0)
+            if str(value).lower() not in (*MISSING_NUMBERS, *TRUTH):
+                float(value or 0)
         except (TypeError, ValueError):
             problems.append(f"row {row} is {str(value)[:60]!r}; expected a number")
         if len(problems) == 3:

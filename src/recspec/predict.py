@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -39,6 +38,7 @@ from recspec.encoding import (
     Lists,
     Vocabulary,
     VocabularyEncoder,
+    as_column,
     cut,
     split_lists,
 )
@@ -48,7 +48,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.gaps import LEFT_OUT, NO_EVENT, Predictions, misread_lists, out_of_range, raw_names, row_at
 from recspec.lookup import Lookup
 from recspec.outputs import whole_file
-from recspec.paths import local
+from recspec.paths import local, special
 from recspec.signature import signature_of
 from recspec.storage import Column, Ragged, open_split
 
@@ -60,6 +60,8 @@ SCORES = 1 << 24
 
 TITLE_COLUMNS = ("title", "name", "product_title")
 ROW_FORMATS = (".csv", ".jsonl", ".parquet")
+LINE_BYTES = 16 << 20
+"""Of a file of JSON lines: a longer line is an error, so that a file without line breaks fills no memory."""
 
 Role = Literal["user", "item"]
 ROLES: tuple[Role, ...] = ("user", "item")
@@ -923,7 +925,8 @@ def _read_rows(path: Path) -> Iterator[pa.Table]:
     """
     if not local(path, "rows").is_file():
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{path}: no such file{nearest(path.name, known)}")
+        wrong = special(path) or f"no such file{nearest(path.name, known)}"
+        raise DataError(f"{path}: {wrong}")
     if path.suffix not in ROW_FORMATS:
         raise DataError(f"{path}: rows are read from {', '.join(ROW_FORMATS)}; found '{path.suffix}'")
     try:
@@ -931,24 +934,55 @@ def _read_rows(path: Path) -> Iterator[pa.Table]:
             with pq.ParquetFile(path) as file:
                 yield from (pa.Table.from_batches([batch]) for batch in file.iter_batches(ROWS))
         elif path.suffix == ".csv":
-            with pa_csv.open_csv(path, convert_options=_csv_types(path)) as reader:
-                for batch in reader:
-                    yield from _cut(pa.Table.from_batches([batch]))
+            with path.open("rb") as names, path.open("rb") as values:
+                with pa_csv.open_csv(names) as reader:
+                    texts = dict.fromkeys(reader.schema.names, pa.string())
+                # Text as it is written: `007` is no 7, and the encoders know where numbers are meant.
+                convert = pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True)
+                with pa_csv.open_csv(values, convert_options=convert, parse_options=_CSV) as reader:
+                    for batch in reader:
+                        yield from _cut(pa.Table.from_batches([batch]))
         else:
-            yield from _cut(pa_json.read_json(path))
-    except pa.ArrowException as error:
+            yield from _read_objects(path)
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
 
 
-def _csv_types(path: Path) -> pa_csv.ConvertOptions:
-    """Numbers are numbers and all else is text, as for `prepare`: no `true` is a 1, no 12:30 a time, no NA missing."""
-    with pa_csv.open_csv(path) as reader:
-        kinds = {column.name: column.type for column in reader.schema}
-    numbers = (pa.types.is_integer, pa.types.is_floating)
-    return pa_csv.ConvertOptions(
-        column_types={name: kind if any(is_it(kind) for is_it in numbers) else pa.string()
-                      for name, kind in kinds.items()}
-    )  # fmt: skip
+_CSV = pa_csv.ParseOptions(newlines_in_values=True)
+
+
+def _read_objects(path: Path) -> Iterator[pa.Table]:
+    """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them.
+
+    Raises:
+        DataError: naming a line that is no JSON object, or has no end.
+    """
+    waiting: list[dict[str, object]] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), 1):
+            if len(line) > LINE_BYTES:
+                raise DataError(
+                    f"{path}: line {number:,}: is longer than {LINE_BYTES:,} bytes; expected an object a line"
+                )
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}: line {number:,}: is no JSON object: {error}") from None
+            if not isinstance(found, dict):
+                raise DataError(f"{path}: line {number:,}: is no JSON object: {line[:60]!r}")
+            waiting.append(found)
+            if len(waiting) == ROWS:
+                yield _table_of(waiting)
+                waiting = []
+    if waiting:
+        yield _table_of(waiting)
+
+
+def _table_of(objects: Sequence[Mapping[str, object]]) -> pa.Table:
+    names = dict.fromkeys(name for each in objects for name in each)
+    return pa.table({name: as_column([each.get(name) for each in objects]) for name in names})
 
 
 def _cut(table: pa.Table) -> Iterator[pa.Table]:

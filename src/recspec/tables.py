@@ -1,8 +1,9 @@
 """Raw tables as Ibis expressions, run by DuckDB on this machine or by Spark where it is asked for.
 
 A dataset says what it does to its tables once, as Ibis expressions; a backend reads raw files, runs the expressions and
-hands the rows back. What a backend reads is staged as Parquet in its own temporary folder, with the column `row`: the
-rows' order in the raw file, which settles ties. No step holds a whole table in this process's memory.
+hands the rows back. What a backend reads is staged as Parquet in its own temporary folder, with the column `ROW`: the
+rows' order in the raw file, which settles ties. No step holds a whole table in this process's memory. The name of a
+file or folder never means anything to an engine: patterns and partitions in it are switched off.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import csv
 import gzip
 import json
 import os
+import re
 import shutil
 import sys
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +30,6 @@ from typing import IO, Any, Literal, Protocol, Self
 import duckdb
 import ibis
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 from ibis.expr.operations import UnboundTable
 from ibis.expr.types import Table
@@ -36,17 +38,26 @@ from recspec.errors import DataError, RecspecError, SettingsError, listed, neare
 from recspec.machine import parse_bytes
 
 ENGINES = ("duckdb", "spark")
-ColumnType = Literal["int64", "float64", "string"]
+ColumnType = Literal["int64", "float64", "string", "list"]
+"""A list holds texts; only JSON has such values."""
 
 Watch = Callable[[float], None]
 
-ROW = "row"
-"""Name of the column that holds a row's place in its raw file."""
+ROW = "__row__"
+"""Name of the column that holds a row's place in its raw file. A file with a column of this name is refused."""
 
 WATCH_SECONDS = 0.5
 
 LINE_BYTES = 16 << 20
 """Of a file of JSON lines: beyond this a line is an error, so that a file without line breaks fills no memory."""
+ROW_BYTES = 2 << 20
+"""Likewise of a line, or of the lines that one row takes, in a delimited file."""
+
+PATTERN = re.compile(r"[*?\[\\]")
+"""What makes a path a pattern to DuckDB; it has no way to take all of them as they are."""
+
+ENGINE_ENCODINGS = ("utf-8", "latin-1")
+"""Encodings that every engine reads."""
 
 PROBLEMS_SHOWN = 10
 """Malformed lines named in one message; a wrong separator would name millions."""
@@ -61,7 +72,8 @@ class TextFile:
     """The columns to read and their types; without a header, all of the file's columns in their order."""
     separator: str = ","
     header: bool = True
-    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    encoding: str = "utf-8"
+    """Any that Python knows. Other than UTF-8 and Latin-1, the file is copied as UTF-8 first."""
     quoted: bool = True
     """Whether a value may stand in double quotes; a doubled quote inside is one quote."""
     multiline: bool = False
@@ -217,7 +229,9 @@ PROCESS_BYTES = 600_000_000
 """What Python, the libraries, the rows in flight and what DuckDB doesn't count take beside its own limit (measured: 250
 to 400 MB for ratings, 550 MB for Outbrain's 31 columns)."""
 
-DUCKDB_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR"}
+DUCKDB_TYPES: Mapping[ColumnType, str] = {
+    "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"
+}  # fmt: skip
 
 
 class _DuckDB:
@@ -235,31 +249,44 @@ class _DuckDB:
             settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
         self._connection = duckdb.connect(config=settings)
         self._names = _Names()
+        self._aliases = TemporaryDirectory(prefix="recspec-")
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         columns = file_columns(file)
         # Whole numbers come as text, for DuckDB would round 1.5 to 2 without a word.
         read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
         types = ", ".join(f"{_quoted(name)}: '{kind}'" for name, kind in read_as.items())
+        source = readable(file, self._folder / f"{self._names.next()}.txt")
         options = {
             "delim": _quoted(file.separator),
             "header": str(file.header).lower(),
             "quote": "'\"'" if file.quoted else "''",
             "escape": "'\"'" if file.quoted else "''",
-            "encoding": _quoted(file.encoding),
+            "encoding": _quoted(source.encoding),
+            "compression": _quoted(_compression(source.path)),
+            "max_line_size": str(ROW_BYTES),
             "columns": f"{{{types}}}",
             "auto_detect": "false",
             "nullstr": "''",
+            "hive_partitioning": "false",
         }
         listing = ", ".join(f"{name}={value}" for name, value in options.items())
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
-        scan = f"read_csv({_quoted(str(file.path))}, {listing})"
-        return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+        scan = f"read_csv({self._plain(source.path)}, {listing})"
+        try:
+            _check_last_line(source)
+            return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+        finally:
+            if source is not file:
+                source.path.unlink(missing_ok=True)
 
     def read_json(self, file: JsonFile) -> Table:
-        types = ", ".join(f"{_quoted(name)}: 'VARCHAR'" for name in file.columns)
-        options = f"format='newline_delimited', records='true', columns={{{types}}}, maximum_object_size={LINE_BYTES}"
-        scan = f"read_json({_quoted(str(file.path))}, {options})"
+        check_names(file.path, list(file.columns))
+        types = ", ".join(
+            f"{_quoted(name)}: '{'VARCHAR[]' if kind == 'list' else 'VARCHAR'}'" for name, kind in file.columns.items()
+        )
+        options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
+        scan = f"read_json({self._plain(file.path)}, {options})"
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
 
@@ -271,7 +298,7 @@ class _DuckDB:
         except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self._limit) from None
         except duckdb.IOException as error:  # of the disk, or of a compressed file that was cut short
-            problems = problems_of(file) if file.path.suffix == ".gz" else []
+            problems = problems_of(file) if _compression(file.path) == "gzip" else []
             raise DataError.of(str(file.path), problems) if problems else _resource_error(error, self._limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
@@ -279,9 +306,10 @@ class _DuckDB:
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         name = self._names.next()
-        files = ", ".join(_quoted(str(path)) for path in paths)
+        files = ", ".join(map(self._plain, paths))
         number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
-        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM read_parquet([{files}])")
+        scan = f"read_parquet([{files}], hive_partitioning=false)"
+        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM {scan}")
         return ibis.table(_schema(paths[0], row), name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
@@ -297,7 +325,17 @@ class _DuckDB:
 
     def close(self) -> None:
         self._connection.close()
+        self._aliases.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _plain(self, path: Path) -> str:
+        """A file's name in SQL, or where characters in it have a meaning to DuckDB that of a link to it."""
+        path = path.absolute()
+        if PATTERN.search(str(path)):
+            link = Path(self._aliases.name) / self._names.next()
+            link.symlink_to(path)
+            path = link
+        return _quoted(str(path))
 
     def _copy(self, query: str, into: Path | None = None, watch: Watch | None = None) -> Path:
         target = self._folder / f"{self._names.next()}.parquet"
@@ -326,6 +364,37 @@ class _DuckDB:
         self.close()
 
 
+def _compression(path: Path) -> str:
+    return "gzip" if path.suffix.lower() == ".gz" else "none"
+
+
+def _check_last_line(file: TextFile) -> None:
+    """Refuse a last line that is too long: DuckDB leaves one out that has no end and is larger than its buffer.
+
+    Raises:
+        DataError: if it is.
+    """
+    gzipped = _compression(file.path) == "gzip"
+    if gzipped and not file.multiline:
+        return  # of large published files, whose decompression takes as long as all else
+    try:
+        with gzip.open(file.path) if gzipped else file.path.open("rb") as stream:
+            if not gzipped:
+                stream.seek(max(0, file.path.stat().st_size - ROW_BYTES - 1))
+            length = 0
+            while block := stream.read(1 << 20):
+                end = max(block.rfind(b"\n"), block.rfind(b"\r"))
+                length = length + len(block) if end < 0 else len(block) - end - 1
+    except (OSError, EOFError, zlib.error) as error:
+        raise explained(file, str(error)) from None
+    if length > ROW_BYTES:
+        raise explained(file, f"the last line is longer than {ROW_BYTES:,} bytes")
+
+
+def _json_options(path: Path) -> str:
+    return f"format='newline_delimited', compression='{_compression(path)}', maximum_object_size={LINE_BYTES}"
+
+
 def _selected(name: str, kind: ColumnType) -> str:
     column = _quoted(name, '"')
     if kind != "int64":
@@ -352,13 +421,16 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
 
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
-SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
+SPARK_TYPES: Mapping[ColumnType, str] = {
+    "int64": "BIGINT", "float64": "DOUBLE", "string": "STRING", "list": "ARRAY<STRING>"
+}  # fmt: skip
 SPARK_LOCAL = (
     "spark.driver.bindAddress", "spark.driver.host", "spark.driver.memory", "spark.local.dir", "spark.ui.enabled",
     "spark.sql.shuffle.partitions",
 )  # fmt: skip
 """Settings of a session on this machine alone."""
 SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
+"""Names of `ENGINE_ENCODINGS`."""
 
 
 SPARK_READ = {"recursiveFileLookup": "true", "__globPaths__": "false"}
@@ -420,14 +492,15 @@ class _Spark:
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
         columns = file_columns(file)
+        source = readable(file, self._folder / f"{self._names.next()}.txt")
         # Columns have names of our own until a table is whole: Spark adds some, which a file's may be called like.
         plain = {name: f"column_{number}" for number, name in enumerate(columns)}
         frame = self._reader().csv(
-            _uri(self._linked([file.path])),
+            _uri(self._linked([source.path])),
             schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
             sep=file.separator,
             header=file.header,
-            encoding=SPARK_ENCODINGS[file.encoding],
+            encoding=SPARK_ENCODINGS[source.encoding],
             quote='"' if file.quoted else "",
             escape='"' if file.quoted else "",
             multiLine=file.multiline,
@@ -444,7 +517,11 @@ class _Spark:
         return numbered
 
     def read_json(self, file: JsonFile) -> Table:
-        types = ", ".join(f"{_quoted(name, '`')} STRING" for name in file.columns)
+        check_names(file.path, list(file.columns))
+        types = ", ".join(
+            f"{_quoted(name, '`')} {'ARRAY<STRING>' if kind == 'list' else 'STRING'}"
+            for name, kind in file.columns.items()
+        )
         path = _uri(self._linked([file.path]))
         frame = self._reader().json(path, schema=types, mode="FAILFAST", allowSingleQuotes=False)
         values = [f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]})" for name, kind in file.columns.items()]
@@ -470,7 +547,7 @@ class _Spark:
             starts.append(f"({block}L, {before - first}L)")
             before += size
         numbered = _numbered(self._session, staged, starts or ["(0L, 0L)"], list(file.columns))
-        return _checked(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
+        return _checked(self, file, self._view(numbered, {ROW: "int64", **_ibis_types(file.columns)}))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if paths[0].is_dir():  # staged by Spark
@@ -564,6 +641,10 @@ def _numbered(session: Any, placed: Any, starts: Sequence[str], names: Sequence[
     return joined.selectExpr(f"{number} + before AS {ROW}", *named)
 
 
+def _ibis_types(columns: Mapping[str, ColumnType]) -> dict[str, str]:
+    return {name: "array<string>" if kind == "list" else kind for name, kind in columns.items()}
+
+
 def _plain_names(columns: Sequence[str]) -> list[str]:
     return [f"column_{number}" for number in range(len(columns))]
 
@@ -606,44 +687,92 @@ def file_columns(file: TextFile) -> dict[str, ColumnType]:
     problems = [
         f"no column '{name}'{nearest(name, names)}; found {listed(names)}" for name in file.columns if name not in names
     ]
-    problems += [f"column '{name}' stands more than once" for name in set(names) if names.count(name) > 1]
     if problems:
-        raise DataError.of(f"{file.path}: header", problems)
+        raise DataError.of(f"{file.path}: header", [*problems, *_name_problems(names)])
+    check_names(file.path, names, "header")
     return {name: file.columns.get(name, "string") for name in names}
+
+
+def check_names(path: Path, names: Sequence[str], where: str = "columns") -> None:
+    """Refuse names that an engine can't keep apart, which differ in case alone, and the name of `ROW`.
+
+    Raises:
+        DataError: naming them all.
+    """
+    problems = _name_problems(names)
+    if problems:
+        raise DataError.of(f"{path}: {where}", problems)
+
+
+def _name_problems(names: Sequence[str]) -> list[str]:
+    by_plain: dict[str, list[str]] = {}
+    for name in names:
+        by_plain.setdefault(name.lower(), []).append(name)
+    problems = [f"column '{ROW}' has a name that recspec needs for itself; rename it"] if ROW in by_plain else []
+    for same in by_plain.values():
+        problems += [f"column '{name}' stands more than once" for name in dict.fromkeys(same) if same.count(name) > 1]
+        if len(set(same)) > 1:
+            problems.append(f"columns {listed(dict.fromkeys(same))} differ in case alone; rename all but one")
+    return problems
 
 
 def read_header(file: TextFile) -> list[str]:
     """Names of the columns in the first line."""
     try:
         with _open_text(file) as stream:
-            first = next(_records(file, stream), None)
-    except UnicodeDecodeError as error:
+            _, first = next(_numbered_records(file, stream), (0, None))
+    except _LineError as error:
+        raise DataError(f"{file.path}: {error}") from None
+    except UnicodeError as error:
         raise DataError(f"{file.path}: {_not_text(file, error)}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file.path}: {damaged(error)}") from None
     if first is None:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
     return first
 
 
-def sniff(path: Path, separator: str = ",") -> dict[str, ColumnType]:
-    """Column names of a CSV file and their types, judged by its first megabyte."""
-    file = TextFile(path, {}, separator=separator)
-    names = read_header(file)
-    with _open_text(file) as stream:
-        head = "".join(islice(stream, 5_000))
-    options = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    convert = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=[""])
+def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
+    """Every key that a file of JSON lines has, and whether all of its values are lists, or all are strings.
+
+    Raises:
+        DataError: naming the lines that are no JSON objects.
+    """
     try:
-        table = pa.csv.read_csv(pa.BufferReader(head.encode()), parse_options=options, convert_options=convert)
-    except pa.ArrowInvalid as error:
-        problems = problems_of(TextFile(path, dict.fromkeys(names, "string"), separator=separator))
-        raise DataError.of(str(path), problems or [str(error)]) from None
-    return {name: _column_type(kind) for name, kind in zip(names, table.schema.types, strict=True)}
+        with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
+            link = Path(folder) / "objects"
+            link.symlink_to(path.absolute())
+            scan = f"read_json_objects({_quoted(str(link))}, {_json_options(path)})"
+            found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
+    except duckdb.Error as error:
+        raise explained(JsonFile(path, {}), str(error)) from None
+    kinds = json.loads(found[0]) if found and found[0] else {}
+    if not isinstance(kinds, dict):  # lists, or objects and other things
+        raise explained(JsonFile(path, {}), "expected a JSON object in every line")
+    return {
+        name: "list" if isinstance(kind, list) else "string" if kind == "VARCHAR" else None
+        for name, kind in kinds.items()
+    }
 
 
-def _column_type(kind: pa.DataType) -> ColumnType:
-    if pa.types.is_integer(kind):
-        return "int64"
-    return "float64" if pa.types.is_floating(kind) else "string"
+def readable(file: TextFile, copy: Path) -> TextFile:
+    """The file in an encoding that every engine reads: itself, or a copy as UTF-8.
+
+    Raises:
+        DataError: if it is not text of its encoding.
+    """
+    if file.encoding in ENGINE_ENCODINGS:
+        return file
+    try:
+        with _open_text(file) as stream, copy.open("w", encoding="utf-8", newline="") as written:
+            shutil.copyfileobj(stream, written, 1 << 20)
+    except UnicodeError as error:
+        copy.unlink(missing_ok=True)
+        raise DataError(f"{file.path}: {_not_text(file, error)}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        copy.unlink(missing_ok=True)
+        raise DataError(f"{file.path}: {damaged(error)}") from None
+    return replace(file, path=copy, encoding="utf-8")
 
 
 def explained(file: TextFile | JsonFile, engine_message: str) -> DataError:
@@ -659,7 +788,9 @@ def problems_of(file: TextFile | JsonFile) -> list[str]:
             found = _object_problems(file, stream) if isinstance(file, JsonFile) else _line_problems(file, stream)
             for problem in islice(found, PROBLEMS_SHOWN):
                 problems.append(problem)
-    except UnicodeDecodeError as error:
+    except _LineError as error:
+        problems.append(str(error))
+    except UnicodeError as error:
         problems.append(_not_text(file, error))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problems.append(damaged(error))
@@ -672,8 +803,11 @@ def damaged(error: Exception) -> str:
     return f"the compressed file {what}; download it again"
 
 
-def _not_text(file: TextFile | JsonFile, error: UnicodeDecodeError) -> str:
-    return f"is not {_encoding(file)} text: byte 0x{error.object[error.start]:02x} ({error.reason})"
+def _not_text(file: TextFile | JsonFile, error: UnicodeError) -> str:
+    held = (
+        f"byte 0x{error.object[error.start]:02x} ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+    )
+    return f"is not {_encoding(file)} text: {held}; name its encoding, or convert it to utf-8"
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
@@ -692,7 +826,7 @@ def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
 
 
 def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
-    for number, line in enumerate(stream, 1):
+    for number, line in enumerate(_lines(stream, LINE_BYTES), 1):
         if not line.strip():
             continue
         try:
@@ -724,7 +858,7 @@ def _head(line: str) -> str:
 def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:
     if not value:
         return "has no value; expected one in every row" if required else None
-    if kind == "string":
+    if kind in ("string", "list"):
         return None
     try:
         int(value) if kind == "int64" else float(value)
@@ -742,22 +876,83 @@ def _checked(backend: Backend, file: TextFile | JsonFile, table: Table) -> Table
     return table
 
 
-def _records(file: TextFile, stream: IO[str]) -> Iterator[list[str]]:
-    return (values for _, values in _numbered_records(file, stream))
+def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, int]:
+    """The number of the line in which each of some rows begins, counted from 1 as editors do; both counted in order.
+
+    It reads the file up to the last of them, so it is only for messages.
+    """
+    found: dict[int, int] = {}
+    with suppress(_LineError), _open_text(file) as stream:
+        if isinstance(file, JsonFile):
+            lines = (number for number, line in enumerate(_lines(stream, LINE_BYTES), 1) if line.strip())
+        else:
+            lines = (number for number, _ in _numbered_records(file, stream))
+            if file.header:
+                next(lines, None)
+        wanted = set(rows)
+        for row, line in enumerate(islice(lines, max(rows, default=-1) + 1)):
+            if row in wanted:
+                found[row] = line
+    return found
+
+
+def lines_of(file: TextFile) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers.
+
+    Raises:
+        DataError: if one is too long, or the file is not what its encoding or its ending says.
+    """
+    try:
+        with _open_text(file) as stream:
+            yield from ((number, line) for number, line in enumerate(_lines(stream, ROW_BYTES), 1) if line.strip())
+    except _LineError as error:
+        raise DataError(f"{file.path}: {error}") from None
+    except UnicodeError as error:
+        raise DataError(f"{file.path}: {_not_text(file, error)}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file.path}: {damaged(error)}") from None
+
+
+class _LineError(ValueError):
+    """A line that can't be taken in: it has no end in sight."""
+
+
+def _lines(stream: IO[str], most: int) -> Iterator[str]:
+    """The lines of a file, each of at most so many characters.
+
+    Raises:
+        _LineError: for a longer one.
+    """
+    number = 0
+    while line := stream.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            raise _LineError(f"line {number:,}: is longer than {most:,} characters; expected line breaks between rows")
+        yield line
 
 
 def _numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, list[str]]]:
-    """Line number and values of every record that is not blank."""
-    if file.quoted and len(file.separator) == 1:
-        reader = csv.reader(stream, delimiter=file.separator, strict=False)
-        for values in reader:
-            if values:
-                yield reader.line_num, values
+    """The number of the first line, and the values, of every record that is not blank."""
+    lines = _lines(stream, ROW_BYTES)
+    if not (file.quoted and len(file.separator) == 1):
+        for number, line in enumerate(lines, 1):
+            text = line.rstrip("\r\n")
+            if text:
+                yield number, text.split(file.separator)
         return
-    for number, line in enumerate(stream, 1):
-        text = line.rstrip("\r\n")
-        if text:
-            yield number, text.split(file.separator)
+    csv.field_size_limit(ROW_BYTES)  # of the whole process; nothing else in it reads CSV by this module
+    reader = csv.reader(lines, delimiter=file.separator, strict=False)
+    while True:
+        first = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            why = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
+            raise _LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
+        if values:
+            yield first, values
 
 
 def _encoding(file: TextFile | JsonFile) -> str:
@@ -767,7 +962,7 @@ def _encoding(file: TextFile | JsonFile) -> str:
 def _open_text(file: TextFile | JsonFile) -> IO[str]:
     encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
     try:
-        if file.path.suffix == ".gz":
+        if _compression(file.path) == "gzip":
             return gzip.open(file.path, "rt", encoding=encoding, newline="")
         return file.path.open(encoding=encoding, newline="")
     except OSError as error:
@@ -790,6 +985,28 @@ def _schema(path: Path, row: bool) -> dict[str, Any]:
     ]
     schema = ibis.Schema.from_pyarrow(pa.schema(plain))
     return {ROW: "int64", **schema} if row else dict(schema)
+
+
+def check_unpacked(archive: zipfile.ZipFile, member: str, limit: str | None = None) -> None:
+    """Refuse a file of a zip that takes far more space than the zip: a small one can be made to fill any disk.
+
+    Args:
+        limit: The most bytes it may hold, such as `20GB`; without, 100 times what it takes in the zip, at least 1 GB.
+
+    Raises:
+        DataError: if it holds more. No more is read than the zip says, so that can be believed.
+        SettingsError: if the limit is no size.
+    """
+    packed = archive.getinfo(member)
+    try:
+        most = max(10**9, 100 * packed.compress_size) if limit is None else parse_bytes(limit)
+    except ValueError:
+        raise SettingsError(f"setting 'max_unpacked': '{limit}' is not an amount; expected such as '20GB'") from None
+    if packed.file_size > most:
+        raise DataError(
+            f"{archive.filename}: '{member}' takes {packed.compress_size:,} bytes in the zip and {packed.file_size:,} "
+            f"unpacked, more than {most:,}; if that is right, allow it by --set max_unpacked={packed.file_size}"
+        )
 
 
 class _Names:

@@ -29,7 +29,7 @@ from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, listed, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import SPLIT
-from recspec.tables import ROW, Backend, ColumnType, TextFile, connect
+from recspec.tables import ROW, Backend, ColumnType, TextFile, check_unpacked, connect
 
 NAME = "adult"
 
@@ -170,6 +170,9 @@ def _inputs(raw: Path) -> list[Path]:
         try:
             with zipfile.ZipFile(raw) as archive:
                 found: Sequence[str] = archive.namelist()
+                for name in FILES:
+                    if name in found:
+                        check_unpacked(archive, name)
         except (zipfile.BadZipFile, OSError) as error:
             raise DataError(f"{raw}: not a zip: {error}; expected UCI's adult.zip or its folder") from None
         inputs = [raw]

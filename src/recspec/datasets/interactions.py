@@ -88,6 +88,8 @@ class Source:
     """What becomes of rows of valid and test whose item is not known; those of unknown users stay, with id 0."""
     timed: bool = True
     """Whether `timestamp` holds times, and not just an order."""
+    missing_values: Sequence[str] = ()
+    """Raw texts that stand for a missing value; `rows` hold none, rows to predict may."""
     summary: Callable[[int], Mapping[str, object]] = _nothing
     """What the dataset itself counted on the way, told how many interactions were kept. It may add to `notes`."""
     notes: Notes = field(default_factory=Notes)
@@ -270,7 +272,7 @@ class _PreparedHistory:
 def _prepare_columns(
     backend: Backend, rows: Table, source: Source, histories: Histories | None, dated: bool
 ) -> _Prepared:
-    fitted = Fitted()
+    fitted = Fitted(missing_values=source.missing_values)
     train = rows.filter(rows[SPLIT] == "train")
     known = rows if source.vocabularies == "all" else train
     counted = fetch(backend, counts_by(known, ITEM))

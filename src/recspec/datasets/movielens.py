@@ -29,7 +29,7 @@ from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, listed
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import by_time, leave_one_out
-from recspec.tables import ROW, Backend, ColumnType, TextFile, connect, count_rows, fetch
+from recspec.tables import ROW, Backend, ColumnType, TextFile, check_unpacked, connect, count_rows, fetch
 
 NAME = "movielens"
 
@@ -53,6 +53,11 @@ class Settings(HistorySettings, TimeSplitSettings):
     min_interactions: int = Field(1, ge=1, description="users with fewer different movies are left out")
     num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
     seed: int = Field(1, ge=0, description="of the negatives of valid and test")
+    max_unpacked: str | None = Field(
+        None,
+        description="most bytes a file of the zip may unpack to, such as 20GB; 100 times its size in the zip, and "
+        "1 GB at least, when null",
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def prepare(
     def build(folder: Path) -> FeatureSpec:
         checksum = _check_sum(raw) if raw.is_file() else None
         work = folder / "work"
-        files = _extracted(raw, layout, work / "raw") if raw.is_file() else found
+        files = _extracted(raw, layout, work / "raw", settings.max_unpacked) if raw.is_file() else found
         with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
             return _build(backend, folder, layout, files, settings, progress, checksum)
 
@@ -302,13 +307,14 @@ def _members(raw: Path) -> list[Path]:
         raise DataError(f"{raw}: not a zip file, or cut short; download it again") from None
 
 
-def _extracted(raw: Path, layout: Layout, folder: Path) -> dict[str, Path]:
+def _extracted(raw: Path, layout: Layout, folder: Path, limit: str | None) -> dict[str, Path]:
     """The release's files out of the zip. A member's own path is not used, so none can lead out of `folder`."""
     _, members = recognise(raw)
     folder.mkdir(parents=True)
     try:
         with zipfile.ZipFile(raw) as archive:
             for name, member in members.items():
+                check_unpacked(archive, member.as_posix(), limit)
                 with archive.open(member.as_posix()) as packed, (folder / name).open("wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked, 1 << 20)
     except (zipfile.BadZipFile, zlib.error) as error:

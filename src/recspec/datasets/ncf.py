@@ -31,7 +31,7 @@ from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, SettingsError, listed
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import SPLIT, leave_one_out
-from recspec.tables import PROBLEMS_SHOWN, ROW, Backend, ColumnType, TextFile, connect, fetch, read_header, sniff
+from recspec.tables import PROBLEMS_SHOWN, ROW, Backend, ColumnType, TextFile, connect, fetch, read_header
 
 NAME = "ncf"
 SUFFIXES = ("train.rating", "test.rating", "test.negative")
@@ -264,9 +264,9 @@ def _titles_path(raw: Path, settings: Settings) -> Path | None:
 
 
 def _titles(backend: Backend, path: Path) -> Catalogue:
-    columns = sniff(path)
+    columns = read_header(TextFile(path, {}))
     if ITEM not in columns:
-        raise DataError(f"{path}: header: no column '{ITEM}'; found {listed(read_header(TextFile(path, {})))}")
-    types: dict[str, ColumnType] = {**columns, ITEM: "int64"}
+        raise DataError(f"{path}: header: no column '{ITEM}'; found {listed(columns)}")
+    types: dict[str, ColumnType] = {**dict.fromkeys(columns, "string"), ITEM: "int64"}
     table = fetch(backend, backend.read_text(TextFile(path, types, multiline=True, required=(ITEM,))).order_by(ROW))
     return Catalogue(table, key=ITEM, readable={name: name for name in columns if name != ITEM}, file=path.name)

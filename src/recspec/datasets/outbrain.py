@@ -48,6 +48,7 @@ from recspec.tables import (
     ColumnType,
     TextFile,
     blocks,
+    check_unpacked,
     connect,
     count_rows,
     counts_by,
@@ -102,6 +103,11 @@ class Settings(BaseSettings):
     page_views: bool = Field(False, description="add what page_views.csv says about the reader, and the leak")
     submission: bool = Field(False, description="also write the raw rows of clicks_test.csv, for `recspec predict`")
     seed: int = Field(0, ge=0, description="of the splits and folds")
+    max_unpacked: str | None = Field(
+        None,
+        description="most bytes a file of the zip may unpack to, such as 20GB; 100 times its size in the zip, and "
+        "1 GB at least, when null",
+    )
 
     @model_validator(mode="after")
     def _make_sense(self) -> Settings:
@@ -145,7 +151,10 @@ def prepare(
 
     def build(folder: Path) -> FeatureSpec:
         work = folder / "work"
-        files = {name: _unpacked(place, work / "raw" / f"{name}.csv") for name, place in places.items()}
+        files = {
+            name: _unpacked(place, work / "raw" / f"{name}.csv", settings.max_unpacked)
+            for name, place in places.items()
+        }
         with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
             return _build(backend, folder, files, settings, progress)
 
@@ -663,30 +672,31 @@ def recognise(raw: Path, names: Sequence[str]) -> dict[str, Place]:
     return places
 
 
-def _unpacked(place: Place, target: Path) -> Path:
+def _unpacked(place: Place, target: Path, limit: str | None) -> Path:
     """The table as a CSV file. A member's own path is not used, so none can lead out of the work folder."""
     if place.member is None and place.file.suffix != ".zip":
         return place.file
     target.parent.mkdir(parents=True, exist_ok=True)
     if place.member is None:
-        _extract(place.file, target.name, target)
+        _extract(place.file, target.name, target, limit)
         return target
     if not place.member.endswith(".zip"):
-        _extract(place.file, place.member, target)
+        _extract(place.file, place.member, target, limit)
         return target
     inner = target.with_suffix(".zip")
-    _extract(place.file, place.member, inner)
-    _extract(inner, target.name, target)
+    _extract(place.file, place.member, inner, limit)
+    _extract(inner, target.name, target, limit)
     inner.unlink()
     return target
 
 
-def _extract(archive: Path, member: str, target: Path) -> None:
+def _extract(archive: Path, member: str, target: Path, limit: str | None) -> None:
     with _opened(archive) as opened:
         names = [info.filename for info in opened.infolist() if not info.is_dir()]
         inside = [name for name in names if name == member or Path(name).name == member]
         if not inside:
             raise DataError(f"{archive}: holds {listed(names)}; expected {member}")
+        check_unpacked(opened, inside[0], limit)
         with opened.open(inside[0]) as packed, target.open("wb") as unpacked:
             _copy(packed, unpacked)
 

@@ -1,4 +1,4 @@
-"""Your own interactions, a CSV or Parquet file whose columns you name; `user_id,item_id,timestamp` is enough.
+"""Your own interactions: CSV, JSON lines or Parquet whose columns you name; `user_id,item_id,timestamp` is enough.
 
 Without a label each row is something a user did: the last of each user is for test, the last but one for valid (or the
 latest of all are), beside drawn negatives; rows may hold what their user did before. With a label (clicked or not) the
@@ -15,34 +15,22 @@ from typing import Annotated, Literal, TypeVar
 
 import ibis
 import pyarrow as pa
-import pyarrow.parquet as pq
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from recspec import splits
-from recspec.datasets import clicks, interactions, prepared
+from recspec.datasets import clicks, interactions, prepared, raw_table
 from recspec.datasets.clicks import GROUP, LABEL
 from recspec.datasets.columns import Catalogue, Column, Kind
 from recspec.datasets.histories import HistorySettings, UnknownTargets
-from recspec.datasets.interactions import ITEM, SERIES, TIMESTAMP, USER
+from recspec.datasets.interactions import ITEM, SERIES, TIMESTAMP, USER, Repeats
 from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.tables import (
-    ROW,
-    Backend,
-    ColumnType,
-    TextFile,
-    connect,
-    count_rows,
-    counts_by,
-    fetch,
-    keep_earliest,
-    sniff,
-)
+from recspec.tables import ROW, Backend, connect, count_rows, counts_by, fetch, keep_earliest
 
 NAME = "table"
 
@@ -51,11 +39,19 @@ Value = TypeVar("Value")
 Split = Literal["leave_one_out", "time", "share", "group"]
 RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, splits.SPLIT)
 """Names that features made from other columns bear."""
-TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".txt")
-
 
 Cardinality = Annotated[int, Field(ge=2, le=2**31)]
 Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
+
+
+def _character(text: object) -> object:
+    r"""A separator as a shell gives it: `\t` and `tab` are a tab."""
+    return "\t" if text in ("\\t", "tab") else text
+
+
+Separator = Annotated[str, BeforeValidator(_character), Field(min_length=1, max_length=1)]
+TimeFormat = Annotated[str, AfterValidator(raw_table.check_time_format)]
+Encoding = Annotated[str, AfterValidator(raw_table.check_encoding)]
 
 
 class Settings(HistorySettings):
@@ -89,7 +85,31 @@ class Settings(HistorySettings):
     users: str | None = Field(None, description="file with one row a user, beside the rows; joined by the user's id")
     items: str | None = Field(None, description="file with one row an item, beside the rows; joined by the item's id")
     title: str | None = Field(None, description="column of the items' file that people read; `title` when null")
-    separator: str = Field(",", min_length=1, max_length=1, description="between the columns of a text file")
+    separator: Separator | None = Field(
+        None, description="between the columns of a text file; a comma when null, in .tsv a tab, in sequences blanks"
+    )
+    encoding: Encoding | None = Field(None, description="of text files, such as cp1252; utf-8 when null")
+    layout: raw_table.Layout = Field(
+        "rows", description="sequences: a line is a user and then their items, the earliest first, without a header"
+    )
+    files: tuple[str, ...] = Field((), description="files of the folder RAW to read, in this order; all when none")
+    rows: int | None = Field(None, ge=1, description="only the first so many rows are read; all when null")
+    types: dict[str, raw_table.Type] = Field(
+        {}, description="types of columns, string, int64 or float64: {column: type}; ids are text otherwise"
+    )
+    missing_values: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
+        (),
+        description="texts that stand for a missing value in any column; in numbers n/a, NA, null, none, nan, - "
+        "and ? do too",
+    )
+    time_format: TimeFormat | None = Field(
+        None,
+        description="how times are written, such as %m/%d/%Y, or seconds, milliseconds, microseconds or "
+        "nanoseconds since 1970; numbers as they are and dates of ISO 8601 when null",
+    )
+    repeats: Repeats = Field(
+        "first", description="without a label: first keeps the earliest of a user's rows of one item, keep all of them"
+    )
     min_count: int = Field(1, ge=1, description="with a label: values in fewer train rows become unknown")
     min_interactions: int = Field(1, ge=1, description="without a label: users with fewer items are left out")
     num_negatives: int = Field(100, ge=0, description="without a label: candidates beside the positive in each series")
@@ -122,14 +142,28 @@ class Settings(HistorySettings):
         for cross in self.crosses:
             if len(set(cross)) < max(2, len(cross)) or self.crosses.count(cross) > 1:
                 raise ValueError(f"a cross is of two different features or more and named once, found {list(cross)}")
+        if self.layout == "sequences" and (given := self._of_rows()):
+            raise ValueError(f"layout sequences has users and items alone; leave out {' and '.join(given)}")
         if self.valid + self.test >= 1:
             raise ValueError(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
         return self
 
     def _of_interactions(self) -> list[str]:
         """Settings given that rows with a label have no use for."""
-        names = (*HistorySettings.model_fields, "unknown_targets")
+        names = (*HistorySettings.model_fields, "unknown_targets", "repeats")
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
+    def _of_rows(self) -> list[str]:
+        """Settings given that a layout without further columns has no use for."""
+        names = ("label", "context_features", "group")
+        given = [name for name in names if getattr(self, name)]
+        return [*given, *(["split"] if self.chosen_split == "time" else [])]
+
+    @property
+    def reading(self) -> raw_table.Reading:
+        """How raw files are read."""
+        names = raw_table.Reading.__dataclass_fields__
+        return raw_table.Reading(**{name: getattr(self, name) for name in names})
 
     @property
     def chosen_split(self) -> Split:
@@ -158,7 +192,7 @@ def prepare(
     progress: Progress = silent,
     force: bool = False,
 ) -> Prepared:
-    """Prepare a CSV or Parquet file, or a folder of Parquet files.
+    """Prepare a file of CSV, JSON lines or Parquet, or a folder of such files.
 
     Raises:
         DataError: if the file lacks a column, a line is malformed, or `out` holds something else.
@@ -171,15 +205,11 @@ def prepare(
     def build(folder: Path) -> FeatureSpec:
         with connect(engine, folder=folder / "work", memory_limit=memory_limit, threads=threads) as backend:
             progress("reading rows", 0, None)
-            tables = _Tables(
-                _read(backend, paths, settings.separator),
-                _read(backend, [sides["users"]], settings.separator) if sides["users"] else None,
-                _read(backend, [sides["items"]], settings.separator) if sides["items"] else None,
-            )
+            notes = Notes()
+            tables = _read(backend, folder / "work", paths, sides, settings, notes)
             plan = _plan(tables, settings, raw)
             if not count_rows(backend, tables.rows):
                 raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
-            notes = Notes()
             _note_places(plan, {"user": settings.users, "item": settings.items}, notes)
             written = _write_interactions if settings.label is None else _write_clicks
             spec = written(backend, folder, tables, plan, settings, notes, progress)
@@ -206,20 +236,14 @@ class _Tables:
 
 
 def _paths(raw: Path, settings: Settings) -> list[Path]:
-    if raw.is_file():
-        return [raw]
-    if not raw.is_dir():
-        raise DataError(f"{raw}: no such file or folder; expected a CSV or Parquet file")
-    others = {settings.users, settings.items}
-    files = [path for path in sorted(raw.iterdir()) if path.is_file() and path.name not in others]
-    parquet = [path for path in files if path.suffix == ".parquet"]
-    texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
-    if parquet and not texts:
-        return parquet
-    if len(texts) == 1 and not parquet:
-        return texts
-    found = listed(path.name for path in files)
-    raise DataError(f"{raw}: expected Parquet files or a single text file, found {found}; name the file you mean")
+    if raw.is_dir():
+        return raw_table.find(raw, {name for name in (settings.users, settings.items) if name}, settings.files)
+    if not raw.is_file():
+        known = [found.name for found in raw.parent.iterdir()] if raw.parent.is_dir() else []
+        raise DataError(f"{raw}: no such file or folder{nearest(raw.name, known)}; expected CSV, JSON lines or Parquet")
+    if settings.files:
+        raise SettingsError(f"setting 'files': {raw} is a file; name its folder, {raw.parent}")
+    return [raw]
 
 
 def _side_path(raw: Path, side: str, name: str | None) -> Path | None:
@@ -232,40 +256,54 @@ def _side_path(raw: Path, side: str, name: str | None) -> Path | None:
     return path
 
 
-def _read(backend: Backend, paths: Sequence[Path], separator: str) -> Table:
-    if paths[0].suffix == ".parquet":
-        for path in paths:
-            _check_parquet(path, paths[0])
-        table = backend.read_parquet(paths, row=True)
-    else:
-        separator = "\t" if paths[0].suffix == ".tsv" else separator
-        columns: Mapping[str, ColumnType] = sniff(paths[0], separator)
-        table = backend.read_text(TextFile(paths[0], columns, separator=separator, multiline=True))
-    return table.mutate(**{name: _plain(table[name]) for name in table.columns if name != ROW})
+def _read(
+    backend: Backend,
+    work: Path,
+    paths: Sequence[Path],
+    sides: Mapping[str, Path | None],
+    settings: Settings,
+    notes: Notes,
+) -> _Tables:
+    reading, roles = settings.reading, _roles(settings)
+    beside = replace(reading, rows=None, layout="rows", time_format=None)
+    held: dict[str, Table] = {}
+    for side, key, names in (
+        ("users", settings.user, settings.user_features),
+        ("items", settings.item, settings.item_features),
+    ):
+        path = sides[side]
+        if path is not None:
+            asked = replace(roles, ids=(key,) if key else (), features=names, shown=True, time=None, label=None)
+            held[side] = raw_table.read(backend, [path], asked, beside, notes, work)
+    elsewhere = {name for side, names in (("users", settings.user_features), ("items", settings.item_features))
+                 if side in held for name in names if name in held[side].columns}  # fmt: skip
+    features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
+    rows = raw_table.read(backend, paths, replace(roles, features=features), reading, notes, work)
+    timed = settings.timestamp is not None and settings.timestamp in rows.columns
+    if settings.label is None and settings.timestamp and not timed and settings.layout == "rows":
+        others = {name for name in (settings.user, settings.item, settings.group) if name is not None}
+        raw_table.note_untimed(backend, rows, settings.timestamp, others, notes)
+    return _Tables(rows, held.get("users"), held.get("items"))
 
 
-def _check_parquet(path: Path, first: Path) -> None:
-    try:
-        schema, expected = pq.read_schema(path), pq.read_schema(first)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a Parquet file: {error}") from None
-    if ROW in schema.names:
-        raise DataError(f"{path}: a column is named '{ROW}', which recspec needs for itself; rename it")
-    if not schema.equals(expected):
-        raise DataError(f"{path}: columns differ from those of {first.name}: {schema.names} and {expected.names}")
-
-
-def _plain(values: Values) -> Values:
-    """A column in one of few types, so that both engines hold the same: int64, float64, string, timestamp, lists."""
-    kind = values.type()
-    if kind.is_boolean() or kind.is_integer():
-        return values.cast("int64")
-    if kind.is_floating() or kind.is_decimal():
-        number = values.cast("float64")
-        return ibis.ifelse(number.isnan(), None, number)
-    if kind.is_date():
-        return values.cast("timestamp")
-    return values.nullif("") if kind.is_string() else values
+def _roles(settings: Settings) -> raw_table.Roles:
+    """What the settings ask of the rows' columns."""
+    needs_time = (
+        settings.label is None
+        or settings.chosen_split == "time"
+        or "timestamp" in settings.model_fields_set
+        or bool(settings.user_features or settings.item_features)
+    )
+    return raw_table.Roles(
+        ids=tuple(name for name in (settings.user, settings.item) if name is not None),
+        texts={*settings.lists, *settings.hashed, *([settings.group] if settings.group else [])},
+        categories={*settings.categorical},
+        numbers={*settings.numeric},
+        features=settings.features,
+        time=settings.timestamp if needs_time else None,
+        label=settings.label,
+        positive_from=settings.positive_from,
+    )
 
 
 # --- which column is what --------------------------------------------------------------------------------------------
@@ -527,16 +565,17 @@ def _write_interactions(
     assert settings.item is not None
     rows = tables.rows
     num_rows = count_rows(backend, rows)
-    _check_present(backend, rows, [settings.user, settings.item])
     timed = _has_time(rows, settings)
-    seconds = _seconds(backend, rows, settings.timestamp) if timed and settings.timestamp else rows[ROW]
+    seconds = rows[settings.timestamp] if timed and settings.timestamp else rows[ROW]
     named = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: seconds, ROW: rows[ROW]},
         **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
     )
     kept = named.drop(*plan.in_rows("user", "item"))
     order = (TIMESTAMP, ROW)
-    cleaned = interactions.clean(backend, kept, min_interactions=settings.min_interactions, order=order)
+    cleaned = interactions.clean(
+        backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats
+    )
     if settings.chosen_split == "time":
         split = splits.by_time(cleaned.rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
     else:
@@ -559,6 +598,7 @@ def _write_interactions(
         context=plan.context,
         raw_names={USER: settings.user, ITEM: settings.item},
         summary=summary,
+        missing_values=settings.missing_values,
         vocabularies="train" if settings.chosen_split == "time" else "all",
         unknown_targets=settings.unknown_targets,
         timed=timed,
@@ -716,42 +756,6 @@ def _one_row_each(backend: Backend, side: Table, key: str, like: Values, file: s
     return side.order_by(ROW)
 
 
-def _check_present(backend: Backend, rows: Table, names: Sequence[str]) -> None:
-    problems = []
-    for name in names:
-        kind = rows[name].type()
-        if not (kind.is_string() or kind.is_integer()):
-            problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers")
-            continue
-        missing = rows.filter(rows[name].isnull())
-        first = fetch(backend, missing.select(ROW).order_by(ROW).limit(3)).column(ROW).to_pylist()
-        if first:
-            count, shown = count_rows(backend, missing), ", ".join(str(row + 1) for row in first)
-            problems.append(f"column '{name}' has no value in {count:,} rows, such as row {shown}")
-    if problems:
-        raise DataError.of("rows", problems)
-
-
-def _seconds(backend: Backend, rows: Table, name: str) -> Values:
-    """The time as a number: as it is, or seconds since 1970 of a date."""
-    values = rows[name]
-    kind = values.type()
-    if kind.is_string():
-        seconds = values.try_cast("timestamp").epoch_seconds().cast("int64")
-    elif kind.is_timestamp():
-        seconds = values.epoch_seconds().cast("int64")
-    elif kind.is_numeric():
-        seconds = values
-    else:
-        raise DataError(f"rows: column '{name}' holds {kind}; a timestamp must be a number or a date")
-    wrong = rows.filter(seconds.isnull())
-    first = fetch(backend, wrong.select(ROW, value=wrong[name].cast("string")).order_by(ROW).limit(3)).to_pylist()
-    if first:
-        problems = [f"column '{name}' in row {row[ROW] + 1} is {row['value']!r}; expected a time" for row in first]
-        raise DataError.of("rows", problems)
-    return seconds
-
-
 # --- clicks ----------------------------------------------------------------------------------------------------------
 
 
@@ -759,11 +763,9 @@ def _write_clicks(
     backend: Backend, folder: Path, tables: _Tables, plan: _Plan, settings: Settings, notes: Notes, progress: Progress
 ) -> FeatureSpec:
     rows = tables.rows
-    raw_names = [name for name in (settings.user, settings.item) if name is not None]
-    _check_present(backend, rows, raw_names)
-    label = _label(backend, rows, settings)
+    assert settings.label is not None
     group = settings.group or settings.user
-    wanted: dict[str, Values] = {ROW: rows[ROW], LABEL: label}
+    wanted: dict[str, Values] = {ROW: rows[ROW], LABEL: rows[settings.label]}
     if group is not None:
         wanted[GROUP] = rows[group]
     if settings.user is not None:
@@ -773,7 +775,7 @@ def _write_clicks(
     in_rows = plan.in_rows("user", "item", "context")
     dated = settings.chosen_split == "time" or (_has_time(rows, settings) and bool(plan.in_rows("user", "item")))
     if dated and settings.timestamp is not None:
-        wanted[TIMESTAMP] = _seconds(backend, rows, settings.timestamp)
+        wanted[TIMESTAMP] = rows[settings.timestamp]
     kept = rows.select(**wanted, **{name: rows[column] for name, column in in_rows.items()})
     split = _split(kept, settings)
     if plan.in_rows("user", "item"):  # which rows are for training is asked several times
@@ -801,6 +803,7 @@ def _write_clicks(
         raw_names={USER: settings.user, ITEM: settings.item},
         grouped="values" if group is not None else False,
         min_count=settings.min_count,
+        missing_values=settings.missing_values,
         summary={"split": settings.chosen_split, "positives": _positives(backend, kept)},
         notes=notes,
     )
@@ -823,28 +826,6 @@ def _split(rows: Table, settings: Settings) -> Table:
     if settings.chosen_split == "group":
         return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
     return splits.by_share(rows, row=ROW, seed=settings.seed, **shares)
-
-
-def _label(backend: Backend, rows: Table, settings: Settings) -> Values:
-    assert settings.label is not None
-    values = rows[settings.label]
-    if not values.type().is_numeric():
-        raise DataError(f"rows: the label '{settings.label}' holds {values.type()}; expected 0 and 1")
-    if settings.positive_from is not None:
-        wrong = rows.filter(values.isnull())
-        label = (values >= settings.positive_from).cast("int64")
-    else:
-        wrong = rows.filter(values.isnull() | ~values.isin([0, 1]))
-        label = values.cast("int64")
-    first = fetch(backend, wrong.select(ROW, value=wrong[settings.label].cast("string")).order_by(ROW).limit(3))
-    if first.num_rows:
-        problems = [
-            f"the label '{settings.label}' in row {row[ROW] + 1} is {row['value']}; expected 0 or 1 "
-            f"(or set positive_from to where a 1 begins)"
-            for row in first.to_pylist()
-        ]
-        raise DataError.of("rows", problems)
-    return label
 
 
 def _positives(backend: Backend, rows: Table) -> int:
