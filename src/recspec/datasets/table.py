@@ -7,7 +7,7 @@ rows are taken as given and split by share, time or group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -256,16 +256,32 @@ def _read(
     ):
         path = sides[side]
         if path is not None:
-            asked = replace(roles, ids=(key,) if key else (), features=names, shown=True, time=None, label=None)
-            held[side] = raw_table.read(backend, [path], asked, beside, notes, work)
+            asked = {
+                name: _with_plain_names(given, side)
+                for name, given in (("features", names), ("texts", roles.texts), ("categories", roles.categories),
+                                    ("numbers", roles.numbers))
+            }  # fmt: skip
+            own = replace(roles, ids=(key,) if key else (), shown=True, time=None, label=None, **asked)
+            held[side] = raw_table.read(backend, [path], own, beside, notes, work)
     elsewhere = {name for side, names in (("users", settings.user_features), ("items", settings.item_features))
                  if side in held for name in names if name in held[side].columns}  # fmt: skip
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
     rows = raw_table.read(backend, paths, replace(roles, features=features), reading, notes, work)
     timed = settings.timestamp is not None and settings.timestamp in rows.columns
     if settings.label is None and settings.timestamp and not timed and settings.layout == "rows":
-        raw_table.note_untimed(backend, rows, settings.timestamp, {settings.user, settings.item, settings.group}, notes)
+        raw_table.note_untimed(
+            backend,
+            rows,
+            settings.timestamp,
+            {name for name in (settings.user, settings.item, settings.group) if name},
+            notes,
+        )
     return _Tables(rows, held.get("users"), held.get("items"))
+
+
+def _with_plain_names(given: Collection[str], side: str) -> set[str]:
+    """Names of features, and the names that their columns may have in a file of users or items."""
+    return {*given, *(name.removesuffix(f"_{side.removesuffix('s')}") for name in given)}
 
 
 def _roles(settings: Settings) -> raw_table.Roles:
