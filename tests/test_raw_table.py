@@ -87,7 +87,7 @@ def test_the_name_of_a_file_or_folder_means_nothing(name: str, tmp_path: Path) -
         assert {path.name for path in (tmp_path / f"{name} {ending}").iterdir()} == {name}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20)
        .filter(lambda name: name not in (".", "..") and len(name.encode()) < 200))  # fmt: skip
 def test_any_name_of_a_file_is_read(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:

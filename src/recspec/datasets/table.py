@@ -256,12 +256,14 @@ def _read(
     ):
         path = sides[side]
         if path is not None:
-            asked = {
-                name: _with_plain_names(given, side)
-                for name, given in (("features", names), ("texts", roles.texts), ("categories", roles.categories),
-                                    ("numbers", roles.numbers))
-            }  # fmt: skip
-            own = replace(roles, ids=(key,) if key else (), shown=True, time=None, label=None, **asked)
+            own = raw_table.Roles(
+                ids=(key,) if key else (),
+                texts=_with_plain_names(roles.texts, side),
+                categories=_with_plain_names(roles.categories, side),
+                numbers=_with_plain_names(roles.numbers, side),
+                features=_with_plain_names(names, side),
+                shown=True,
+            )
             held[side] = raw_table.read(backend, [path], own, beside, notes, work)
     elsewhere = {name for side, names in (("users", settings.user_features), ("items", settings.item_features))
                  if side in held for name in names if name in held[side].columns}  # fmt: skip
