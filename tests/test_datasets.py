@@ -33,7 +33,7 @@ from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.hashing import cross, fingerprint64
 from recspec.storage import open_split
-from recspec.tables import _DuckDB, connect, fetch
+from recspec.tables import ROW, _DuckDB, connect, fetch
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 
 # --- raw rows --------------------------------------------------------------------------------------------------------
@@ -1396,7 +1396,7 @@ def test_repeats_may_be_kept(tmp_path: Path) -> None:
         table = backend.read_parquet([tmp_path / "rows.parquet"], row=True)
         for repeats, kept in (("first", [1, 2]), ("keep", [1, 2, 3])):
             cleaned = interactions.clean(
-                backend, table, min_interactions=1, order=["timestamp", "row"], repeats=repeats  # type: ignore[arg-type]
+                backend, table, min_interactions=1, order=["timestamp", ROW], repeats=repeats  # type: ignore[arg-type]
             )  # fmt: skip
             times = fetch(backend, cleaned.rows.order_by("timestamp")).column("timestamp").to_pylist()
             assert times == kept

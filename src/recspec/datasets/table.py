@@ -7,7 +7,7 @@ rows are taken as given and split by share, time or group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -273,8 +273,15 @@ def _read(
     ):
         path = sides[side]
         if path is not None:
-            asked = replace(roles, ids=(key,) if key else (), features=names, shown=True, time=None, label=None)
-            held[side] = raw_table.read(backend, [path], asked, beside, notes, work)
+            own = raw_table.Roles(
+                ids=(key,) if key else (),
+                texts=_with_plain_names(roles.texts, side),
+                categories=_with_plain_names(roles.categories, side),
+                numbers=_with_plain_names(roles.numbers, side),
+                features=_with_plain_names(names, side),
+                shown=True,
+            )
+            held[side] = raw_table.read(backend, [path], own, beside, notes, work)
     elsewhere = {name for side, names in (("users", settings.user_features), ("items", settings.item_features))
                  if side in held for name in names if name in held[side].columns}  # fmt: skip
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
@@ -284,6 +291,11 @@ def _read(
         others = {name for name in (settings.user, settings.item, settings.group) if name is not None}
         raw_table.note_untimed(backend, rows, settings.timestamp, others, notes)
     return _Tables(rows, held.get("users"), held.get("items"))
+
+
+def _with_plain_names(given: Collection[str], side: str) -> set[str]:
+    """Names of features, and the names that their columns may have in a file of users or items."""
+    return {*given, *(name.removesuffix(f"_{side.removesuffix('s')}") for name in given)}
 
 
 def _roles(settings: Settings) -> raw_table.Roles:
