@@ -511,6 +511,9 @@ def test_serves_defaults_are_those_of_its_settings() -> None:
     assert options["queue"] == limits.max_queue
     assert options["max_rows"] == limits.max_rows
     assert options["max_body_mb"] * 2**20 == limits.max_body_bytes
+    assert options["max_held_mb"] * 2**20 == limits.max_held_bytes
+    assert options["max_requests"] == limits.max_requests
+    assert (options["control"], options["insecure"]) == (kept.control, settings.insecure)
     assert options["timeout"] == limits.timeout_seconds
     assert (options["threads"], options["watch"], options["device"]) == (kept.threads, kept.watch_seconds, kept.device)
 

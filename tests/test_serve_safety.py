@@ -383,6 +383,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
 STUCK = """
     import sys, threading, time
     from recspec import answers, serve
+    from recspec.cli import end_by_force
     from recspec.batching import Limits
     from recspec.repository import RepositorySettings, sources_of
 
@@ -394,7 +395,7 @@ STUCK = """
     serve.FORCE_SECONDS = 1.0
     serve.serve(sources_of([sys.argv[1]]), serve.ServeSettings(http_port=0, grpc_port=None, shutdown_seconds=0.5),
                 repository=RepositorySettings(watch_seconds=0), limits=Limits(timeout_seconds={seconds}),
-                ready=lambda addresses: print(addresses.http, flush=True))
+                ready=lambda addresses: print(addresses.http, flush=True), force=end_by_force)
 """
 
 

@@ -556,6 +556,13 @@ def export(
         _print_sheet(made.folder, made.sheet)
 
 
+def end_by_force(why: str) -> None:
+    """End the process with status 1, whatever its threads do."""
+    logging.getLogger("recspec.serve").error("the server ends by force: %s", why)
+    logging.shutdown()
+    os._exit(1)
+
+
 @app.command()
 def serve(
     models: Annotated[
@@ -649,6 +656,7 @@ def serve(
         limits=config.build(Limits, "serve", limits),
         token=read_token(os.environ, token_file),
         ready=ready,
+        force=end_by_force,
     )
     sys.stdout.flush()
     sys.stderr.flush()

@@ -239,7 +239,7 @@ _SCHEMAS: dict[str, Any] = {
 _REFUSALS = {
     "400": "the request is wrong; the message names the field and its place",
     "401": "the bearer token is missing or wrong",
-    "403": "a page of another origin asks",
+    "403": "a page of another origin asks, or the server is called by a name that it does not answer to",
     "404": "there is no such model or version",
     "408": "the body did not come in time",
     "413": "the body or its rows are more than the server takes",

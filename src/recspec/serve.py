@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import signal
 import socket
 import sys
@@ -30,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from pydantic import Field
@@ -72,6 +71,9 @@ FORCE_SECONDS = 5.0
 
 PIECE = 64 << 10
 """Bytes of an answer that are written at once."""
+
+QUIET = {"uvicorn.error": logging.ERROR, "grpc._cython.cygrpc": logging.CRITICAL}
+"""Logs that tell of each request that is no HTTP, or that its client calls off: clients could fill a disk with them."""
 
 log = logging.getLogger("recspec.serve")
 
@@ -340,11 +342,14 @@ def serve(
     limits: Limits | None = None,
     token: str | None = None,
     ready: Callable[[Addresses], None] = lambda _: None,
+    force: Callable[[str], object] = log.error,
 ) -> None:
-    """Serve models until SIGTERM or SIGINT, then end within `shutdown_seconds`; what does not end is ended by force.
+    """Serve models until SIGTERM or SIGINT, then end within `shutdown_seconds`.
 
     Args:
         ready: Is told where the server listens, once everything answers.
+        force: Ends the process whatever its threads do, and is told why; called `FORCE_SECONDS` after the time for a
+            graceful end. Should it not, or can't it run, the process ends with a traceback of its threads.
 
     Raises:
         BundleError, SettingsError: as `Server.start`.
@@ -358,13 +363,14 @@ def serve(
         await asked.wait()
         await server.stop()
 
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each request that is no HTTP
-    with _Ending(settings.shutdown_seconds + FORCE_SECONDS) as ending:
+    for name, level in QUIET.items():
+        logging.getLogger(name).setLevel(level)
+    with _Ending(settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             held = Repository(sources, settings=repository, limits=limits, telemetry=Telemetry())
             runner.run(run(ending))
         if held.given_up:
-            _end_by_force("computations that were given up still run")
+            force("computations that were given up still run")
 
 
 class _Ending:
@@ -373,8 +379,8 @@ class _Ending:
     The handlers need no event loop, so that a loop which is busy or stuck is ended as well.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, force: Callable[[str], object]) -> None:
+        self._seconds, self._force = seconds, force
         self._timer: threading.Timer | None = None
         self._wake: Callable[[], object] = bool
         self._before: dict[signal.Signals, Any] = {}
@@ -400,21 +406,15 @@ class _Ending:
 
     def _ask(self, *_: object) -> None:
         if self._timer is not None:
-            _end_by_force("asked to end twice")
-        self._timer = threading.Timer(self._seconds, _end_by_force, ["requests or models did not end in time"])
+            self._force("asked to end twice")
+            return
+        self._timer = threading.Timer(self._seconds, self._force, ["requests or models did not end in time"])
         self._timer.daemon = True
         self._timer.start()
         if sys.__stderr__ is not None:  # should something hold the interpreter's lock, so that the timer can't run
             faulthandler.dump_traceback_later(self._seconds + 2, exit=True, file=sys.__stderr__)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._wake()
-
-
-def _end_by_force(why: str) -> None:
-    """End the process with status 1, whatever its threads do."""
-    log.error("the server ends by force: %s", why)
-    logging.shutdown()
-    os._exit(1)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -449,6 +449,22 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone."""
         yield
+
+
+class _Connection:
+    """A transport that may be written to when it is closed already, as asyncio's may and uvloop's may not.
+
+    uvicorn tells the last of pipelined requests alone that the client went away.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.close, self.is_closing = transport.close, transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Write, or do nothing."""
+        with contextlib.suppress(RuntimeError):
+            self._transport.write(data)
 
 
 class _Protocol(HttpToolsProtocol):
@@ -491,6 +507,8 @@ class _Protocol(HttpToolsProtocol):
         self._stop_timer()
         self._head = None
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = cast(Any, _Connection(self.transport))
 
     def on_message_complete(self) -> None:
         """A body is whole."""

@@ -101,7 +101,7 @@ class Roles:
     """What is asked of the columns of a table."""
 
     ids: tuple[str, ...] = ()
-    """Text, and none may be missing."""
+    """Text, and none may be missing, except in a file of users or items: see `shown`."""
     texts: Collection[str] = ()
     """Text as it is written."""
     categories: Collection[str] = ()
@@ -110,7 +110,7 @@ class Roles:
     features: Collection[str] = ()
     """The type is judged by the values."""
     shown: bool = False
-    """Whether all further columns are judged too; nothing is said of these."""
+    """Whether it is a file of users or items: all further columns are judged too, and nothing is said of these."""
     time: str | None = None
     label: str | None = None
     positive_from: float | None = None
@@ -561,6 +561,8 @@ class _Typing:
             kind = table[name].type()
             if not (kind.is_string() or kind.is_integer()):
                 problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers")
+                continue
+            if self.roles.shown:  # the catalogue leaves such rows out, and counts them
                 continue
             missing = table.filter(table[name].isnull())
             first = fetch(self.backend, missing.select(ROW).order_by(ROW).limit(SHOWN)).column(ROW).to_pylist()
