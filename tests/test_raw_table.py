@@ -24,7 +24,7 @@ from recspec.encoding import Encoders, VocabularyEncoder
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.storage import open_split
-from tests.test_datasets import CASES, Case, bytes_of, prepare_table, raw_pairs, run
+from tests.test_datasets import CASES, Case, bytes_of, prepare_table, raw_pairs, run, write_table
 
 HEAD = "user_id,item_id,timestamp\n"
 
@@ -661,3 +661,18 @@ def test_a_declared_type_reaches_the_encoders(tmp_path: Path) -> None:
     encoder = Encoders.load(tmp_path / "out").encoders["item_id"]
     assert isinstance(encoder, VocabularyEncoder)
     assert set(DATASETS) >= {Case("table", lambda folder: folder).dataset}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labelled", [False, True])
+def test_spark_reads_every_kind_of_file_as_duckdb_does(labelled: bool, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    asked = {"context_features": ["price", "count", "zip", "shop"],
+             **({"label": "gift", "split": "time"} if labelled else {"repeats": "keep"})}  # fmt: skip
+    folder = tmp_path / "userId=1" / "a[1]*"
+    folder.mkdir(parents=True)
+    for path in by_pandas(shop(), folder):
+        for engine in ("duckdb", "spark"):
+            run(Case("table", write_table, {"num_negatives": 1, **asked}), path, tmp_path / f"{engine} {path.name}",
+                engine=engine)  # fmt: skip
+        assert bytes_of(tmp_path / f"duckdb {path.name}") == bytes_of(tmp_path / f"spark {path.name}")

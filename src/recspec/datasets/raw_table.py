@@ -632,7 +632,8 @@ class _Times:
             self._refuse(values.isnull(), "expected a time in every row")
             if not kind.timezone:
                 self._say_utc()
-            return self._with_fraction(values.truncate("s").epoch_seconds().cast("int64"), values.microsecond())
+            fraction = values.cast("string").re_extract(r"\.([0-9]+)", 1)  # Spark has no function for it
+            return self._with_fraction(values.truncate("s").epoch_seconds().cast("int64"), fraction)
         if kind.is_numeric():
             self._refuse(values.isnull(), "expected a time in every row")
             return self._scaled(values)
@@ -694,12 +695,12 @@ class _Times:
             there = there - ibis.ifelse(zone.re_search("^[+-]"), sign * ahead, 0)
         if not self.typing.problems:  # else the same rows may be named again
             self._refuse(there.isnull(), "there is no such day or time of day")
-        micros = (fraction + ibis.literal("000000")).substr(0, 6).try_cast("int64")
-        return self._with_fraction(there, micros)
+        return self._with_fraction(there, fraction)
 
-    def _with_fraction(self, seconds: Values, micros: Values) -> Values:
-        """Seconds; with a fraction where some row has one."""
+    def _with_fraction(self, seconds: Values, fraction: StringValue) -> Values:
+        """Seconds, and the digits behind them down to a millionth where some row has any."""
         rows = self.typing._rows
+        micros = (fraction + ibis.literal("000000")).substr(0, 6).try_cast("int64")
         broken = fetch(self.typing.backend, rows.aggregate(most=micros.max())).column("most")[0].as_py()
         return seconds.cast("float64") + micros.cast("float64") / 1e6 if broken else seconds
 
