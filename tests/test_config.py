@@ -111,7 +111,9 @@ def test_a_file_that_is_no_recipe(text: str, message: str, tmp_path: Path) -> No
 
 def test_a_recipe_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingsError, match=r"recipe .*recipe\.yaml: 'utf-8' codec can't decode"):
+    with pytest.raises(
+        SettingsError, match=r"recipe .*recipe\.yaml: can't be read as text: 'utf-8' codec can't decode"
+    ):
         load_recipe(tmp_path / "recipe.yaml")
 
 

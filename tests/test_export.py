@@ -321,7 +321,7 @@ def test_every_model_is_compiled_ahead_of_time(
 ) -> None:
     settings = replace(QUICK, format="pt2", precision=precision, tolerance=None if precision == "fp32" else 1e-2)
     made = export(bundled(name), tmp_path / "out", settings, clicks)
-    assert {path.name for path in made.folder.iterdir()} == {"model.pt2", "sheet.json"}
+    assert {path.name for path in made.folder.iterdir()} == {"manifest.json", "model.pt2", "sheet.json"}
 
 
 # --- Triton ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recspec import bundle
+from recspec import bundle, manifest
 from recspec.batching import Limits
 from recspec.errors import BundleError, RequestError, SettingsError
 from recspec.export import ExportSettings, export
@@ -350,6 +350,7 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
     shutil.copytree(folder / "export", tmp_path / "ranker")
     sheet = tmp_path / "ranker" / "sheet.json"
     sheet.write_text(sheet.read_text().replace('"form": "rows"', '"form": "ranker"'))
+    manifest.write(tmp_path / "ranker")
 
     async def body(kept: Repository) -> None:
         rows = made_up_rows(kept.form("both").inputs, 6)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recspec.errors import BundleError
+from recspec.outputs import whole_file
 from recspec.paths import PathError, confined, read_json, read_text
 
 FILE_NAME = "manifest.json"
@@ -27,7 +28,8 @@ def write(folder: Path) -> str:
     """Write the manifest of all files that the folder holds now; its digest."""
     files = {name: _digest(folder / name) for name in _names(folder)}
     text = json.dumps({"format": FORMAT, "files": files}, indent=2, sort_keys=True) + "\n"
-    (folder / FILE_NAME).write_text(text, encoding="utf-8")
+    with whole_file(folder / FILE_NAME) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
