@@ -217,10 +217,15 @@ def test_no_name_at_all_means_anything_to_spark(spark: Backend, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_dataset_is_prepared_from_and_into_folders_of_any_name(tmp_path: Path) -> None:
-    raw = write_latest(nested(tmp_path, HOSTILE) / "raw")
     case = Case("movielens", write_latest, {"num_negatives": 3})
-    run(case, raw, tmp_path / "plain", threads=1)
-    run(case, raw, nested(tmp_path / "out", HOSTILE) / "spark", engine="spark", threads=2)
+    run(case, write_latest(tmp_path / "raw"), tmp_path / "plain", threads=1)
+    run(
+        case,
+        write_latest(nested(tmp_path, HOSTILE) / "raw"),
+        nested(tmp_path / "out", HOSTILE) / "spark",
+        engine="spark",
+        threads=2,
+    )
     assert bytes_of(nested(tmp_path / "out", HOSTILE) / "spark") == bytes_of(tmp_path / "plain")
 
 
