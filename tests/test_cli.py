@@ -661,3 +661,27 @@ def test_verify_prints_the_manifest_s_digest_and_names_what_was_changed(
     assert (status, "'weights.safetensors' was changed" in told) == (2, True)
     status, _, told = run("recommend", folder, "--user", "1")
     assert (status, "'weights.safetensors' was changed" in told) == (2, True)
+
+
+HOSTILE = "-o a?b=1#c%20d[1]*.{x}'\"ü"
+
+
+def test_every_writer_takes_the_name_of_its_place_as_it_is(
+    run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command writes one place, whatever its name would mean to a library, a pattern or a URL."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    commands = {
+        "prepare": ["prepare", "synthetic", "none", "OUT", "--set", "kind=interactions", "--set", "num_rows=3000"],
+        "train": ["train", "neumf", "prepare/NAME", "OUT", "--set", "epochs=1", "--set", "tensorboard=false"],
+        "tune": ["tune", "neumf", "prepare/NAME", "OUT", "--trials", "1", "--set", "epochs=1"],
+        "transcode": ["transcode", "prepare/NAME", "OUT", "--to", "csv"],
+        "export": ["export", "train/NAME", "OUT", "--batch-sizes", "1"],
+    }
+    for command, words in commands.items():
+        (tmp_path / command).mkdir()
+        given = [word.replace("OUT", f"{command}/{HOSTILE}").replace("NAME", HOSTILE) for word in words]
+        status, _, err = run(*given)
+        assert status == 0, err
+        assert [path.name for path in (tmp_path / command).iterdir()] == [HOSTILE]

@@ -177,9 +177,9 @@ def test_other_machines_get_in_with_a_token_and_grpc_listens_where_http_does(
         assert "no token is asked for" in caplog.text
         for address in (open_to_all.host, open_to_all.grpc):
             port = int(address.rpartition(":")[2])
-            socket.create_connection(("127.0.0.1", port), timeout=30).close()
+            socket.create_connection(("127.0.0.1", port), timeout=600).close()
             with pytest.raises(OSError):
-                socket.create_connection(("::1", port), timeout=30).close()
+                socket.create_connection(("::1", port), timeout=600).close()
     finally:
         open_to_all.stop()
     with_token = Running([Source("neumf", bundle)], token="t", host="0.0.0.0")
@@ -194,11 +194,11 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
     secure = Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key)
     try:
         context = ssl.create_default_context(cadata=CERT)
-        with urllib.request.urlopen(f"https://{secure.host}/v2/health/ready", context=context, timeout=30) as told:
+        with urllib.request.urlopen(f"https://{secure.host}/v2/health/ready", context=context, timeout=600) as told:
             assert told.status == 200
         with grpc.secure_channel(secure.grpc, grpc.ssl_channel_credentials(CERT.encode())) as channel:
             call = channel.unary_unary(SERVICE + "ServerLive")
-            assert service_pb2.ServerLiveResponse.FromString(call(b"", timeout=30)).live
+            assert service_pb2.ServerLiveResponse.FromString(call(b"", timeout=600)).live
         assert not raw_exchange(secure, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
     finally:
         secure.stop()
@@ -209,7 +209,7 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
 
 def call(running: Running, method: str, message: bytes, **more: Any) -> Any:
     with grpc.insecure_channel(running.grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
-        return channel.unary_unary(SERVICE + method)(message, timeout=30, **more)
+        return channel.unary_unary(SERVICE + method)(message, timeout=600, **more)
 
 
 def test_malformed_messages_are_told_without_a_word_of_python(
@@ -333,7 +333,7 @@ def test_connections_beyond_the_bound_are_closed(bundle: Path) -> None:
     name, _, port = crowded.host.rpartition(":")
     try:
         with contextlib.ExitStack() as held:
-            first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 30)) for _ in "123")
+            first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
             assert third.recv(100).startswith(b"HTTP/1.1 503")
             for each in (first, second):
                 each.sendall(request_of("/v2/health/live"))

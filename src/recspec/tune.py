@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import yaml
 from pydantic import BaseModel
@@ -275,32 +276,45 @@ class Tuning:
         require_extra("optuna", "tune")
         started = time.monotonic()
         self.out = local(self.out, "OUT")
-        with _quiet(), made(self.out):
+        with _quiet(), made(self.out), self._storage() as storage:
             with turn(self.out):
-                study = self._study()
+                study = self._study(storage)
             while not self._over(started):
                 with ExitStack() as held:
                     trial = self._next(study, held)
                     if trial is None:
                         break
                     self._one(study, trial, started)
-        if self.stop_requested():
-            raise Interrupted(
-                f"{self.out}: stopped after {self._made(study)} of {self.trials} trials; the same command goes on"
-            )
-        return self._found(study)
+            if self.stop_requested():
+                raise Interrupted(
+                    f"{self.out}: stopped after {self._made(study)} of {self.trials} trials; the same command goes on"
+                )
+            return self._found(study)
 
     # --- the study ---------------------------------------------------------------------------------------------
 
-    def _study(self) -> optuna.Study:
+    @contextmanager
+    def _storage(self) -> Iterator[optuna.storages.RDBStorage]:
+        """The file of the search, closed at the end."""
+        import optuna
+        from sqlalchemy.engine import URL
+
+        # A URI of SQLite's within a URL of SQLAlchemy's, each quoted by its own rules: `?` in a name is part of it.
+        file = quote(str((self.out / STUDY).resolve()))
+        url = URL.create("sqlite", database=f"file:{file}", query={"uri": "true"}).render_as_string()
+        storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT}})
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+
+    def _study(self, storage: optuna.storages.RDBStorage) -> optuna.Study:
         import optuna
 
         study = optuna.create_study(
             study_name="recspec",
-            storage=optuna.storages.RDBStorage(
-                f"sqlite:///{(self.out / STUDY).resolve()}",
-                engine_kwargs={"connect_args": {"timeout": WAIT}},
-            ),
+            storage=storage,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
             load_if_exists=True,
         )
