@@ -34,7 +34,7 @@ from recspec.evaluate import LOWER_IS_BETTER
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.outputs import is_locked, locked, made, put_in_place, turn, whole_file
-from recspec.paths import local
+from recspec.paths import PathError, confine, confined, local
 from recspec.runlog import Event
 from recspec.train import TrainSettings, train
 
@@ -276,6 +276,10 @@ class Tuning:
         started = time.monotonic()
         self.out = local(self.out, "OUT")
         with _quiet(), made(self.out):
+            # SQLite opens what lies beside its file, and clears it away.
+            confine(
+                self.out, ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
+            )
             with turn(self.out):
                 study = self._study()
             while not self._over(started):
@@ -294,16 +298,21 @@ class Tuning:
 
     def _study(self) -> optuna.Study:
         import optuna
+        import sqlalchemy.exc
 
-        study = optuna.create_study(
-            study_name="recspec",
-            storage=optuna.storages.RDBStorage(
-                f"sqlite:///{(self.out / STUDY).resolve()}",
-                engine_kwargs={"connect_args": {"timeout": WAIT}},
-            ),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
-            load_if_exists=True,
-        )
+        try:
+            study = optuna.create_study(
+                study_name="recspec",
+                storage=optuna.storages.RDBStorage(
+                    f"sqlite:///{(self.out / STUDY).resolve()}",
+                    engine_kwargs={"connect_args": {"timeout": WAIT}},
+                ),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
+                load_if_exists=True,
+            )
+        except (sqlalchemy.exc.DatabaseError, RuntimeError) as error:  # damaged, or of another version of Optuna
+            why = str(getattr(error, "orig", error)).splitlines()[0]
+            raise SettingsError(f"{self.out / STUDY}: can't be read: {why}; name another folder") from None
         told = self._told()
         if not study.user_attrs:
             for name, value in told.items():
@@ -349,7 +358,11 @@ class Tuning:
             return trial
 
     def _run_of(self, folder: str) -> Path:
-        return self.out / "trials" / folder
+        """The folder of a trial, as the study names it: a file, which need not be ours."""
+        try:
+            return confined(self.out / "trials", folder)
+        except PathError as error:
+            raise SettingsError(f"{self.out / STUDY}: damaged: the folder of a trial: {error}") from None
 
     def _take_up(self, study: optuna.Study) -> int:
         """Trials that an ended process left under way wait to be made again, from their checkpoints.
