@@ -417,6 +417,9 @@ def test_numbers_beside_a_name_that_climbs_are_not_written(tmp_path: Path) -> No
 # --- folders that are written to -------------------------------------------------------------------------------------
 
 
+Settings = Mapping[str, Mapping[str, object]]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -456,7 +459,7 @@ def test_training_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp
         for place in planted(tmp_path / "run" / name, outside):
             with pytest.raises((RecspecError, OSError)):
                 train_in(tmp_path / "run", data)
-            assert contents(outside) == before, (name, os.readlink(place))
+            assert contents(outside) == before, (name, place.readlink())
         shutil.rmtree(tmp_path / "run")
 
 
@@ -465,12 +468,12 @@ def test_a_search_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp
     from recspec.tune import Range, Tuning
 
     before = contents(outside)
-    values = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
+    values: Settings = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
     for name in ("study.db", "study.db-journal", "study.db-wal", "study.db-shm", "trials", "best", "best.yaml"):
         for place in planted(tmp_path / "search" / name, outside):
             with pytest.raises(PathError, match="leads outside the folder"):
                 Tuning("neumf", data, tmp_path / "search", values, {"dropout": Range(0.0, 0.5)}, 1).run()
-            assert contents(outside) == before, (name, os.readlink(place))
+            assert contents(outside) == before, (name, place.readlink())
         shutil.rmtree(tmp_path / "search")
 
 
@@ -480,7 +483,7 @@ def test_a_study_can_not_name_a_folder_elsewhere(data: FeatureSpec, tmp_path: Pa
     from recspec.tune import Range, Tuning
 
     before = contents(outside)
-    values = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
+    values: Settings = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
     for number, name in enumerate((str(outside), f"../../{CANARY}")):
         search = Tuning("neumf", data, tmp_path / f"s{number}", values, {"train.learning_rate": Range(0.001, 0.1)}, 1)
         search.out.mkdir()
@@ -534,7 +537,7 @@ def test_a_preparation_goes_on_in_no_folder_that_is_a_link_or_another_s(tmp_path
         with prepared._resumed(out, asked) as folder:
             assert not (folder / "theirs").exists()
     for _ in planted(unfinished, outside):
-        prepared.removed(unfinished)
+        outputs.removed(unfinished)
         assert (unfinished.is_symlink(), contents(outside)) == (False, before)
 
 
@@ -551,4 +554,4 @@ def test_nobody_can_lay_a_link_under_a_temporary_name(tmp_path: Path, outside: P
         for place in planted(tmp_path / ".out.guessed.tmp", outside):
             with pytest.raises(CheckpointError, match="exists"):
                 checkpoint.write_tensors(tmp_path / "out", {"w": torch.zeros(1)}, {})
-            assert contents(outside) == before, os.readlink(place)
+            assert contents(outside) == before, place.readlink()
