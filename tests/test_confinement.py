@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import shutil
 import socket
 import sys
@@ -17,12 +19,12 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from recspec import bundle, checkpoint, manifest, paths, storage
+from recspec import bundle, checkpoint, manifest, outputs, paths, storage
 from recspec.bundle import Card
 from recspec.card import check
-from recspec.datasets import DATASETS
+from recspec.datasets import DATASETS, prepared
 from recspec.encoding import Encoders, Vocabulary, VocabularyEncoder
-from recspec.errors import BundleError, CheckpointError, DataError, RecspecError, SpecError
+from recspec.errors import BundleError, CheckpointError, DataError, RecspecError, SettingsError, SpecError
 from recspec.evaluate import positives
 from recspec.feature_spec import FILE_NAME, FeatureSpec, json_schema
 from recspec.models import MODELS
@@ -31,6 +33,7 @@ from recspec.predict import Predictor
 from recspec.programs import open_program
 from recspec.storage import transcode
 from recspec.synthesize import synthesize
+from recspec.train import TrainSettings, train
 from tests import made_up
 
 CANARY = "canary-that-nobody-reads"
@@ -409,3 +412,146 @@ def test_numbers_beside_a_name_that_climbs_are_not_written(tmp_path: Path) -> No
     with pytest.raises(PathError, match="leads outside"):
         _write_encoders(tmp_path / "to" / "1", (), signature, encoders, beside)
     assert not list(tmp_path.rglob("evil*"))
+
+
+# --- folders that are written to -------------------------------------------------------------------------------------
+
+
+Settings = Mapping[str, Mapping[str, object]]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder that nothing may change, with the names that writers know."""
+    folder = tmp_path / CANARY
+    (folder / "1").mkdir(parents=True)
+    for name in ("file", "config.pbtxt", "step-0000000001.safetensors", ".a.tmp", "1/model.onnx"):
+        (folder / name).write_text(CANARY)
+    return folder
+
+
+def planted(place: Path, outside: Path) -> Iterator[Path]:
+    """`place` as a link to a file, to a folder, and to what is not there yet."""
+    for target in ("file", ".", "new"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(outside / target)
+        yield place
+        if place.is_symlink():
+            place.unlink()
+
+
+def train_in(run: Path, data: FeatureSpec) -> None:
+    values = {"epochs": 1, "batch_size": 500, "tensorboard": False, "valid_share": 0.1}
+    own = MODELS["neumf"].Settings.model_validate({"factors": 4, "layers": (8, 4)})
+    train("neumf", data, run, settings=TrainSettings.model_validate(values), model_settings=own)
+
+
+def test_training_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp_path: Path, outside: Path) -> None:
+    before = contents(outside)
+    train_in(tmp_path / "honest", data)
+    names = {str(each.relative_to(tmp_path / "honest").parts[0]) for each in (tmp_path / "honest").rglob("*")}
+    assert {"bundle", "checkpoints", "log.jsonl"} <= names
+    for name in sorted({*names, ".job", ".lock", "tensorboard", "checkpoints/best.safetensors"}):
+        for place in planted(tmp_path / "run" / name, outside):
+            with pytest.raises((RecspecError, OSError)):
+                train_in(tmp_path / "run", data)
+            assert contents(outside) == before, (name, place.readlink())
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_a_search_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp_path: Path, outside: Path) -> None:
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    from recspec.tune import Range, Tuning
+
+    before = contents(outside)
+    values: Settings = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
+    for name in ("study.db", "study.db-journal", "study.db-wal", "study.db-shm", "trials", "best", "best.yaml"):
+        for place in planted(tmp_path / "search" / name, outside):
+            with pytest.raises(PathError, match="leads outside the folder"):
+                Tuning("neumf", data, tmp_path / "search", values, {"dropout": Range(0.0, 0.5)}, 1).run()
+            assert contents(outside) == before, (name, place.readlink())
+        shutil.rmtree(tmp_path / "search")
+
+
+def test_a_study_can_not_name_a_folder_elsewhere(data: FeatureSpec, tmp_path: Path, outside: Path) -> None:
+    """A trial that an ended process left is made again in the folder that the study names, which is emptied first."""
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    from recspec.tune import Range, Tuning
+
+    before = contents(outside)
+    values: Settings = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
+    for number, name in enumerate((str(outside), f"../../{CANARY}")):
+        search = Tuning("neumf", data, tmp_path / f"s{number}", values, {"train.learning_rate": Range(0.001, 0.1)}, 1)
+        search.out.mkdir()
+        study = search._study()
+        study.enqueue_trial({}, user_attrs={"continues": name})
+        with pytest.raises(SettingsError, match=r"study.db: damaged: the folder of a trial: .* leads outside"):
+            search.run()
+        study.ask().set_user_attr("folder", name)
+        with pytest.raises(SettingsError, match=r"study.db: damaged: the folder of a trial: .* leads outside"):
+            search.run()
+        assert contents(outside) == before
+    (tmp_path / "s0" / "study.db").write_text("no study" * 1000)
+    with pytest.raises(SettingsError, match=r"study.db: can't be read: file is not a database; name another folder"):
+        Tuning("neumf", data, tmp_path / "s0", values, {"train.learning_rate": Range(0.001, 0.1)}, 1).run()
+
+
+def test_a_repository_s_model_that_is_a_link_is_not_written_to(tmp_path: Path, outside: Path) -> None:
+    from recspec import triton_repository
+
+    staged, before = tmp_path / "staged", contents(outside)
+    for name in ("m/1", "m/2", "m_raw/1"):
+        (staged / name).mkdir(parents=True)
+        (staged / name / "model.onnx").write_text("new")
+        (staged / name).parent.joinpath("config.pbtxt").write_text("new")
+    for name in ("m", "m_raw", "m/1", "m/config.pbtxt", "m/1/model.onnx"):
+        for _ in planted(tmp_path / "models" / name, outside):
+            with pytest.raises(PathError, match="leads outside the folder"):
+                triton_repository.move_into(tmp_path / "models", staged)
+            assert contents(outside) == before
+        shutil.rmtree(tmp_path / "models")
+    (tmp_path / "models" / "m" / "²").mkdir(parents=True)  # a digit, and no number
+    assert triton_repository.versions(tmp_path / "models" / "m") == []
+
+
+def test_a_preparation_goes_on_in_no_folder_that_is_a_link_or_another_s(tmp_path: Path, outside: Path) -> None:
+    before = contents(outside)
+    out, unfinished = tmp_path / "out", tmp_path / ".out.unfinished.tmp"
+    asked = {"dataset": "x"}
+    for name in (".out.unfinished.tmp", ".out.unfinished.tmp/work"):
+        for _ in planted(tmp_path / name, outside):
+            with prepared._resumed(out, asked) as folder:
+                assert not folder.is_symlink()
+                (folder / "work" / "stage").write_text("written")
+            assert (contents(outside), contents(out)) == (before, {})
+            shutil.rmtree(out)
+    (unfinished / "work").mkdir(parents=True)
+    (unfinished / "work" / "job.json").write_text(json.dumps(asked))
+    (unfinished / "theirs").write_text("another user's")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with prepared._resumed(out, asked) as folder:
+            assert not (folder / "theirs").exists()
+    for _ in planted(unfinished, outside):
+        outputs.removed(unfinished)
+        assert (unfinished.is_symlink(), contents(outside)) == (False, before)
+
+
+def test_nobody_can_lay_a_link_under_a_temporary_name(tmp_path: Path, outside: Path) -> None:
+    """In a folder that others can write to, a name that can be guessed would be opened through their link."""
+    names = {outputs.temporary_name(tmp_path / "out") for _ in range(100)}
+    assert len(names) == 100
+    assert not [name for name in names if re.search(rf"\.{os.getpid()}\.", name.name)]
+    before = contents(outside)
+    with pytest.MonkeyPatch.context() as patched:  # and if somebody could
+        patched.setattr(secrets, "token_hex", lambda _: "guessed")
+        import torch
+
+        for place in planted(tmp_path / ".out.guessed.tmp", outside):
+            with pytest.raises(CheckpointError, match="exists"):
+                checkpoint.write_tensors(tmp_path / "out", {"w": torch.zeros(1)}, {})
+            assert contents(outside) == before, place.readlink()

@@ -155,7 +155,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored], header: Mapping[str
     temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             _write(file, tensors, header)
             file.flush()
             os.fsync(file.fileno())

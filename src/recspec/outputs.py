@@ -1,13 +1,16 @@
 """Files and folders that are written whole or not at all, by one writer at a time.
 
-What is written stands under a temporary name beside its place and is renamed last. Locks are the kernel's: they end
+What is written stands under a temporary name beside its place and is renamed last. No one can guess that name, so in a
+folder that others can write to nobody can lay a link there that leads elsewhere. Locks are the kernel's: they end
 with the process that holds them, however it ends, so nothing has to be cleaned up after `kill -9`.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,8 +29,25 @@ def beside(path: Path, what: str) -> Path:
 
 
 def temporary_name(path: Path) -> Path:
-    """The name under which this process writes `path`."""
-    return beside(path, f"{os.getpid()}.tmp")
+    """A new name under which `path` can be written."""
+    return beside(path, f"{secrets.token_hex(8)}.tmp")
+
+
+def removed(folder: Path) -> None:
+    """Remove a folder with all that is in it; of a link, the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether there is a folder, no link to one, and it is this user's."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 @contextmanager
@@ -45,7 +65,6 @@ def whole_folder(out: Path) -> Iterator[Path]:
 def staging(out: Path) -> Iterator[Path]:
     """An empty folder beside `out`, removed at the end."""
     folder = temporary_name(out)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
         yield folder
@@ -55,11 +74,11 @@ def staging(out: Path) -> Iterator[Path]:
 
 def put_in_place(folder: Path, out: Path) -> None:
     """Rename a folder to `out`; what was there is removed last."""
-    old = beside(out, f"{os.getpid()}.old.tmp")
+    old = beside(out, f"{secrets.token_hex(8)}.old.tmp")
     if out.exists():
         out.rename(old)
     folder.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+    removed(old)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from recspec.errors import DataError
@@ -58,6 +59,22 @@ def confined(folder: Path, name: str, *, allow_outside: bool = False) -> Path:
     if problem := special(path):
         raise PathError(f"{name!r} {problem}")
     return folder / name
+
+
+def confine(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder in which something that is about to be written or removed leads elsewhere.
+
+    Raises:
+        PathError: naming all that `confined` refuses.
+    """
+    problems = []
+    for name in names:
+        try:
+            confined(folder, name)
+        except PathError as error:
+            problems.append(str(error))
+    if problems:
+        raise PathError.of(str(folder), problems)
 
 
 def special(path: Path) -> str | None:

@@ -116,7 +116,7 @@ def open_program(folder: Path, *, threads: int | None = None, verify: bool = Tru
 
 def find_export(path: Path) -> Path | None:
     """The folder of the export that the user named, or of the newest version of a repository's model; None without."""
-    versions = sorted((int(each.name), each) for each in path.glob("[0-9]*") if each.name.isdigit())
+    versions = sorted((int(each.name), each) for each in path.glob("[0-9]*") if each.name.isdecimal())
     for folder in (path, *(each for _, each in reversed(versions))):
         if (folder / SHEET).is_file():
             return folder

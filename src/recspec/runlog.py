@@ -12,6 +12,8 @@ from typing import Protocol, TextIO
 
 from recspec.errors import TrainingError
 
+LOG, CURVES = "log.jsonl", "tensorboard"
+
 Event = Mapping[str, object]
 """What happened: `{"event": "step", "step": 10, "loss": 0.5, ...}`; one JSON line of `log.jsonl`."""
 
@@ -30,11 +32,11 @@ class RunLog:
         if not self.is_first:
             return
         with self._told():
-            self.file = (self.folder / "log.jsonl").open("a", encoding="utf-8")
+            self.file = (self.folder / LOG).open("a", encoding="utf-8")
         if self.wants_curves and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.curves = SummaryWriter(str(self.folder / "tensorboard"))
+            self.curves = SummaryWriter(str(self.folder / CURVES))
         for note in self.notes:
             self.write("note", message=note)
 

@@ -1296,7 +1296,7 @@ class _FileOutput(ABC):
         self.temporary = temporary_name(path)
         self.num_rows = 0
         self._plans = plans
-        self._file: IO[bytes] = self.temporary.open("wb")
+        self._file: IO[bytes] = self.temporary.open("xb")
 
     def write(self, columns: Columns) -> None:
         self.num_rows += len(columns[self._plans[0].name])

@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recspec import __version__, bundle, checkpoint, config, kernels, machine, metrics
+from recspec import __version__, bundle, checkpoint, config, kernels, machine, metrics, runlog
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import Card, Seen
 from recspec.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ from recspec.optim import (
     updates_rows_exactly,
 )
 from recspec.outputs import locked_inside
-from recspec.paths import local
+from recspec.paths import confine, local
 from recspec.replay import CudaRecorder, Recorder, Replay
 from recspec.runlog import Event, RunLog
 from recspec.sampling import NegativeSampler, holds_negatives, negatives_by_default, sampler_for
@@ -311,6 +311,7 @@ def train(
     try:
         alone = locked_inside(run, "training in") if ranks.is_first else nullcontext()
         with ranks.guarded(lambda: _how_to_go_on(run)), alone:
+            confine(run, WRITTEN)
             # torchrun starts a job's processes anew after one has died; what it refused the first time stays refused.
             again = ranks.restarted and ranks.any(ranks.is_first and _has_checkpoint(run) and _is_of_this_job(run))
             resume = resume or again
@@ -1193,6 +1194,8 @@ AGREEING = 2.0
 CHECKPOINTS = "checkpoints"
 JOB = ".job"
 BEST = "best.safetensors"
+WRITTEN = ("bundle", CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, runlog.LOG, runlog.CURVES)
+"""What a run writes in its folder."""
 HELD_OUT = "held out"
 
 

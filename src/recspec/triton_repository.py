@@ -22,7 +22,7 @@ from recspec import hashing, triton_encode, triton_onnx
 from recspec.encoding import CrossEncoder, Encoder, Encoders, HashEncoder, NumberEncoder, VocabularyEncoder
 from recspec.errors import ExportError
 from recspec.feature_spec import FeatureSpec
-from recspec.paths import confined
+from recspec.paths import confine, confined
 from recspec.signature import OUTPUTS, Level, Port, PortType, Signature
 
 Backend = Literal["onnxruntime", "python"]
@@ -264,7 +264,7 @@ def _copy_module(module: object, to: Path) -> None:
 
 def versions(folder: Path) -> list[int]:
     """The versions of a model that a repository holds, ascending."""
-    return sorted(int(each.name) for each in folder.glob("*") if each.is_dir() and each.name.isdigit())
+    return sorted(int(each.name) for each in folder.glob("*") if each.is_dir() and each.name.isdecimal())
 
 
 def move_into(repository: Path, staged: Path) -> None:
@@ -273,6 +273,7 @@ def move_into(repository: Path, staged: Path) -> None:
     A server that looks at the repository meanwhile finds each version whole: it is renamed, not copied.
     """
     repository.mkdir(parents=True, exist_ok=True)
+    confine(repository, (str(each.relative_to(staged)) for each in sorted(staged.rglob("*"))))
     for model in sorted(staged.iterdir()):
         there = repository / model.name
         if not there.exists():

@@ -35,7 +35,7 @@ from recspec.evaluate import LOWER_IS_BETTER
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.outputs import is_locked, locked, made, put_in_place, turn, whole_file
-from recspec.paths import local
+from recspec.paths import PathError, confine, confined, local
 from recspec.runlog import Event
 from recspec.train import TrainSettings, train
 
@@ -299,25 +299,40 @@ class Tuning:
         import optuna
         from sqlalchemy.engine import URL
 
+        # SQLite opens what lies beside its file, and clears it away.
+        confine(self.out, ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm"))))
         # A URI of SQLite's within a URL of SQLAlchemy's, each quoted by its own rules: `?` in a name is part of it.
         file = quote(str((self.out / STUDY).resolve()))
         url = URL.create("sqlite", database=f"file:{file}", query={"uri": "true"}).render_as_string()
-        storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT}})
+        with self._readable():
+            storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT}})
         try:
             yield storage
         finally:
             storage.remove_session()
             storage.engine.dispose()
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turns the errors of a file that is damaged, or of another version of Optuna, into one message."""
+        import sqlalchemy.exc
+
+        try:
+            yield
+        except (sqlalchemy.exc.DatabaseError, RuntimeError) as error:
+            why = str(getattr(error, "orig", error)).splitlines()[0]
+            raise SettingsError(f"{self.out / STUDY}: can't be read: {why}; name another folder") from None
+
     def _study(self, storage: optuna.storages.RDBStorage) -> optuna.Study:
         import optuna
 
-        study = optuna.create_study(
-            study_name="recspec",
-            storage=storage,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
-            load_if_exists=True,
-        )
+        with self._readable():
+            study = optuna.create_study(
+                study_name="recspec",
+                storage=storage,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
+                load_if_exists=True,
+            )
         told = self._told()
         if not study.user_attrs:
             for name, value in told.items():
@@ -363,7 +378,11 @@ class Tuning:
             return trial
 
     def _run_of(self, folder: str) -> Path:
-        return self.out / "trials" / folder
+        """The folder of a trial, as the study names it: a file, which need not be ours."""
+        try:
+            return confined(self.out / "trials", folder)
+        except PathError as error:
+            raise SettingsError(f"{self.out / STUDY}: damaged: the folder of a trial: {error}") from None
 
     def _take_up(self, study: optuna.Study) -> int:
         """Trials that an ended process left under way wait to be made again, from their checkpoints.

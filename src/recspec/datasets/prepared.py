@@ -24,7 +24,7 @@ import recspec
 from recspec.config import Settings
 from recspec.errors import DataError
 from recspec.feature_spec import FILE_NAME, FeatureSpec
-from recspec.outputs import beside, locked, put_in_place, whole_folder
+from recspec.outputs import beside, is_own, locked, put_in_place, removed, whole_folder
 from recspec.paths import PathError, confined, local, read_json
 from recspec.storage import PREPARE_FILE
 
@@ -119,7 +119,7 @@ def _run(
     if _holds(job.out, identity, force):
         return _prepared(job, f"already prepared: {job.out} holds what was asked for")
     if resumable_by is None:  # of another dataset that was to be here
-        shutil.rmtree(_unfinished(job.out), ignore_errors=True)
+        removed(_unfinished(job.out))
     started = time.perf_counter()
     place = _beside(job.out) if resumable_by is None else _resumed(job.out, {**identity, "engine": resumable_by})
     with place as folder:
@@ -192,14 +192,16 @@ def _beside(out: Path) -> Iterator[Path]:
 def _resumed(out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
     """Likewise one that stays when things went wrong, for the same job to go on in.
 
-    Malformed data leave no trace: what is read after they are mended is another job.
+    Malformed data leave no trace: what is read after they are mended is another job. What another user left there is
+    not gone on with.
     """
     folder = _unfinished(out)
     job = folder / "work" / "job.json"
     asked = json.dumps(identity, sort_keys=True)
-    if not job.is_file() or job.read_text(encoding="utf-8") != asked:
-        shutil.rmtree(folder, ignore_errors=True)
-        job.parent.mkdir(parents=True)
+    if not is_own(folder) or not is_own(job.parent) or not job.is_file() or job.read_text(encoding="utf-8") != asked:
+        removed(folder)
+        folder.mkdir(parents=True)
+        job.parent.mkdir()
         job.write_text(asked, encoding="utf-8")
     try:
         yield folder
@@ -226,14 +228,14 @@ def _remove_abandoned(out: Path) -> None:
 
     Whoever holds the lock of `out` is its only writer, so whatever is there was abandoned.
     """
-    ours = re.compile(re.escape(beside(out, "").name) + r"[0-9]+(\.old)?\.tmp")
+    ours = re.compile(re.escape(beside(out, "").name) + r"[0-9a-f]+(\.old)?\.tmp")
     for folder in sorted(out.parent.iterdir()):
         if not ours.fullmatch(folder.name):
             continue
         if folder.name.endswith(".old.tmp") and not out.exists():  # killed between the two renames
             folder.replace(out)
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            removed(folder)
 
 
 def _fingerprint(path: Path) -> dict[str, object]:
