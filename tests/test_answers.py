@@ -322,9 +322,9 @@ def test_values_that_no_column_holds_are_named(values: list[Any], message: str) 
 def test_items_are_found_by_id_title_and_part_whatever_the_case(films: Predictor) -> None:
     items = Directory(films, "item")
     assert len(items) == 30
-    assert [each["item"] for each in items.find("107", 5)] == [107]
+    assert [each["item"] for each in items.find("107", 5)] == ["107"]
     assert items.find("ITEM, number 11", 3)[0]["title"].startswith("Item, number 11")
-    assert {each["item"] for each in items.find("number 11", 30)} == set(range(110, 120))
+    assert {each["item"] for each in items.find("number 11", 30)} == set(map(str, range(110, 120)))
     assert items.find("nothing like it", 5) == []
 
 

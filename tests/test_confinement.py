@@ -487,11 +487,12 @@ def test_a_study_can_not_name_a_folder_elsewhere(data: FeatureSpec, tmp_path: Pa
     for number, name in enumerate((str(outside), f"../../{CANARY}")):
         search = Tuning("neumf", data, tmp_path / f"s{number}", values, {"train.learning_rate": Range(0.001, 0.1)}, 1)
         search.out.mkdir()
-        study = search._study()
-        study.enqueue_trial({}, user_attrs={"continues": name})
+        with search._storage() as storage:
+            search._study(storage).enqueue_trial({}, user_attrs={"continues": name})
         with pytest.raises(SettingsError, match=r"study.db: damaged: the folder of a trial: .* leads outside"):
             search.run()
-        study.ask().set_user_attr("folder", name)
+        with search._storage() as storage:
+            search._study(storage).ask().set_user_attr("folder", name)
         with pytest.raises(SettingsError, match=r"study.db: damaged: the folder of a trial: .* leads outside"):
             search.run()
         assert contents(outside) == before

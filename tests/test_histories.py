@@ -151,7 +151,7 @@ def test_a_feature_may_not_bear_the_name_of_a_history(tmp_path: Path) -> None:
 
 def test_a_feature_that_some_item_lacks_a_number_of_has_no_history(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("user_id,item_id,timestamp,maker\n1,a,1,2\n1,b,2,\n1,c,3,4\n")
-    settings = table.Settings(history=2, item_features=("maker",), categorical=("maker",))
+    settings = table.Settings(history=2, item_features=("maker",), categorical=("maker",), types={"maker": "int64"})
     table.prepare(tmp_path / "rows.csv", tmp_path / "out", settings)
     spec = FeatureSpec.load(tmp_path / "out")
     assert spec.channels["history"] == ("history_item_id", "history_gap")

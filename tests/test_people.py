@@ -106,7 +106,9 @@ def test_users_and_items_are_found(films: Asked) -> None:
     fits(items.data, "Items")
     assert users.data["total"] == 30
     assert users.data["users"][0]["user"] == "u2"
-    assert items.data["items"] == [{"item": 107, "title": "<b>Item</b> 107", "count": items.data["items"][0]["count"]}]
+    assert items.data["items"] == [
+        {"item": "107", "title": "<b>Item</b> 107", "count": items.data["items"][0]["count"]}
+    ]
 
 
 def test_models_say_what_they_can_be_asked(both: Asked) -> None:

@@ -111,7 +111,7 @@ def _catalogue_problems(spec: FeatureSpec) -> list[str]:
     problems = []
     for role in ("user", "item"):
         path = spec.catalogue(role)
-        if path is not None:
+        if path is not None and spec.role(role):  # without features of the role nothing reads the catalogue
             name = spec.user_id if role == "user" else spec.item_id
             if isinstance(spec.features[name].cardinality, int):
                 first = int(spec.reserves_unknown(name))
