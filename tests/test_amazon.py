@@ -7,6 +7,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from recspec import tfrecord
+from recspec import archives, tfrecord
 from recspec.card import check
 from recspec.datasets import amazon, histories, interactions, reviews, sim_records
 from recspec.datasets.amazon import Settings
@@ -520,10 +521,10 @@ def test_lines_about_items_that_are_no_literals_are_named_and_never_run(tmp_path
 
 
 def test_a_line_beyond_all_bounds_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reviews, "LINE_BYTES", 1000)
+    monkeypatch.setattr(reviews, "lines", partial(archives.lines, most=1000))
     raw = write_reviews(tmp_path / "raw" / "reviews_A.json", REVIEWS).parent
     (raw / "meta_A.json").write_text("{'asin': 'pen'}\n" + "{'asin': 'cup', 'title': '" + "x" * 2000 + "'}")
-    with pytest.raises(DataError, match=r"meta_A\.json: line 2 is longer than"):
+    with pytest.raises(DataError, match=r"meta_A\.json: line 2: is longer than"):
         prepare(raw, tmp_path / "out", min_reviews=1)
 
 

@@ -136,6 +136,16 @@ def test_values_are_read_as_yaml() -> None:
     }  # fmt: skip
 
 
+def test_no_character_of_a_plain_value_has_a_meaning() -> None:
+    texts = [*"%@`#*&!|>:;,-?=", *(f"{mark}name" for mark in "%@`#*&!|>-?:"), "%d.%m.%Y %H:%M", "order #", "a: b",
+             "- a", "<<", "a [b]", "# a", "\\t"]  # fmt: skip
+    for text in texts:
+        assert parse_assignments([f"a={text}"]) == {"a": text}
+    assert parse_assignments(["a= x ", "b=~", "c=null", "d=-1.5", "e=''"]) == {
+        "a": "x", "b": None, "c": None, "d": -1.5, "e": "",
+    }  # fmt: skip
+
+
 def test_every_entry_that_is_no_assignment_is_told() -> None:
     with pytest.raises(SettingsError) as caught:
         parse_assignments(["epochs", "=3", "layers=[64", "day=2020-13-45", "good=1"])

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from recspec import triton_encode
 from recspec.datasets import amazon
 from recspec.encoding import (
+    MISSING_NUMBERS,
+    TRUTH,
     BucketEncoder,
     CrossEncoder,
     Encoder,
@@ -24,7 +27,7 @@ from recspec.encoding import (
     Vocabulary,
     VocabularyEncoder,
 )
-from recspec.errors import ExportError
+from recspec.errors import DataError, ExportError
 from recspec.predict import Predictor
 from recspec.repository import RepositorySettings, open_version
 from recspec.signature import Port, Signature, signature_of
@@ -129,6 +132,37 @@ print(made["colour"][0, 0], made["hashed"][0, 0])
     assert done.returncode == 0, done.stderr
     expected = encoders.encode(pa.table({"colour": ["red"]}), ["colour", "hashed"])
     assert done.stdout.split() == [str(int(expected[name][0])) for name in ("colour", "hashed")]
+
+
+ODD_NUMBERS = [
+    "1", "+1", " .5 ", "5.", "1E5", "-0", "", "1_000", "１２", "0x10", "1e400", "1e-400", "nan", "-NaN", "inf", "1e",
+    ".", "--1", "1,5", "\u20037", "7\x00", "true", "FALSE ", "yes", *MISSING_NUMBERS, "N/A", "\\N",
+]  # fmt: skip
+
+
+def test_the_words_that_are_numbers_are_the_same_here() -> None:
+    assert (triton_encode.MISSING_NUMBERS, triton_encode.TRUTH) == (MISSING_NUMBERS, TRUTH)
+
+
+@pytest.mark.parametrize("text", ODD_NUMBERS)
+def test_a_text_is_the_same_number_here_as_where_prepare_reads_it_or_refused_in_both(text: str) -> None:
+    number, whole = NumberEncoder(missing=-5.0), Vocabulary.of([0, 1, 7])
+    encoders = Encoders({"number": number, "whole": VocabularyEncoder(vocabulary="whole")}, {"whole": whole})
+    encoding = Encoding(
+        {"columns": [], "features": [
+            {"name": "number", "columns": ["number"], "width": 1, "dtype": "float64", "is_list": False,
+             "encoder": {"kind": "number", "missing": -5.0}},
+        ]}, {"whole": [0, 1, 7]},
+    )  # fmt: skip
+    assert encoding._ids({"kind": "vocabulary", "vocabulary": "whole"}, [text]) == whole.encode([text])
+    try:
+        ours = encoders.encode(pa.table({"number": [text]}), ["number"])["number"]
+    except DataError as error:
+        assert "row 1 is " in str(error)  # noqa: PT017
+        with pytest.raises(ValueError, match=r"is no number; expected such as 1\.5|is infinite"):
+            encoding.encode({"number": np.array([[text.encode()]], object)})
+        return
+    assert encoding.encode({"number": np.array([[text.encode()]], object)})["number"][0, 0] == ours[0]
 
 
 def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders, signature: Signature) -> None:

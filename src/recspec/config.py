@@ -79,7 +79,10 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
-    """`["epochs=3", "layers=[64, 32]"]` -> names and values; a value is read as YAML.
+    """`["epochs=3", "layers=[64, 32]"]` -> names and values.
+
+    A value in brackets, braces or quotes is read as YAML. Any other is one plain YAML scalar: a number, a truth value,
+    null, or else text in which no character has a meaning (`%d/%m/%Y`, `#`, `|`, `a: b`).
 
     Raises:
         SettingsError: naming every entry without a `=`.
@@ -92,12 +95,16 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
             problems.append(f"'{assignment}' is not of the form name=value")
             continue
         try:
-            values[name.strip()] = _read_yaml(text)
+            values[name.strip()] = _read_value(text.strip())
         except ValueError as error:
             problems.append(f"'{assignment}': the value is {str(error).removeprefix('line 1, ')}")
     if problems:
         raise SettingsError.of("--set", problems)
     return values
+
+
+PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null", "timestamp"))
+"""What a value without quotes may be besides text. YAML's `=` and `<<` have no meaning in a setting."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -112,6 +119,24 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             first[name] = line
         return super().construct_mapping(node, deep)
+
+
+def _read_value(text: str) -> object:
+    """The value of a setting named on the command line.
+
+    Raises:
+        ValueError: saying where it is not valid.
+    """
+    if text.startswith(("[", "{", '"', "'")):
+        return _read_yaml(text)
+    loader = _Loader("")
+    try:
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        if tag in PLAIN_TAGS:
+            return loader.construct_object(yaml.ScalarNode(tag, text))
+    except (ValueError, yaml.YAMLError) as error:  # a date such as 2020-13-45
+        raise ValueError(f"not valid YAML: {error}") from None
+    return text
 
 
 def _read_yaml(text: str) -> object:

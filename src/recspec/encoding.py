@@ -928,14 +928,16 @@ def _without_words(texts: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_in(lowered, pa.array(MISSING_NUMBERS)), None, texts)
 
 
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+"""Python's float takes more, such as `1_000` and digits of other scripts."""
+
+
 def _not_numbers(array: pa.Array) -> list[str]:
     problems = []
     for row, value in enumerate(array.to_pylist(), 1):
-        try:
-            if str(value).lower() not in (*MISSING_NUMBERS, *TRUTH):
-                float(value or 0)
-        except (TypeError, ValueError):
-            problems.append(f"row {row} is {str(value)[:60]!r}; expected a number")
+        text = str(value).strip()
+        if value is not None and text.lower() not in (*MISSING_NUMBERS, *TRUTH) and not _NUMBER.fullmatch(text):
+            problems.append(f"row {row} is {text[:60]!r}; expected a number")
         if len(problems) == 3:
             break
     return problems or [f"holds {array.type}; expected numbers"]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec import bundle
+from recspec.archives import lines
 from recspec.batch import Batch, num_rows, take, to_device
 from recspec.bundle import Bundle, Seen
 from recspec.distributed import pick_device
@@ -60,8 +61,6 @@ SCORES = 1 << 24
 
 TITLE_COLUMNS = ("title", "name", "product_title")
 ROW_FORMATS = (".csv", ".jsonl", ".parquet")
-LINE_BYTES = 16 << 20
-"""Of a file of JSON lines: a longer line is an error, so that a file without line breaks fills no memory."""
 
 Role = Literal["user", "item"]
 ROLES: tuple[Role, ...] = ("user", "item")
@@ -958,24 +957,19 @@ def _read_objects(path: Path) -> Iterator[pa.Table]:
         DataError: naming a line that is no JSON object, or has no end.
     """
     waiting: list[dict[str, object]] = []
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), 1):
-            if len(line) > LINE_BYTES:
-                raise DataError(
-                    f"{path}: line {number:,}: is longer than {LINE_BYTES:,} bytes; expected an object a line"
-                )
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: line {number:,}: is no JSON object: {error}") from None
-            if not isinstance(found, dict):
-                raise DataError(f"{path}: line {number:,}: is no JSON object: {line[:60]!r}")
-            waiting.append(found)
-            if len(waiting) == ROWS:
-                yield _table_of(waiting)
-                waiting = []
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number:,}: is no JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise DataError(f"{path}: line {number:,}: is no JSON object: {line[:60]!r}")
+        waiting.append(found)
+        if len(waiting) == ROWS:
+            yield _table_of(waiting)
+            waiting = []
     if waiting:
         yield _table_of(waiting)
 

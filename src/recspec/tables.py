@@ -9,15 +9,14 @@ file or folder never means anything to an engine: patterns and partitions in it 
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
 import os
 import re
 import shutil
 import sys
+import threading
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -34,6 +33,7 @@ import pyarrow.parquet as pq
 from ibis.expr.operations import UnboundTable
 from ibis.expr.types import Table
 
+from recspec.archives import LINE_BYTES, LineError, bounded_lines, is_gzip, most_unpacked, opened, too_much
 from recspec.errors import DataError, RecspecError, SettingsError, listed, nearest, require_extra, unknown
 from recspec.machine import parse_bytes
 
@@ -48,10 +48,8 @@ ROW = "__row__"
 
 WATCH_SECONDS = 0.5
 
-LINE_BYTES = 16 << 20
-"""Of a file of JSON lines: beyond this a line is an error, so that a file without line breaks fills no memory."""
 ROW_BYTES = 2 << 20
-"""Likewise of a line, or of the lines that one row takes, in a delimited file."""
+"""Of a line, or of the lines that one row takes, in a delimited file; see `LINE_BYTES`."""
 
 PATTERN = re.compile(r"[*?\[\\]")
 """What makes a path a pattern to DuckDB; it has no way to take all of them as they are."""
@@ -250,6 +248,8 @@ class _DuckDB:
         self._connection = duckdb.connect(config=settings)
         self._names = _Names()
         self._aliases = TemporaryDirectory(prefix="recspec-")
+        self._raw: list[Path] = []
+        """Parquet files that are not ours."""
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         columns = file_columns(file)
@@ -294,17 +294,20 @@ class _DuckDB:
         self, file: TextFile | JsonFile, query: str, into: Path | None = None, watch: Watch | None = None
     ) -> Table:
         try:
-            target = self._copy(query, into, watch)
+            with _bounded(file.path, self._folder, self._connection.interrupt):
+                target = self._copy(query, into, watch)
         except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self._limit) from None
         except duckdb.IOException as error:  # of the disk, or of a compressed file that was cut short
-            problems = problems_of(file) if _compression(file.path) == "gzip" else []
+            problems = problems_of(file) if is_gzip(file.path) else []
             raise DataError.of(str(file.path), problems) if problems else _resource_error(error, self._limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
         return _checked(self, file, self.read_parquet([target]))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        if row:
+            self._raw += paths
         name = self._names.next()
         files = ", ".join(map(self._plain, paths))
         number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
@@ -313,11 +316,11 @@ class _DuckDB:
         return ibis.table(_schema(paths[0], row), name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
-        with _told(self._limit):
+        with _told(self._limit, self._raw):
             return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"), into)])
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        with _told(self._limit):
+        with _told(self._limit, self._raw):
             relation = self._connection.sql(ibis.to_sql(table, dialect="duckdb"))
             for batch in pa.RecordBatchReader.from_stream(relation):
                 for start in range(0, batch.num_rows, rows):
@@ -365,7 +368,7 @@ class _DuckDB:
 
 
 def _compression(path: Path) -> str:
-    return "gzip" if path.suffix.lower() == ".gz" else "none"
+    return "gzip" if is_gzip(path) else "none"
 
 
 def _check_last_line(file: TextFile) -> None:
@@ -374,19 +377,16 @@ def _check_last_line(file: TextFile) -> None:
     Raises:
         DataError: if it is.
     """
-    gzipped = _compression(file.path) == "gzip"
+    gzipped = is_gzip(file.path)
     if gzipped and not file.multiline:
         return  # of large published files, whose decompression takes as long as all else
-    try:
-        with gzip.open(file.path) if gzipped else file.path.open("rb") as stream:
-            if not gzipped:
-                stream.seek(max(0, file.path.stat().st_size - ROW_BYTES - 1))
-            length = 0
-            while block := stream.read(1 << 20):
-                end = max(block.rfind(b"\n"), block.rfind(b"\r"))
-                length = length + len(block) if end < 0 else len(block) - end - 1
-    except (OSError, EOFError, zlib.error) as error:
-        raise explained(file, str(error)) from None
+    with opened(file.path) as stream:
+        if not gzipped:
+            stream.seek(max(0, file.path.stat().st_size - ROW_BYTES - 1))
+        length = 0
+        while block := stream.read(1 << 20):
+            end = max(block.rfind(b"\n"), block.rfind(b"\r"))
+            length = length + len(block) if end < 0 else len(block) - end - 1
     if length > ROW_BYTES:
         raise explained(file, f"the last line is longer than {ROW_BYTES:,} bytes")
 
@@ -403,12 +403,78 @@ def _selected(name: str, kind: ColumnType) -> str:
 
 
 @contextmanager
-def _told(memory_limit: int | None) -> Iterator[None]:
-    """Turns memory or disk that ran out into an error that says what to do."""
+def _told(memory_limit: int | None, raw: Sequence[Path]) -> Iterator[None]:
+    """Turns memory or disk that ran out, and damaged raw Parquet files, into an error that says what to do."""
     try:
         yield
-    except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+    except duckdb.OutOfMemoryException as error:
         raise _resource_error(error, memory_limit) from None
+    except duckdb.Error as error:
+        for path in raw:
+            check_parquet(path)
+        if isinstance(error, duckdb.IOException):
+            raise _resource_error(error, memory_limit) from None
+        raise
+
+
+def check_parquet(path: Path) -> None:
+    """Read a Parquet file to its end; slow, so only asked once something failed.
+
+    Raises:
+        DataError: if it can't be read.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            for _ in file.iter_batches():
+                pass
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: damaged, or not a Parquet file: {error}") from None
+
+
+@contextmanager
+def _bounded(path: Path, folder: Path, stop: Callable[[], None]) -> Iterator[None]:
+    """Ends the staging of a gzipped file that takes more disk in `folder` than such a file may unpack to.
+
+    The engine unpacks the file itself, so what it writes is measured: counting what it reads would unpack it twice.
+
+    Raises:
+        DataError: if it takes more.
+    """
+    if not is_gzip(path):
+        yield
+        return
+    most, ended, exceeded = most_unpacked(path.stat().st_size) + _size(folder), threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCH_SECONDS):
+            if _size(folder) > most:
+                exceeded.set()
+                stop()
+                return
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    except Exception:
+        if exceeded.is_set():
+            raise too_much(path) from None
+        raise
+    finally:
+        ended.set()
+        watching.join()
+    if exceeded.is_set() or _size(folder) > most:
+        raise too_much(path)
+
+
+def _size(folder: Path) -> int:
+    """Bytes that the files below a folder take."""
+    found = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                found += (Path(parent) / name).lstat().st_size
+    return found
 
 
 def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
@@ -535,7 +601,8 @@ class _Spark:
         """
         staged = frame.selectExpr("_metadata.file_block_start", "monotonically_increasing_id()", *values)
         try:
-            staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
+            with _bounded(file.path, self._folder, self._session.sparkContext.cancelAllJobs):
+                staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
         except Exception as error:
             if not _is_sparks(error):
                 raise
@@ -721,12 +788,10 @@ def read_header(file: TextFile) -> list[str]:
     try:
         with _open_text(file) as stream:
             _, first = next(_numbered_records(file, stream), (0, None))
-    except _LineError as error:
+    except LineError as error:
         raise DataError(f"{file.path}: {error}") from None
     except UnicodeError as error:
         raise DataError(f"{file.path}: {_not_text(file, error)}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file.path}: {damaged(error)}") from None
     if first is None:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
     return first
@@ -769,9 +834,6 @@ def readable(file: TextFile, copy: Path) -> TextFile:
     except UnicodeError as error:
         copy.unlink(missing_ok=True)
         raise DataError(f"{file.path}: {_not_text(file, error)}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        copy.unlink(missing_ok=True)
-        raise DataError(f"{file.path}: {damaged(error)}") from None
     return replace(file, path=copy, encoding="utf-8")
 
 
@@ -788,19 +850,11 @@ def problems_of(file: TextFile | JsonFile) -> list[str]:
             found = _object_problems(file, stream) if isinstance(file, JsonFile) else _line_problems(file, stream)
             for problem in islice(found, PROBLEMS_SHOWN):
                 problems.append(problem)
-    except _LineError as error:
+    except LineError as error:
         problems.append(str(error))
     except UnicodeError as error:
         problems.append(_not_text(file, error))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        problems.append(damaged(error))
     return problems
-
-
-def damaged(error: Exception) -> str:
-    """What is wrong with a compressed file that could not be read to its end."""
-    what = "was cut short" if isinstance(error, EOFError) else f"is no gzip file, or damaged ({error})"
-    return f"the compressed file {what}; download it again"
 
 
 def _not_text(file: TextFile | JsonFile, error: UnicodeError) -> str:
@@ -826,7 +880,7 @@ def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
 
 
 def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
-    for number, line in enumerate(_lines(stream, LINE_BYTES), 1):
+    for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1):
         if not line.strip():
             continue
         try:
@@ -882,9 +936,9 @@ def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, in
     It reads the file up to the last of them, so it is only for messages.
     """
     found: dict[int, int] = {}
-    with suppress(_LineError), _open_text(file) as stream:
+    with suppress(LineError), _open_text(file) as stream:
         if isinstance(file, JsonFile):
-            lines = (number for number, line in enumerate(_lines(stream, LINE_BYTES), 1) if line.strip())
+            lines = (number for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1) if line.strip())
         else:
             lines = (number for number, _ in _numbered_records(file, stream))
             if file.header:
@@ -897,43 +951,23 @@ def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, in
 
 
 def lines_of(file: TextFile) -> Iterator[tuple[int, str]]:
-    """The lines of a text file that are not blank, with their numbers.
+    """The lines of a text file with their numbers from 1.
 
     Raises:
         DataError: if one is too long, or the file is not what its encoding or its ending says.
     """
     try:
         with _open_text(file) as stream:
-            yield from ((number, line) for number, line in enumerate(_lines(stream, ROW_BYTES), 1) if line.strip())
-    except _LineError as error:
+            yield from enumerate(bounded_lines(stream, ROW_BYTES), 1)
+    except LineError as error:
         raise DataError(f"{file.path}: {error}") from None
     except UnicodeError as error:
         raise DataError(f"{file.path}: {_not_text(file, error)}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file.path}: {damaged(error)}") from None
-
-
-class _LineError(ValueError):
-    """A line that can't be taken in: it has no end in sight."""
-
-
-def _lines(stream: IO[str], most: int) -> Iterator[str]:
-    """The lines of a file, each of at most so many characters.
-
-    Raises:
-        _LineError: for a longer one.
-    """
-    number = 0
-    while line := stream.readline(most + 1):
-        number += 1
-        if len(line) > most:
-            raise _LineError(f"line {number:,}: is longer than {most:,} characters; expected line breaks between rows")
-        yield line
 
 
 def _numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, list[str]]]:
     """The number of the first line, and the values, of every record that is not blank."""
-    lines = _lines(stream, ROW_BYTES)
+    lines = bounded_lines(stream, ROW_BYTES)
     if not (file.quoted and len(file.separator) == 1):
         for number, line in enumerate(lines, 1):
             text = line.rstrip("\r\n")
@@ -950,7 +984,7 @@ def _numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, li
             return
         except csv.Error as error:
             why = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
-            raise _LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
+            raise LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
         if values:
             yield first, values
 
@@ -959,14 +993,11 @@ def _encoding(file: TextFile | JsonFile) -> str:
     return file.encoding if isinstance(file, TextFile) else "utf-8"
 
 
-def _open_text(file: TextFile | JsonFile) -> IO[str]:
+@contextmanager
+def _open_text(file: TextFile | JsonFile) -> Iterator[IO[str]]:
     encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
-    try:
-        if _compression(file.path) == "gzip":
-            return gzip.open(file.path, "rt", encoding=encoding, newline="")
-        return file.path.open(encoding=encoding, newline="")
-    except OSError as error:
-        raise DataError(f"{file.path}: can't be opened: {error.strerror}") from None
+    with opened(file.path) as stream:
+        yield io.TextIOWrapper(stream, encoding=encoding, newline="")
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
@@ -985,28 +1016,6 @@ def _schema(path: Path, row: bool) -> dict[str, Any]:
     ]
     schema = ibis.Schema.from_pyarrow(pa.schema(plain))
     return {ROW: "int64", **schema} if row else dict(schema)
-
-
-def check_unpacked(archive: zipfile.ZipFile, member: str, limit: str | None = None) -> None:
-    """Refuse a file of a zip that takes far more space than the zip: a small one can be made to fill any disk.
-
-    Args:
-        limit: The most bytes it may hold, such as `20GB`; without, 100 times what it takes in the zip, at least 1 GB.
-
-    Raises:
-        DataError: if it holds more. No more is read than the zip says, so that can be believed.
-        SettingsError: if the limit is no size.
-    """
-    packed = archive.getinfo(member)
-    try:
-        most = max(10**9, 100 * packed.compress_size) if limit is None else parse_bytes(limit)
-    except ValueError:
-        raise SettingsError(f"setting 'max_unpacked': '{limit}' is not an amount; expected such as '20GB'") from None
-    if packed.file_size > most:
-        raise DataError(
-            f"{archive.filename}: '{member}' takes {packed.compress_size:,} bytes in the zip and {packed.file_size:,} "
-            f"unpacked, more than {most:,}; if that is right, allow it by --set max_unpacked={packed.file_size}"
-        )
 
 
 class _Names:

@@ -21,6 +21,11 @@ from recspec.hashing import Prints, cross, fingerprint64_of_bytes
 Values = NDArray[Any]
 ENCODE_FILE, OF_ITEMS = "encode.json", "of_items"
 WHOLE = re.compile(r"-?[0-9]{1,18}(\.0+)?")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+"""Python's float takes more, such as `1_000` and digits of other scripts."""
+MISSING_NUMBERS = ("n/a", "na", "#n/a", "null", "none", "nan", "-", "?", "\\n")
+TRUTH = {"true": 1, "false": 0}
+"""As in `recspec.encoding`."""
 
 
 class Encoding:
@@ -164,6 +169,8 @@ def _numbers_beside(feature: Mapping[str, Any], values: Values, counts: NDArray[
 
 def _whole(text: str) -> int | None:
     text = text.strip()
+    if text.lower() in TRUTH:
+        return TRUTH[text.lower()]
     return int(text.partition(".")[0]) if WHOLE.fullmatch(text) else None
 
 
@@ -182,12 +189,22 @@ def _numbers(encoder: Mapping[str, Any], values: Values) -> NDArray[np.float64]:
         gone = [int(text) for text in encoder.get("missing_values", ()) if re.fullmatch("-?[0-9]{1,18}", text)]
         numbers = np.where(np.isin(values, gone), np.nan, values.astype(np.float64))
     else:
-        texts = [text.strip() for text in _texts(encoder, values)]
-        numbers = np.array([float(text) if text else np.nan for text in texts], np.float64)
+        numbers = np.array([_float(text.strip()) for text in _texts(encoder, values)], np.float64)
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
         raise ValueError(f"row {infinite[0] + 1} is infinite; expected a finite number")
     return numbers
+
+
+def _float(text: str) -> float:
+    word = text.lower()
+    if not text or word in MISSING_NUMBERS:
+        return np.nan
+    if word in TRUTH:
+        return TRUTH[word]
+    if NUMBER.fullmatch(text):
+        return float(text)
+    raise ValueError(f"{text[:60]!r} is no number; expected such as 1.5")
 
 
 def _transformed(encoder: Mapping[str, Any], numbers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,18 +7,18 @@ All features are in the role context, for there are neither users nor items.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 import ibis
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
 from recspec import splits
+from recspec.archives import LineError, bounded_lines, check_unpacked, open_zip, opened
 from recspec.config import Settings as BaseSettings
 from recspec.datasets import clicks, prepared
 from recspec.datasets.clicks import LABEL
@@ -29,7 +29,7 @@ from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, listed, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import SPLIT
-from recspec.tables import ROW, Backend, ColumnType, TextFile, check_unpacked, connect
+from recspec.tables import ROW, ROW_BYTES, Backend, ColumnType, TextFile, connect
 
 NAME = "adult"
 
@@ -167,14 +167,11 @@ def _split(rows: Table, settings: Settings) -> Table:
 
 def _inputs(raw: Path) -> list[Path]:
     if raw.is_file():
-        try:
-            with zipfile.ZipFile(raw) as archive:
-                found: Sequence[str] = archive.namelist()
-                for name in FILES:
-                    if name in found:
-                        check_unpacked(archive, name)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{raw}: not a zip: {error}; expected UCI's adult.zip or its folder") from None
+        with open_zip(raw) as archive:
+            found: Sequence[str] = archive.namelist()
+            for name in FILES:
+                if name in found:
+                    check_unpacked(archive, name)
         inputs = [raw]
     else:
         found = sorted(path.name for path in raw.iterdir()) if raw.is_dir() else []
@@ -218,13 +215,16 @@ def _lines(raw: Path, name: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, without empty ones and UCI's remark at the head of adult.test."""
     with ExitStack() as stack:
         if raw.is_file():
-            held = stack.enter_context(stack.enter_context(zipfile.ZipFile(raw)).open(name))
-            stream: TextIO = io.TextIOWrapper(held, encoding="latin-1")
+            held: IO[bytes] = stack.enter_context(stack.enter_context(open_zip(raw)).open(name))
         else:
-            stream = stack.enter_context((raw / name).open(encoding="latin-1"))
-        for number, line in enumerate(stream, 1):
-            if line.strip() and not (number == 1 and line.startswith("|")):
-                yield number, line
+            held = stack.enter_context(opened(raw / name))
+        stream = io.TextIOWrapper(held, encoding="latin-1")
+        try:
+            for number, line in enumerate(bounded_lines(stream, ROW_BYTES), 1):
+                if line.strip() and not (number == 1 and line.startswith("|")):
+                    yield number, line
+        except LineError as error:
+            raise DataError(f"{raw}: {name}: {error}") from None
 
 
 def _problem(values: Sequence[str]) -> str | None:

@@ -8,14 +8,11 @@ All features are in the role context, for there are neither users nor items.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +26,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from recspec.archives import lines
 from recspec.config import Settings as BaseSettings
 from recspec.datasets import prepared
 from recspec.datasets.clicks import LABEL, SPLITS
@@ -50,7 +48,7 @@ from recspec.encoding import (
 from recspec.errors import DataError, SettingsError, listed, unknown
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.storage import Column, SplitWriter, feature_to_write
-from recspec.tables import ROW, Backend, ColumnType, TextFile, blocks, connect, counts_by, fetch, limit_bytes
+from recspec.tables import ROW, ROW_BYTES, Backend, ColumnType, TextFile, blocks, connect, counts_by, fetch, limit_bytes
 
 NAME = "criteo"
 Found = TypeVar("Found")
@@ -258,11 +256,7 @@ def _numbers(numbers: set[int] | Mapping[int, object]) -> str:
 
 
 def _check_width(path: Path, settings: Settings) -> None:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            first = stream.readline(1 << 20)
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: can't be read: {error}") from None
+    _, first = next(lines(path, ROW_BYTES), (1, b""))
     if not first.strip(b"\r\n"):
         raise DataError(f"{path}: is empty, or starts with an empty line; expected rows")
     found, expected = first.count(b"\t") + 1, 1 + settings.num_numerical + settings.num_categorical
@@ -276,13 +270,12 @@ def _check_width(path: Path, settings: Settings) -> None:
 def _wrong_labels(path: Path) -> list[str]:
     """The first labels of a file that are integers other than 0 and 1; slow, so only asked once something failed."""
     problems: list[str] = []
-    with suppress(OSError, EOFError, zlib.error), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            label = line.rstrip(b"\r\n").partition(b"\t")[0]
-            if label not in (b"0", b"1") and INTEGER.fullmatch(label) and int(label) not in (0, 1):
-                problems.append(f"line {number:,}: the label is {int(label)}; expected 0 or 1")
-            if len(problems) == PROBLEMS_SHOWN:
-                break
+    for number, line in lines(path, ROW_BYTES):
+        label = line.rstrip(b"\r\n").partition(b"\t")[0]
+        if label not in (b"0", b"1") and INTEGER.fullmatch(label) and int(label) not in (0, 1):
+            problems.append(f"line {number:,}: the label is {int(label)}; expected 0 or 1")
+        if len(problems) == PROBLEMS_SHOWN:
+            break
     return problems
 
 

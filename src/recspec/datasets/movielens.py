@@ -7,9 +7,6 @@ valid, or the latest ratings of all are.
 from __future__ import annotations
 
 import hashlib
-import shutil
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +17,7 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field
 
+from recspec.archives import extract, open_zip
 from recspec.datasets import interactions, prepared
 from recspec.datasets.columns import Catalogue, Column
 from recspec.datasets.histories import HistorySettings, TimeSplitSettings
@@ -29,7 +27,7 @@ from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, listed
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import by_time, leave_one_out
-from recspec.tables import ROW, Backend, ColumnType, TextFile, check_unpacked, connect, count_rows, fetch
+from recspec.tables import ROW, Backend, ColumnType, TextFile, connect, count_rows, fetch
 
 NAME = "movielens"
 
@@ -300,25 +298,17 @@ def _files(raw: Path) -> list[Path]:
 
 
 def _members(raw: Path) -> list[Path]:
-    try:
-        with zipfile.ZipFile(raw) as archive:
-            return [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
-    except zipfile.BadZipFile:
-        raise DataError(f"{raw}: not a zip file, or cut short; download it again") from None
+    with open_zip(raw) as archive:
+        return [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
 
 
 def _extracted(raw: Path, layout: Layout, folder: Path, limit: str | None) -> dict[str, Path]:
     """The release's files out of the zip. A member's own path is not used, so none can lead out of `folder`."""
     _, members = recognise(raw)
     folder.mkdir(parents=True)
-    try:
-        with zipfile.ZipFile(raw) as archive:
-            for name, member in members.items():
-                check_unpacked(archive, member.as_posix(), limit)
-                with archive.open(member.as_posix()) as packed, (folder / name).open("wb") as unpacked:
-                    shutil.copyfileobj(packed, unpacked, 1 << 20)
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{raw}: damaged ({error}); download it again") from None
+    with open_zip(raw) as archive:
+        for name, member in members.items():
+            extract(archive, member.as_posix(), folder / name, limit)
     return {name: folder / name for name in layout.files}
 
 

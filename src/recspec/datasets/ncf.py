@@ -31,7 +31,7 @@ from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, SettingsError, listed
 from recspec.feature_spec import FeatureSpec
 from recspec.splits import SPLIT, leave_one_out
-from recspec.tables import PROBLEMS_SHOWN, ROW, Backend, ColumnType, TextFile, connect, fetch, read_header
+from recspec.tables import PROBLEMS_SHOWN, ROW, Backend, ColumnType, TextFile, connect, fetch, lines_of, read_header
 
 NAME = "ncf"
 SUFFIXES = ("train.rating", "test.rating", "test.negative")
@@ -183,7 +183,8 @@ def _width(path: Path) -> int:
 
 # --- listed candidates -----------------------------------------------------------------------------------------------
 
-POSITIVE = re.compile(r"\((\d+),\s*(\d+)\)")
+POSITIVE = re.compile(r"\(([0-9]{1,18}),\s*([0-9]{1,18})\)")
+NEGATIVE = re.compile(r"[0-9]{1,18}")
 
 
 def _candidates(files: Files, test: pa.Table) -> pa.Table:
@@ -197,8 +198,7 @@ def _candidates(files: Files, test: pa.Table) -> pa.Table:
     problems = list(islice(_repeated(users), PROBLEMS_SHOWN))
     if problems:
         raise DataError.of(str(files.test), problems)
-    with files.negative.open(encoding="utf-8") as stream:
-        lines = [line.rstrip("\r\n") for line in stream]
+    lines = [line.rstrip("\r\n") for _, line in lines_of(TextFile(files.negative, {}))]
     while lines and not lines[-1]:
         lines.pop()
     width = len(lines[0].split("\t")) - 1 if lines else 0
@@ -234,7 +234,7 @@ def _line_problems(lines: list[str], users: NDArray[np.int64], items: NDArray[np
             yield f"line {number:,}: is of {head}, but line {number:,} of the test file is of ({user},{item})"
         elif len(negatives) != width:
             yield f"line {number:,}: lists {len(negatives)} negatives; expected {width}, as in line 1"
-        elif wrong := [negative for negative in negatives if not negative.isdecimal()]:
+        elif wrong := [negative for negative in negatives if not NEGATIVE.fullmatch(negative)]:
             yield f"line {number:,}: negative '{wrong[0][:40]}' is not an item's number"
 
 

@@ -16,14 +16,9 @@ differences that matter:
 from __future__ import annotations
 
 import math
-import shutil
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import ibis
 import pyarrow.parquet as pq
@@ -32,6 +27,7 @@ from ibis.expr.types import IntegerColumn, StringColumn, Table
 from pydantic import Field, model_validator
 
 from recspec import splits
+from recspec.archives import extract, open_zip
 from recspec.config import Settings as BaseSettings
 from recspec.datasets import clicks, page_views, prepared
 from recspec.datasets.clicks import GROUP, LABEL
@@ -48,7 +44,6 @@ from recspec.tables import (
     ColumnType,
     TextFile,
     blocks,
-    check_unpacked,
     connect,
     count_rows,
     counts_by,
@@ -649,7 +644,7 @@ def recognise(raw: Path, names: Sequence[str]) -> dict[str, Place]:
     if raw.is_dir():
         found = [Place(path) for path in sorted([*raw.glob("*"), *raw.glob("*/*")]) if path.is_file()]
     elif raw.is_file():
-        with _opened(raw) as archive:
+        with open_zip(raw) as archive:
             found = [Place(raw, info.filename) for info in archive.infolist() if not info.is_dir()]
     else:
         raise DataError(f"{raw}: no such file or folder; expected Outbrain's tables in a folder or a zip")
@@ -691,24 +686,9 @@ def _unpacked(place: Place, target: Path, limit: str | None) -> Path:
 
 
 def _extract(archive: Path, member: str, target: Path, limit: str | None) -> None:
-    with _opened(archive) as opened:
+    with open_zip(archive) as opened:
         names = [info.filename for info in opened.infolist() if not info.is_dir()]
         inside = [name for name in names if name == member or Path(name).name == member]
         if not inside:
             raise DataError(f"{archive}: holds {listed(names)}; expected {member}")
-        check_unpacked(opened, inside[0], limit)
-        with opened.open(inside[0]) as packed, target.open("wb") as unpacked:
-            _copy(packed, unpacked)
-
-
-def _copy(source: IO[bytes], target: IO[bytes]) -> None:
-    shutil.copyfileobj(source, target, 1 << 20)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{path}: not a zip file, or damaged ({error}); download it again") from None
+        extract(opened, inside[0], target, limit)

@@ -343,6 +343,8 @@ def _events(file: TextFile, notes: Notes | None = None) -> Iterator[tuple[int, s
     """The line, the user and the item of each event."""
     alone = 0
     for number, line in lines_of(file):
+        if not line.strip():
+            continue
         user, *items = line.split() if file.separator == " " else [part.strip() for part in line.split(file.separator)]
         alone += not items
         for item in items:

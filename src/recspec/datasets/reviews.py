@@ -7,31 +7,28 @@ of JSON, in 2014 of Python literals) is read line by line, and kept only for the
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from ibis.expr.types import Table
 
+from recspec.archives import lines
 from recspec.encoding import widened
 from recspec.errors import DataError, SettingsError, listed, unknown
 from recspec.tables import (
-    LINE_BYTES,
     PROBLEMS_SHOWN,
     ROW,
     Backend,
     ColumnType,
     JsonFile,
     TextFile,
-    damaged,
     read_header,
 )
 
@@ -218,7 +215,7 @@ def _is_csv(path: Path) -> bool:
 
 def _keys(path: Path) -> list[str]:
     """The keys of the first review."""
-    for number, line in _lines(path):
+    for number, line in lines(path):
         if not line.strip():
             continue
         try:
@@ -343,7 +340,7 @@ RELATED = re.compile(
 
 def _entries(path: Path, wanted: Mapping[str, int], progress: Callable[[int], None]) -> Iterator[Mapping[str, Any]]:
     problems: list[str] = []
-    for number, line in _lines(path):
+    for number, line in lines(path):
         if number % META_PROGRESS == 0:
             progress(number)
         begins = ASIN_FIRST.match(line)
@@ -385,30 +382,3 @@ def _why(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "is no UTF-8 text"
     return "is neither a JSON object nor a Python literal of one"
-
-
-# --- lines -----------------------------------------------------------------------------------------------------------
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines of a plain or gzipped file with their numbers from 1.
-
-    Raises:
-        DataError: a file that can't be read, was cut short, or holds a line beyond all bounds.
-    """
-    try:
-        with _opened(path) as stream:
-            number = 0
-            while line := stream.readline(LINE_BYTES):
-                number += 1
-                if len(line) == LINE_BYTES:
-                    raise DataError(f"{path}: line {number:,} is longer than {LINE_BYTES >> 20} MB; expected an object")
-                yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: {damaged(error)}") from None
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from None
-
-
-def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
