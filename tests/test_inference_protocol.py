@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recspec.errors import RequestError
 from recspec.inference_protocol import parse_infer
 from recspec.signature import Port
-from recspec.tensors import Tensor, checked, from_bytes, from_values, to_bytes
+from recspec.tensors import Tensor, checked, from_bytes, from_values, shape_of, to_bytes
 
 IDS = Port("item", "int32", 1, "row", 10)
 TAGS = Port("tags", "int64", 3, "row", 5, True)
@@ -126,7 +126,7 @@ def test_a_scalar_s_rows_may_come_without_their_second_dimension() -> None:
         (body(tensor(shape=[True, 1])), r"shape is \[True, 1\]"),
         (body(tensor(shape=[2**63])), "shape is"),
         (body(tensor(shape=[1] * 9)), "shape is"),
-        (body(tensor(shape=[2**62, 2**62])), f"data holds 2 values; shape .* has {2**124}"),
+        (body(tensor(shape=[2**62, 2**62])), f"shape is .*; expected a list .* from 0, their product at most {2**48}"),
         (body(tensor(data=None)), "input 'item': data is 'None'; expected a list"),
         (body(tensor(data=[1])), r"data holds 1 values; shape \[2, 1\] has 2"),
         (body(tensor(data=[1, "2"])), "not all whole numbers, as the datatype INT32 is"),
@@ -261,7 +261,7 @@ TENSORS = st.fixed_dictionaries(
     optional={
         "name": st.sampled_from(["item", "tags", "price", "x"]) | JSON,
         "datatype": st.sampled_from(["INT32", "INT64", "FP32", "FP64", "BYTES", "BOOL"]) | JSON,
-        "shape": st.lists(st.integers(-1, 4), max_size=3) | JSON,
+        "shape": st.lists(st.integers(-1, 4) | st.sampled_from([2**48, 2**62, 2**63]), max_size=3) | JSON,
         "data": st.lists(st.integers(-2, 12) | st.floats() | st.text(max_size=2), max_size=6) | JSON,
         "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(-1, 30)}) | JSON,
     },
@@ -285,4 +285,10 @@ def test_whatever_is_sent_is_read_or_refused(request: object, rest: bytes, shift
 @given(st.binary(max_size=60), st.lists(st.integers(0, 2**62), max_size=4), st.sampled_from(["BYTES", "FP32", "BOOL"]))
 def test_whatever_bytes_come_are_a_tensor_or_refused(data: bytes, shape: list[int], datatype: str) -> None:
     with contextlib.suppress(RequestError):
-        assert from_bytes("x", datatype, shape, data).values.shape == tuple(shape)
+        assert from_bytes("x", datatype, shape_of(shape, "x"), data).values.shape == tuple(shape)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62], [0, 2**62, 2**62], [2**63 - 1, 0], [0, *[2**10] * 7]])
+def test_an_empty_tensor_of_a_shape_that_no_array_has_is_refused(shape: list[int]) -> None:
+    with pytest.raises(RequestError, match=r"whole numbers from 0, their product at most 2814749767"):
+        shape_of(shape, "x")

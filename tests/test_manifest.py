@@ -146,6 +146,14 @@ def fewer_rows(name: str) -> Callable[[Path], None]:
     return rewrite
 
 
+def reversed_rows(name: str) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        table = pq.read_table(folder / name)
+        pq.write_table(table.take(np.arange(len(table))[::-1]), folder / name)
+
+    return rewrite
+
+
 def encoders_with(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable[[Path], None]:
     def rewrite(folder: Path) -> None:
         data = json.loads((folder / "encoders.json").read_text())
@@ -221,6 +229,11 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "encoder without a vocabulary": (
         encoders_with(lambda data: data["item_id"].update(vocabulary="gone")), "gone.parquet: can't be read as Parquet"
     ),
+    "catalogue reversed": (
+        reversed_rows("items.parquet"),
+        "items.parquet: row 1 is of 'item_id' 60; expected 1, as rows stand in the order of ids",
+    ),
+    "users reversed": (reversed_rows("users.parquet"), "users.parquet: row 1 is of 'user_id' 120; expected 1"),
     "catalogue's ids": (catalogue_with("kind", [7]), "column 'kind' holds ids 7 to 7; expected 0 to 4"),
     "catalogue's numbers": (catalogue_with("price", [1.5, np.inf]), "column 'price' holds numbers that are not finite"),
     "catalogue's texts": (catalogue_with("kind", ["a"]), "column 'kind' holds string; expected ids"),

@@ -131,6 +131,17 @@ def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytes
     assert items == ["100", "101", "102", "103", "104", "105"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_scores_that_are_no_finite_numbers_are_told_and_not_left_out(
+    value: float, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights may be finite and the scores not; such items were left out of the answer, all of them maybe."""
+    width = len(predictor.items)
+    monkeypatch.setattr(predictor.model, "score_items", lambda *_: torch.full((1, width), value))
+    with pytest.raises(BundleError, match="the model gives no finite score for some items; train it again"):
+        predictor.recommend(["u3"], k=3)
+
+
 def test_no_user_gives_no_answer(predictor: Predictor) -> None:
     assert predictor.recommend([]) == []
 

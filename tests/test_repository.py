@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import threading
@@ -360,6 +361,10 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
             _, outputs = await kept.infer(name, "", tensors_of(kept, name, rows))
             assert_close(outputs["probability"], wanted)
         assert kept.names == ("both", "alone", "both_raw")
+        told = json.loads((folder / "export" / "sheet.json").read_text())
+        told["difference"]["allowed_largest"] = 1e9  # a sheet can't allow what it likes
+        (folder / "export" / "sheet.json").write_text(json.dumps(told))
+        manifest.write(folder / "export")
         made_up_bundle(folder / "bundle", specs["neumf"], "neumf", 1)  # another model: the export is of the old one
         with caplog.at_level(logging.WARNING, "recspec.serve"):
             await kept.look()

@@ -130,6 +130,8 @@ def test_pages_of_other_origins_are_refused() -> None:
     for origin in (b"http://localhost", b"http://evil.example", b"null", b"http://[bad"):
         with pytest.raises(RequestError, match="pages of other origins"):
             refuse_other_origins([*host("localhost:8000"), (b"origin", origin)])
+        with pytest.raises(RequestError, match="pages of other origins"):
+            refuse_other_origins([*host("localhost:8000"), (b"origin", origin), (b"origin", b"http://localhost:8000")])
 
 
 def test_a_token_is_known_whatever_the_case_of_bearer() -> None:

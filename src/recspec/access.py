@@ -99,9 +99,9 @@ def refuse_other_origins(headers: Headers) -> None:
     Raises:
         RequestError: 403.
     """
-    named = dict(headers)
-    origin = named.get(b"origin", b"").decode("latin-1")
-    if origin and _place(origin) != named.get(b"host", b"").decode("latin-1").lower():
+    host = dict(headers).get(b"host", b"").decode("latin-1").lower()
+    origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+    if any(_place(origin) != host for origin in origins if origin):
         raise RequestError("requests from pages of other origins are not answered", status=403)
 
 

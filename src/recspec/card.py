@@ -115,7 +115,9 @@ def _catalogue_problems(spec: FeatureSpec) -> list[str]:
             name = spec.user_id if role == "user" else spec.item_id
             if isinstance(spec.features[name].cardinality, int):
                 first = int(spec.reserves_unknown(name))
-                problems += _length_problem(spec, path, name, spec.num_ids(name) - first, first)
+                problems += _length_problem(spec, path, name, spec.num_ids(name) - first, first) or _order_problem(
+                    spec, path, name, first
+                )
     return problems
 
 
@@ -147,6 +149,22 @@ def _length_problem(spec: FeatureSpec, path: Path, name: str, expected: int, fir
     if num_rows == expected:
         return []
     return [f"{file}: has {num_rows} rows; expected {expected}, one for each id of '{name}'{' but 0' * first}"]
+
+
+def _order_problem(spec: FeatureSpec, path: Path, name: str, first: int) -> list[str]:
+    """Row i of a catalogue that has its ids as a column bears the id `first` + i there."""
+    try:
+        if not path.exists() or name not in pq.read_schema(path).names:
+            return []
+        ids = pq.read_table(path, columns=[name])[name].to_numpy()
+    except (pa.ArrowException, OSError) as error:
+        return [f"{path.relative_to(spec.folder)}: can't be read as Parquet: {error}"]
+    wrong = np.flatnonzero(ids != np.arange(first, first + len(ids)))
+    if not len(wrong):
+        return []
+    row = int(wrong[0])
+    told = f"row {row + 1} is of '{name}' {ids[row]}; expected {first + row}, as rows stand in the order of ids"
+    return [f"{path.relative_to(spec.folder)}: {told}"]
 
 
 # --- the card --------------------------------------------------------------------------------------------------------

@@ -402,6 +402,10 @@ class Predictor:
         request = self._request(users)
         with torch.inference_mode():
             scores = self.model.score_items(request, items.candidates).float()
+            if not bool(scores.isfinite().all()):
+                raise BundleError(
+                    f"{self.bundle.folder}: the model gives no finite score for some items; train it again"
+                )
             scores[:, (seen.counts[items.first_id :] == 0).to(self.device)] = -torch.inf
             if not include_seen:
                 rows, columns = _pairs(seen, users, items.first_id)

@@ -49,6 +49,8 @@ RAW = "_raw"
 EXPORT = "export"
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""
+MOST = 0.05
+"""And the largest that a sheet may name: whoever changes a program can change its sheet."""
 SAME = 1e-3
 """Largest difference of probabilities where an export's sheet names none."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -302,7 +304,7 @@ def _fastest(folder: Path, torch_program: TorchProgram, settings: RepositorySett
         program = open_program(found, threads=settings.threads, verify=settings.verify)
         if program.signature != torch_program.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
-        allowed = float(read_sheet(found).get("difference", {}).get("allowed_largest", SAME))
+        allowed = min(float(read_sheet(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
         rows = _any_rows(torch_program.signature)
         answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (program, torch_program))
         drift = float(np.abs(np.subtract(*answers)).max())

@@ -37,6 +37,8 @@ STORED: Mapping[str, np.dtype[Any]] = {
 """The protocol's names -> bytes of a value; BYTES has none."""
 
 MAX_DIMS = 8
+MAX_VALUES = 2**48
+"""Of a shape whose dimensions of 0 count as 1: numpy makes no array of 2**63 bytes, not even an empty one."""
 MAX_INPUTS = 4096
 """Tensors of a request; reading one takes 50 µs, whatever it holds."""
 NAMED = 10
@@ -73,9 +75,11 @@ def shape_of(given: object, name: str, max_rows: int | None = None) -> tuple[int
         if len(shape) == len(given):
             if shape and max_rows is not None:
                 _refuse_rows(shape[0], max_rows)
-            return shape
+            if math.prod(each or 1 for each in shape) <= MAX_VALUES:
+                return shape
     raise RequestError(
-        f"input '{name}': shape is {str(given)[:80]}; expected a list of at most {MAX_DIMS} whole numbers from 0"
+        f"input '{name}': shape is {str(given)[:80]}; expected a list of at most {MAX_DIMS} whole numbers from 0, "
+        f"their product at most {MAX_VALUES}"
     )
 
 
