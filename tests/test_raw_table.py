@@ -611,8 +611,8 @@ def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -
     assert said == [
         "'user_id': 1 ids, in 1 rows, have blanks around them, which are part of the id: ' a'",
         (
-            "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids; name them in missing_values if "
-            "they are none: 'NA', 'null'"
+            "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids; name them in missing_values "
+            "if they are none: 'NA', 'null'"
         ),
     ]
 

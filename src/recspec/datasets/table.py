@@ -728,8 +728,10 @@ class _Catalogues:
             taken = {*self.plan.taken, *readable}
             name = column if column.lower() not in {each.lower() for each in taken} else _free(f"{column}_text", taken)
             if name != column and column not in own:
-                self.notes.changed.append(f"column '{column}' of {file} is '{name}' in the prepared {role}s.parquet, because "
-                                          "the plain name is taken")  # fmt: skip
+                self.notes.changed.append(
+                    f"column '{column}' of {file} is '{name}' in the prepared {role}s.parquet, because the plain name "
+                    "is taken"
+                )
             readable[name] = column
         return readable
 
