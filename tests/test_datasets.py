@@ -1365,8 +1365,8 @@ def test_items_that_only_the_rows_or_only_the_file_name_are_counted(tmp_path: Pa
         "2 of 3 items in items.csv stand in no row, such as 'q'; they have no id, so they are never recommended",
         "the split valid: it has no row",
     ]
-    told = "2 of 3 items of the rows are not in items.csv, such as 'b'; what the file says of the others is missing of "
-    assert summary["changed"] == [f"{told}them: add them to the file"]
+    told = "2 of 3 items of the rows are not in items.csv, such as 'b'; nothing of the file is known of them: add them "
+    assert summary["changed"] == [f"{told}to it"]
     (tmp_path / "items.csv").write_text("item_id,title\nA-1,A\nA-2,Q\n")
     with pytest.raises(DataError) as caught:
         prepare_table(tmp_path / "a.csv", tmp_path / "b", text, items="items.csv")

@@ -531,7 +531,9 @@ def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
 
 def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("user_id,item_id\nZoë,x\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding"):
+    with pytest.raises(
+        DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding where .* as in --set encoding=cp1252"
+    ):
         prepare_table(tmp_path / "a.csv", tmp_path / "out")
     with pytest.raises(DataError, match="is not utf-16 text"):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="utf-16")
@@ -565,6 +567,63 @@ def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
                      "test") == [("7", "b")]  # fmt: skip
     with pytest.raises(ValueError, match="layout sequences has users and items alone; leave out label"):
         prepare_table(tmp_path / "a.txt", tmp_path / "c", layout="sequences", label="y")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.parquet"])
+def test_a_sequence_a_line_is_plain_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"user": "7", "items": ["a", "b"]}\n')
+    with pytest.raises(DataError, match="layout sequences reads plain text, a user and their items a line"):
+        prepare_table(tmp_path / name, tmp_path / "out", layout="sequences")
+
+
+@pytest.mark.parametrize(("mark", "asked"), [(";", ";"), ("\t", "\\t"), ("|", "|")])
+def test_another_separator_is_suggested_by_the_header_alone(tmp_path: Path, mark: str, asked: str) -> None:
+    text = f"user_id{mark}item_id\na{mark}1,5\nb{mark}2,5\n"
+    with pytest.raises(DataError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert str(caught.value).endswith(f"between the columns; --set 'separator={asked}' reads them so")
+    assert raw_pairs(prepare_table(tmp_path / "a.csv", tmp_path / "out", separator=asked).spec, "train") == [
+        ("a", "1,5"), ("b", "2,5"),
+    ]  # fmt: skip
+
+
+def test_a_time_column_taken_for_its_name_is_doubted_where_another_looks_like_times(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp,bought\na,x,9,2024-01-01T00:00:00Z\na,y,5,2024-01-02T00:00:00Z\n"
+    said = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"])
+    assert "the time is column 'timestamp', because of its name; its values don't look like times" in said
+    assert "those of 'bought' do (--set timestamp=bought)" in said
+    for sure in (prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp="timestamp"),
+                 prepare_table(tmp_path / "c.csv", tmp_path / "c", text.replace(",9,", ",1704067200,")
+                               .replace(",5,", ",1704067300,"))):  # fmt: skip
+        assert "because of its name" not in str(sure.summary.get("inferred"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -> None:
+    ids = ["NA", " a", "a", "null", "NA", "007"]
+    table = pa.table({"user_id": ids, "item_id": list("uvwxyz")})
+    if suffix == "csv":
+        text = "".join(f"{user},{item}\n" for user, item in zip(*table.to_pydict().values(), strict=True))
+        (tmp_path / "a.csv").write_text("user_id,item_id\n" + text)
+    else:
+        pq.write_table(table, tmp_path / "a.parquet")
+    said = prepare_table(tmp_path / f"a.{suffix}", tmp_path / "out", timestamp=None).summary["inferred"]
+    assert said == [
+        "'user_id': 1 ids, in 1 rows, have blanks around them, which are part of the id: ' a'",
+        (
+            "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids; name them in missing_values "
+            "if they are none: 'NA', 'null'"
+        ),
+    ]
+
+
+def test_what_is_inferred_of_a_catalogue_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,price\nx,1.5\ny,2\n")
+    text = "user_id,item_id,timestamp,price\na,x,1,3\na,y,2,4\n"
+    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv", item_features=["price"],
+                            context_features=["price"]).summary  # fmt: skip
+    assert summary["inferred"] == ["'price' of items.csv: numbers", "'price': whole numbers"]
+    assert "column 'price' of items.csv is 'price_text' in the prepared items.parquet" in str(summary["changed"])
 
 
 def test_repeats_may_be_kept(tmp_path: Path) -> None:

@@ -433,7 +433,7 @@ def recommend(
     device: Device = "auto",
     verify: Verify = True,
 ) -> None:
-    """The k best items for raw user ids, without those they have seen."""
+    """The k best items for raw user ids, without those they acted on in train or valid."""
     from recspec.machine import keep_freed_memory
     from recspec.predict import Predictor, read_users, recommend_to_parquet
 

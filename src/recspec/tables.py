@@ -861,7 +861,10 @@ def _not_text(file: TextFile | JsonFile, error: UnicodeError) -> str:
     held = (
         f"byte 0x{error.object[error.start]:02x} ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
     )
-    return f"is not {_encoding(file)} text: {held}; name its encoding, or convert it to utf-8"
+    return (
+        f"is not {_encoding(file)} text: {held}; convert it to utf-8, or name its encoding where the dataset has "
+        "that setting, as in --set encoding=cp1252"
+    )
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:

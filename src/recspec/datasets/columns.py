@@ -428,8 +428,8 @@ def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Not
     if len(missing):
         notes.changed.append(
             f"{len(missing):,} of {len(ids):,} {role}s of the rows are not in {catalogue.file}, such as "
-            f"'{ids.decode(missing[:1]).to_pylist()[0]}'; what the file says of the others is missing of them: "
-            "add them to the file"
+            f"'{ids.decode(missing[:1]).to_pylist()[0]}'; "
+            "nothing of the file is known of them: add them to it"
         )
 
 

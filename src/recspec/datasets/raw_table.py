@@ -262,7 +262,14 @@ def _text_file(path: Path, reading: Reading, notes: Notes) -> TextFile:
     tabs = re.fullmatch(r"\.tsv(\.gz)?", "".join(path.suffixes[-2:]).lower()) or path.suffix.lower() == ".tsv"
     separator = reading.separator or ("\t" if tabs else ",")
     file = TextFile(path, {}, separator=separator, encoding=_encoding(path, reading, notes), multiline=True)
-    return replace(file, columns=dict.fromkeys(read_header(file), "string"))
+    names = read_header(file)
+    if reading.separator is None and len(names) == 1 and (other := [mark for mark in ";\t|," if mark in names[0]]):
+        shown = {"\t": "\\t"}.get(other[0], other[0])
+        raise DataError(
+            f"{path}: no {separator!r} in the header, but {other[0]!r}, which seems to stand between the columns; "
+            f"--set 'separator={shown}' reads them so"
+        )
+    return replace(file, columns=dict.fromkeys(names, "string"))
 
 
 def _encoding(path: Path, reading: Reading, notes: Notes) -> str:
@@ -322,7 +329,16 @@ def _parquet(backend: Backend, paths: Sequence[Path]) -> _Raw:
 def _sequences(
     backend: Backend, paths: Sequence[Path], roles: Roles, reading: Reading, notes: Notes, folder: Path
 ) -> _Raw:
-    """A line is a user, then what they acted on, the earliest first."""
+    """A line is a user, then what they acted on, the earliest first.
+
+    Raises:
+        DataError: if a file is not plain text, whose words would become ids.
+    """
+    if strange := [path for path in paths if path.name.lower().endswith((*PARQUET_SUFFIXES, *JSON_SUFFIXES))]:
+        raise DataError(
+            f"{strange[0]}: layout sequences reads plain text, a user and their items a line; "
+            "write it so, or as one row an interaction and leave out layout"
+        )
     user, item = roles.ids
     files = [TextFile(path, {}, separator=reading.separator or " ", header=False, quoted=False,
                       encoding=_encoding(path, reading, notes)) for path in paths]  # fmt: skip
@@ -390,7 +406,8 @@ class _Typing:
         typed = {name: self._column(name) for name in self._rows.columns if name != ROW}
         if self.problems:
             raise DataError.of(self.raw.where, self.problems)
-        self.notes.inferred.extend(f"{listed(names)}: {what}" for what, names in self.said.items())
+        of = f" of {_path(self.raw.parts[0]).name}" if self.roles.shown else ""
+        self.notes.inferred.extend(f"{listed(names)}{of}: {what}" for what, names in self.said.items())
         table = self._rows.mutate(**{name: values for name, values in typed.items() if values is not None})
         self._check_present(table)
         return table
@@ -562,7 +579,7 @@ class _Typing:
                 continue
             kind = table[name].type()
             if not (kind.is_string() or kind.is_integer()):
-                problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers")
+                problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; write them so")
                 continue
             if self.roles.shown:  # the catalogue leaves such rows out, and counts them
                 continue
@@ -570,9 +587,32 @@ class _Typing:
             first = fetch(self.backend, missing.select(ROW).order_by(ROW).limit(SHOWN)).column(ROW).to_pylist()
             if first:
                 count, shown = count_rows(self.backend, missing), ", ".join(self.raw.places(first))
-                problems.append(f"column '{name}' has no value in {count:,} rows, such as {shown}")
+                problems.append(
+                    f"column '{name}' has no value in {count:,} rows, such as {shown}; "
+                    "leave these rows out, or give them an id"
+                )
         if problems:
             raise DataError.of(self.raw.where, problems)
+        if not self.roles.shown:
+            for name in self.roles.ids:
+                if name in table.columns and table[name].type().is_string():
+                    self._note_odd_ids(table, name)
+
+    def _note_odd_ids(self, table: Table, name: str) -> None:
+        """Say which ids are kept letter for letter though they may be meant otherwise."""
+        text = table[name]
+        odd = {
+            "have blanks around them, which are part of the id": text != text.strip(),
+            "look like missing values, and are kept as ids; name them in missing_values if they are none": _is_marker(
+                text
+            ),
+        }
+        for what, is_so in odd.items():
+            kinds = table.filter(is_so).group_by(text=text).aggregate(rows=ibis._.count()).order_by("text")
+            found = fetch(self.backend, kinds)
+            if found.num_rows:
+                ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
+                self.notes.inferred.append(f"'{name}': {len(ids):,} ids, in {rows:,} rows, {what}: {listed(ids[:5])}")
 
     def _label(self, name: str) -> Values:
         """The label as 0 and 1."""
@@ -798,6 +838,19 @@ def _example(form: str) -> str:
     values = {"Y": "2024", "y": "24", "m": "02", "d": "25", "b": "Feb", "B": "February", "H": "12", "I": "12",
               "M": "30", "S": "00", "f": "250", "p": "PM", "z": "+01:00", "%": "%"}  # fmt: skip
     return re.sub("%(.)", lambda found: values[found[1]], form)
+
+
+def note_doubtful_time(backend: Backend, rows: Table, time: str, known: Collection[str], notes: Notes) -> None:
+    """Say that the time column, taken for its name, does not look like one where another column does."""
+    glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
+    if _looks_like_time(glance.column(time)):
+        return
+    if alike := [name for name in glance.column_names
+                 if name not in {*known, time} and _looks_like_time(glance.column(name))]:  # fmt: skip
+        notes.inferred.append(
+            f"the time is column '{time}', because of its name; its values don't look like times, those of "
+            f"{listed(alike)} do (--set timestamp={alike[0]})"
+        )
 
 
 def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[str], notes: Notes) -> None:

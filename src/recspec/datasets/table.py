@@ -287,9 +287,11 @@ def _read(
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
     rows = raw_table.read(backend, paths, replace(roles, features=features), reading, notes, work)
     timed = settings.timestamp is not None and settings.timestamp in rows.columns
+    others = {name for name in (settings.user, settings.item, settings.group) if name is not None}
     if settings.label is None and settings.timestamp and not timed and settings.layout == "rows":
-        others = {name for name in (settings.user, settings.item, settings.group) if name is not None}
         raw_table.note_untimed(backend, rows, settings.timestamp, others, notes)
+    if timed and settings.timestamp and roles.time and "timestamp" not in settings.model_fields_set:
+        raw_table.note_doubtful_time(backend, rows, settings.timestamp, others, notes)
     return _Tables(rows, held.get("users"), held.get("items"))
 
 
@@ -726,8 +728,10 @@ class _Catalogues:
             taken = {*self.plan.taken, *readable}
             name = column if column.lower() not in {each.lower() for each in taken} else _free(f"{column}_text", taken)
             if name != column and column not in own:
-                self.notes.changed.append(f"column '{column}' of {file} is '{name}' in {role}s.parquet, because "
-                                          "the plain name is taken")  # fmt: skip
+                self.notes.changed.append(
+                    f"column '{column}' of {file} is '{name}' in the prepared {role}s.parquet, because the plain name "
+                    "is taken"
+                )
             readable[name] = column
         return readable
 
