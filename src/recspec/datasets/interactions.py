@@ -58,8 +58,8 @@ BLOCK_ROWS = 1_000_000
 """Interactions of whole users handled at once: about 100 MB with their candidates."""
 BLOCK_ROWS_WITH_HISTORIES = 250_000
 """Likewise where lists are made of them, whose memory comes on top."""
-BYTES_PER_ROW = 5_000
-"""Of a memory limit, for each of these rows; a limit of 500 MB makes blocks of 100,000."""
+BYTES_PER_ROW = 8_000
+"""Of a memory limit, for each of these rows; a limit of 500 MB makes blocks of 62,500."""
 USERS_PER_GROUP = 16_384
 """Users in a row group of their catalogue, where it holds histories."""
 
