@@ -409,7 +409,11 @@ def test_the_same_again_returns_at_once_and_touches_nothing(made: Made) -> None:
     assert {path: path.stat().st_mtime_ns for path in made.out.rglob("*")} == before
 
 
-def test_the_same_elsewhere_is_the_same_byte_for_byte(made: Made, tmp_path: Path) -> None:
+def test_the_same_elsewhere_is_the_same_byte_for_byte(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the many small blocks that a low memory limit makes."""
+    monkeypatch.setattr(interactions, "BYTES_PER_ROW", 10**9 // 20)
     run(made.case, made.raw, tmp_path / "out", threads=2, memory_limit="1GB")
     assert bytes_of(tmp_path / "out") == bytes_of(made.out)
 

@@ -31,6 +31,7 @@ from recspec.errors import RequestError, SettingsError  # noqa: E402
 from recspec.inference_grpc import MAX_FIELDS, SERVICE  # noqa: E402
 from recspec.repository import Repository, RepositorySettings, Source  # noqa: E402
 from recspec.serve import Server, ServeSettings  # noqa: E402
+from recspec.sweep import Server as Asked  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
 from tests.test_serve import Running, grpc_request, raw_exchange  # noqa: E402
@@ -198,6 +199,9 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
         context = ssl.create_default_context(cadata=CERT)
         with urllib.request.urlopen(f"https://{secure.host}/v2/health/ready", context=context, timeout=600) as told:
             assert told.status == 200
+        assert Asked(f"https://{secure.host}", tls_ca=cert).get("/v2/health/ready")[0] == 200
+        with pytest.raises(SettingsError, match="name its certificate with --tls-ca"):
+            Asked(f"https://{secure.host}").get("/v2/health/ready")
         with grpc.secure_channel(secure.grpc, grpc.ssl_channel_credentials(CERT.encode())) as channel:
             call = channel.unary_unary(SERVICE + "ServerLive")
             assert service_pb2.ServerLiveResponse.FromString(call(b"", timeout=600)).live

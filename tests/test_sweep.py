@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,9 @@ def test_what_can_not_be_measured_is_told(server: Server) -> None:
     refused(Server("ftp://here"), "'ftp://here' is no address; expected one such as http://127.0.0.1:8000")
     refused(Server("http://[", None), "is no address")
     refused(Server(server.url, "wrong"), "status 401", model="clicks")
+    nothing = Path("nothing.pem")
+    refused(Server("https://127.0.0.1:9", tls_ca=nothing), "--tls-ca nothing.pem: expected certificates in PEM")
+    refused(Server("http://127.0.0.1:9", tls_ca=nothing), "is for an address that begins with https://, not http://")
 
 
 def test_a_token_that_ends_meanwhile_is_a_failure_and_no_figure(server: Server) -> None:

@@ -866,16 +866,20 @@ def bench_serve(
     seconds: Annotated[float, typer.Option(help="of measuring, for each line of the table")] = 5.0,
     warmup: Annotated[float, typer.Option(min=0, help="seconds of asking before the clock starts")] = 1.0,
     token_file: Annotated[
-        Path | None, typer.Option(help="holds the bearer token; else the variable RECSPEC_TOKEN, if set")
+        Path | None, typer.Option(help="File with the bearer token; by default the variable RECSPEC_TOKEN.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(help="Certificates in PEM that the server's own is checked with; by default the machine's."),
     ] = None,
     json_output: Json = False,
 ) -> None:
     """Latency (p50 to p99) and requests/s of a running server, by number of clients."""
+    from recspec.access import read_token
     from recspec.sweep import Server, sweep
 
-    token = token_file.read_text(encoding="utf-8") if token_file is not None else os.environ.get("RECSPEC_TOKEN", "")
     figures = sweep(
-        Server(url, token.strip() or None),
+        Server(url, read_token(os.environ, token_file), tls_ca),
         model=model,
         concurrency=_sizes("--concurrency", concurrency),
         rows=rows,

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -35,10 +38,12 @@ TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server's address, and the token it wants."""
+    """A server's address, the token it wants, and the certificates that its own one is checked with."""
 
     url: str
     token: str | None = None
+    tls_ca: Path | None = None
+    """Certificates in PEM that are trusted; those of the machine when None."""
 
     def connect(self) -> http.client.HTTPConnection:
         """A new connection; nothing is sent yet.
@@ -46,18 +51,25 @@ class Server:
         Raises:
             SettingsError: if the address is none.
         """
-        kinds: Mapping[str, type[http.client.HTTPConnection]] = {
-            "http": http.client.HTTPConnection,
-            "https": http.client.HTTPSConnection,
-        }
         try:
             parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
-            kind, host, port = kinds.get(parts.scheme), parts.hostname, parts.port
+            scheme, host, port = parts.scheme, parts.hostname, parts.port
         except ValueError:
-            kind = host = port = None
-        if kind is None or not host:
+            scheme, host, port = "", None, None
+        if scheme not in ("http", "https") or not host:
             raise SettingsError(f"{self.url!r} is no address; expected one such as http://127.0.0.1:8000")
-        return kind(host, port, timeout=TIMEOUT)
+        if scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=self._trusted)
+        if self.tls_ca is not None:
+            raise SettingsError(f"--tls-ca {self.tls_ca}: is for an address that begins with https://, not {self.url}")
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+
+    @cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise SettingsError(f"--tls-ca {self.tls_ca}: expected certificates in PEM: {error}") from None
 
     def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON of a path.
@@ -71,7 +83,8 @@ class Server:
             answer = connection.getresponse()
             return answer.status, _json(answer.read())
         except (OSError, http.client.HTTPException) as error:
-            raise SettingsError(f"{self.url}: no server answers: {error}") from None
+            hint = "; name its certificate with --tls-ca" if isinstance(error, ssl.SSLCertVerificationError) else ""
+            raise SettingsError(f"{self.url}: no server answers: {error}{hint}") from None
         finally:
             connection.close()
 

@@ -96,6 +96,8 @@ class Backend(Protocol):
     """Where Ibis expressions run."""
 
     name: str
+    memory_limit: int | None
+    """Bytes that the whole process is given, if it was said."""
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         """A delimited text file as a staged table, with the column `row`.
@@ -166,7 +168,7 @@ def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
     """
     waiting: list[pa.RecordBatch] = []
     count = 0
-    for batch in backend.batches(table):
+    for batch in backend.batches(table, min(rows, 65_536)):
         waiting.append(batch)
         count += batch.num_rows
         if count >= rows:
@@ -242,7 +244,7 @@ class _DuckDB:
         spill = self._folder / "spill"
         spill.mkdir()
         settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
-        self._limit = memory_limit
+        self.memory_limit = memory_limit
         if memory_limit is not None:
             settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
         self._connection = duckdb.connect(config=settings)
@@ -297,10 +299,12 @@ class _DuckDB:
             with _bounded(file.path, self._folder, self._connection.interrupt):
                 target = self._copy(query, into, watch)
         except duckdb.OutOfMemoryException as error:
-            raise _resource_error(error, self._limit) from None
+            raise _resource_error(error, self.memory_limit) from None
         except duckdb.IOException as error:  # of the disk, or of a compressed file that was cut short
             problems = problems_of(file) if is_gzip(file.path) else []
-            raise DataError.of(str(file.path), problems) if problems else _resource_error(error, self._limit) from None
+            raise (
+                DataError.of(str(file.path), problems) if problems else _resource_error(error, self.memory_limit)
+            ) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
         return _checked(self, file, self.read_parquet([target]))
@@ -316,11 +320,11 @@ class _DuckDB:
         return ibis.table(_schema(paths[0], row), name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
-        with _told(self._limit, self._raw):
+        with _told(self.memory_limit, self._raw):
             return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"), into)])
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        with _told(self._limit, self._raw):
+        with _told(self.memory_limit, self._raw):
             relation = self._connection.sql(ibis.to_sql(table, dialect="duckdb"))
             for batch in pa.RecordBatchReader.from_stream(relation):
                 for start in range(0, batch.num_rows, rows):
@@ -521,6 +525,7 @@ class _Spark:
                 "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
                 "install a JDK (17 or newer), or use --engine duckdb"
             )
+        self.memory_limit = memory_limit
         self._folder = _new_folder(folder).absolute()
         self._links = TemporaryDirectory(prefix="recspec-")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers start the system's python3
