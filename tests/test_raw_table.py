@@ -6,6 +6,9 @@ import csv
 import datetime
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +21,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recspec import tables
 from recspec.datasets import DATASETS, raw_table
+from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Prepared
 from recspec.encoding import Encoders, VocabularyEncoder
 from recspec.errors import DataError, RecspecError, SettingsError
@@ -735,3 +740,43 @@ def test_spark_reads_every_kind_of_file_as_duckdb_does(labelled: bool, tmp_path:
             run(Case("table", write_table, {"num_negatives": 1, **asked}), path, tmp_path / f"{engine} {path.name}",
                 engine=engine)  # fmt: skip
         assert bytes_of(tmp_path / f"duckdb {path.name}") == bytes_of(tmp_path / f"spark {path.name}")
+
+
+def read_typed(path: Path, roles: raw_table.Roles, work: Path) -> pa.Table:
+    with tables.connect("duckdb", folder=work, threads=1) as backend:
+        found = raw_table.read(backend, [path], roles, raw_table.Reading(), Notes(), work)
+        return tables.fetch(backend, found.order_by(tables.ROW))
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_times_of_parquet_are_the_same_in_every_unit(zone: str | None, tmp_path: Path) -> None:
+    nanos = [1_700_000_000_123_456_789, -1_001, 0]
+    for unit, per_second in (("ns", 10**9), ("us", 10**6)):
+        times = pa.array([time * per_second // 10**9 for time in nanos], pa.timestamp(unit, zone))
+        pq.write_table(pa.table({"when": times}), tmp_path / f"{unit}.parquet")
+        found = read_typed(tmp_path / f"{unit}.parquet", raw_table.Roles(time="when"), tmp_path / f"{unit}-work")
+        assert found.column("when").to_pylist() == pytest.approx([1_700_000_000.123456, -0.000002, 0], abs=1e-7)
+
+
+def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"when": pa.array([1_700_000_000], pa.timestamp("s", "UTC"))}), tmp_path / "a.parquet")
+    code = (
+        "import sys; from pathlib import Path; from tests.test_raw_table import raw_table, read_typed;"
+        "path = Path(sys.argv[1]); roles = raw_table.Roles(time='when');"
+        "print(read_typed(path, roles, path.parent / 'work').column('when').to_pylist())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.parquet")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "TZ": "America/New_York"},
+    )
+    assert found.stdout.strip() == "[1700000000]"
+
+
+def test_a_nan_of_parquet_is_missing_though_its_statistics_leave_it_out(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"size": [0.5, float("nan"), 2.0, None]}), tmp_path / "a.parquet")
+    found = read_typed(tmp_path / "a.parquet", raw_table.Roles(features=("size",)), tmp_path / "work")
+    assert found.column("size").to_pylist() == [0.5, None, 2.0, None]

@@ -6,6 +6,7 @@ more than 100,000 rows.
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from recspec.datasets import DATASETS
 from recspec.datasets.synthetic import write_movielens_like
 from recspec.errors import DataError
 from recspec.splits import by_time
-from recspec.tables import Backend, JsonFile, TextFile, connect, count_rows, fetch
+from recspec.tables import ROW, Backend, JsonFile, TextFile, connect, count_rows, fetch
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.test_datasets import ADULT, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
 
@@ -138,18 +139,18 @@ def check_readers_and_writers(spark: Backend, folder: Path, name: str) -> None:
     objects.write_text('{"a": 1, "b": "x"}\n{"a": 2, "b": "y"}\n')
     pq.write_table(pa.table({"a": [1], "b": ["x"]}), parquet[0])
     pq.write_table(pa.table({"a": [2], "b": ["y"]}), parquet[1])
-    expected = [{"row": 0, "a": 1, "b": "x"}, {"row": 1, "a": 2, "b": "y"}]
+    expected = [{ROW: 0, "a": 1, "b": "x"}, {ROW: 1, "a": 2, "b": "y"}]
     columns: Mapping[str, tables.ColumnType] = {"a": "int64", "b": "string"}
     for table in (
         spark.read_text(TextFile(csv, columns)),
         spark.read_text(TextFile(csv, columns, multiline=True), folder / f"{name} staged"),
         spark.read_json(JsonFile(objects, columns)),
         spark.read_parquet(parquet, row=True),
-        spark.stage(spark.read_parquet(parquet, row=True).order_by("row"), folder / f"{name} sorted"),
+        spark.stage(spark.read_parquet(parquet, row=True).order_by(ROW), folder / f"{name} sorted"),
         spark.read_parquet([folder / f"{name} sorted"]),
     ):
-        assert table.columns == ("row", "a", "b")
-        assert fetch(spark, table.order_by("row")).to_pylist() == expected
+        assert table.columns == (ROW, "a", "b")
+        assert fetch(spark, table.order_by(ROW)).to_pylist() == expected
     assert sorted(fetch(spark, spark.read_parquet(parquet)).column("b").to_pylist()) == ["x", "y"]
 
 
@@ -159,21 +160,45 @@ def test_names_and_the_default_file_system_mean_nothing_to_spark(spark: Backend,
     for number, file in enumerate(files):
         pq.write_table(pa.table({"a": pa.array([number] * (number % 3), pa.int64())}), file)
     table = spark.read_parquet(files, row=True)
-    found = fetch(spark, table.order_by("row"))
+    found = fetch(spark, table.order_by(ROW))
     assert found.column("a").to_pylist() == [number for number in range(len(files)) for _ in range(number % 3)]
-    assert found.column("row").to_pylist() == list(range(found.num_rows))
+    assert found.column(ROW).to_pylist() == list(range(found.num_rows))
     assert count_rows(spark, table) == found.num_rows
 
 
 def test_columns_may_be_called_like_those_that_spark_adds(spark: Backend, tmp_path: Path) -> None:
-    names = ["_metadata", "block", "number", "start", "before", "column_0", "`tick`", "A", "a", "sp ace", "x.y"]
+    names = ["_metadata", "block", "number", "start", "before", "column_0", "`tick`", "A", "row", "sp ace", "x.y"]
     path = tmp_path / "a.csv"
     path.write_text(",".join(names) + "\n" + ",".join(map(str, range(len(names)))) + "\n")
     table = spark.read_text(TextFile(path, dict.fromkeys(names, "int64")))
-    expected = {"row": 0, **{name: number for number, name in enumerate(names)}}
+    expected = {ROW: 0, **{name: number for number, name in enumerate(names)}}
     assert fetch(spark, table).to_pylist() == [expected]
-    pq.write_table(pa.table({name: [number] for name, number in expected.items() if name != "row"}), tmp_path / "p")
+    pq.write_table(pa.table({name: [number] for name, number in expected.items() if name != ROW}), tmp_path / "p")
     assert fetch(spark, spark.read_parquet([tmp_path / "p"], row=True)).to_pylist() == [expected]
+
+
+def test_values_are_understood_as_duckdb_understands_them(spark: Backend, tmp_path: Path) -> None:
+    """Spark's own readers take each of these otherwise."""
+    lines = 'a,b\r\n"x\r\ny",1\r\n "z",2\r\n'
+    objects = '{"a": 1.50, "b": [1, 2.50]}\n{"a": {"c": 1e3, "d": [1, 2]}, "b": ["x"]}\n{"a": "y", "b": null}\n'
+    (tmp_path / "lines.csv").write_text(lines, newline="")
+    (tmp_path / "LINES.CSV.GZ").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "PLAIN.GZ").write_bytes(gzip.compress(b"a,b\nx,1\n"))
+    (tmp_path / "objects.json").write_text(objects)
+    texts: Mapping[str, tables.ColumnType] = {"a": "string", "b": "string"}
+    with connect("duckdb", folder=tmp_path / "work", threads=1) as duckdb:
+        for file in (
+            TextFile(tmp_path / "lines.csv", texts, multiline=True),
+            TextFile(tmp_path / "LINES.CSV.GZ", texts, multiline=True),
+            TextFile(tmp_path / "PLAIN.GZ", texts),
+            JsonFile(tmp_path / "objects.json", {"a": "string", "b": "list"}),
+        ):
+            one, two = (
+                fetch(engine, engine.read_text(file) if isinstance(file, TextFile) else engine.read_json(file))
+                for engine in (duckdb, spark)
+            )
+            assert two.num_rows
+            assert two.sort_by(ROW).to_pylist() == one.to_pylist()
 
 
 def test_a_step_that_spark_cannot_finish_is_one_message(spark: Backend, tmp_path: Path) -> None:
@@ -190,10 +215,10 @@ def check_a_name(spark: Backend, folder: Path, name: str) -> None:
     for beside in ("a", "b", "ab", "data1", "part1"):
         (folder / f"{beside}.csv").write_text("a,b\n0,wrong\n")
     table = spark.read_text(TextFile(folder / name, {"a": "int64", "b": "string"}))
-    staged = spark.stage(table.order_by("row"), folder / f"{name} staged")
-    assert staged.columns == ("row", "a", "b")
-    assert fetch(spark, staged.order_by("row")).to_pylist() == fetch(spark, staged).to_pylist() == [
-        {"row": 0, "a": 1, "b": "x"}, {"row": 1, "a": 2, "b": "y"}
+    staged = spark.stage(table.order_by(ROW), folder / f"{name} staged")
+    assert staged.columns == (ROW, "a", "b")
+    assert fetch(spark, staged.order_by(ROW)).to_pylist() == fetch(spark, staged).to_pylist() == [
+        {ROW: 0, "a": 1, "b": "x"}, {ROW: 1, "a": 2, "b": "y"}
     ]  # fmt: skip
 
 
@@ -283,6 +308,70 @@ def large_parquet(folder: Path) -> Path:
     return folder
 
 
+def shop_rows(folder: Path) -> pa.Table:
+    """Rows with features of their own, beside files of users and items that have columns of the same names.
+
+    Times have zones, some numbers are missing, some ids have leading zeros, and a user may do the same twice.
+    """
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    users, items = rng.zipf(1.3, ROWS) % 2000, rng.integers(700, size=ROWS)
+    seconds = rng.integers(50_000, size=ROWS)
+    zones = rng.integers(-8, 9, size=ROWS)
+    first = np.datetime64("2024-03-30T00:00:00", "s")
+    clocks = np.datetime_as_string(first + (seconds + 3600 * zones).astype("timedelta64[s]")).tolist()
+    times = [f"{clock}{zone:+03d}:00" if zone else f"{clock}Z" for clock, zone in zip(clocks, zones, strict=True)]
+    marks = np.array(["n/a", "", "-", "NA"])
+    price = [f"{number:.4f}" for number in rng.normal(size=ROWS).tolist()]
+    for place in rng.integers(ROWS, size=500).tolist():
+        price[place] = str(marks[place % 4])
+    held = rng.integers(16, size=ROWS).tolist()
+    tags = [[tag for place, tag in enumerate("abcd") if held_ >> place & 1] for held_ in held]
+    table = pa.table({
+        "who": [f"{user:04d}" for user in users.tolist()], "what": [str(item) for item in items.tolist()],
+        "when": times, "clicked": np.where(rng.random(ROWS) < 0.3, "yes", "No").tolist(), "price": price, "tags": tags,
+        "age": [str(number) for number in rng.integers(18, 80, ROWS).tolist()],
+        "device": [f"d{number % 7}" if number % 3 else "" for number in held],
+    })  # fmt: skip
+    rows = (f"{user:04d},{'n/a' if user % 50 == 0 else 18 + user % 60},d{user % 5}\n" for user in range(5, 2000))
+    (folder / "users.csv").write_text("who,age,device\n" + "".join(rows))
+    rows = (json.dumps({"what": str(item), "title": f"Item {item}", "price": item / 4 if item % 9 else None,
+                        "tags": ["ab"[item % 2], f"t{item % 11}"]}) + "\n" for item in range(20, 800))  # fmt: skip
+    (folder / "items.jsonl").write_text("".join(rows))
+    return table
+
+
+def shop_csv(folder: Path) -> Path:
+    """The rows in three files, the last of them the largest; one is compressed."""
+    table = shop_rows(folder)
+    joined = pa.array(["|".join(tags) for tags in table.column("tags").to_pylist()])
+    table = table.set_column(table.column_names.index("tags"), "tags", joined)
+    for number, (start, stop) in enumerate([(0, 10_000), (10_000, 25_000), (25_000, ROWS)]):
+        pa.csv.write_csv(table.slice(start, stop - start), folder / f"rows-{number}.csv")
+    plain = (folder / "rows-1.csv").read_bytes()
+    (folder / "rows-1.CSV.GZ").write_bytes(gzip.compress(plain))
+    (folder / "rows-1.csv").unlink()
+    return folder
+
+
+def shop_json(folder: Path) -> Path:
+    """The rows in one compressed file of JSON lines."""
+    table = shop_rows(folder)
+    with gzip.open(folder / "rows.jsonl.gz", "wt", encoding="utf-8", compresslevel=1) as file:
+        file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+    return folder / "rows.jsonl.gz"
+
+
+def large_sequences(folder: Path) -> Path:
+    """Users in two files, each with all of their items in a line; some items stand twice in a line."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name, users in (("b.txt", range(300)), ("a.txt", range(300, 1000))):
+        lines = (f"{user:04d} " + " ".join(map(str, rng.integers(600, size=110).tolist())) for user in users)
+        (folder / name).write_text("".join(f"{line}\n" for line in lines) + f"{name}-alone\n")
+    return folder
+
+
 def large_adult(folder: Path) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -307,6 +396,8 @@ def large_criteo(folder: Path) -> Path:
 OF_TABLE = {**TABLE_COLUMNS, "item_features": ["price"], "context_features": ["device"]}
 LABELLED = {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"], "lists": ["tags"],
             "context_features": ["price", "device"]}  # fmt: skip
+SHOP = {"user_features": ["age", "device"], "item_features": ["price", "tags"], "context_features": ["price", "device"],
+        "title": "title", "num_negatives": 20}  # fmt: skip
 BY_TIME = {"split": "time", "valid_share": 0.1, "test_share": 0.1}
 LARGE: Mapping[str, Case] = {
     "movielens": Case("movielens", movielens_like),
@@ -318,6 +409,18 @@ LARGE: Mapping[str, Case] = {
     "table-labels": Case("table", large_table, LABELLED),
     "table-labels-time": Case("table", large_table, {**LABELLED, "split": "time"}),
     "table-parquet": Case("table", large_parquet, LABELLED),
+    "table-files-repeats": Case("table", shop_csv, {**TABLE_COLUMNS, "files": ["rows-2.csv", "rows-0.csv"],
+                                "users": "users.csv", "items": "items.jsonl", "repeats": "keep", **SHOP}),
+    "table-gzip-time": Case("table", shop_csv, {**TABLE_COLUMNS, "files": ["rows-1.CSV.GZ"], "rows": 12_000,
+                            "split": "time", "item_features": ["tags", "price"], "user_features": ["age", "device"],
+                            "lists": ["tags"], "history": 5, "missing_values": ["d1"]}),
+    "table-json": Case("table", shop_json, {**TABLE_COLUMNS, "item_features": ["tags", "price"],
+                       "numeric": ["price", "age"], "user_features": ["age"], "negatives": "popularity"}),
+    "table-labels-files": Case("table", shop_json, {**TABLE_COLUMNS, "label": "clicked", "split": "group",
+                               "users": "users.csv", "items": "items.jsonl", "numeric": ["price", "age"],
+                               "min_count": 3, "buckets": {"age": 5}, **SHOP}),
+    "table-sequences": Case("table", large_sequences, {"user": "who", "item": "what", "layout": "sequences",
+                            "files": ["b.txt", "a.txt"], "repeats": "keep", "history": 20}),
     "amazon": Case("amazon", large_amazon, {"min_reviews": 5, "brand": True, "categories": "path"}),
     "amazon-time": Case("amazon", large_amazon, {"min_reviews": 5, "min_item_reviews": 3, "repeats": "drop",
                         **BY_TIME}),

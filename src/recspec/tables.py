@@ -75,7 +75,7 @@ class TextFile:
     quoted: bool = True
     """Whether a value may stand in double quotes; a doubled quote inside is one quote."""
     multiline: bool = False
-    """Whether a quoted value may hold a line break; Spark then reads the file with one task."""
+    """Whether a quoted value may hold a line break; DuckDB reads such a file for Spark, which would need one task."""
     required: Sequence[str] = field(default=())
     """Columns in which no value may be missing."""
 
@@ -110,8 +110,11 @@ class Backend(Protocol):
             DataError: naming the lines that don't have the columns or types expected.
         """
 
-    def read_json(self, file: JsonFile) -> Table:
-        """A file of JSON lines as a staged table, with the column `row`.
+    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
+        """A file of JSON lines as a staged table, with the column `row`; DuckDB reads it for Spark.
+
+        Args:
+            into: As in `read_text`.
 
         Raises:
             DataError: naming the lines that are no JSON object, or whose values have another type.
@@ -248,6 +251,7 @@ class _DuckDB:
         if memory_limit is not None:
             settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
         self._connection = duckdb.connect(config=settings)
+        self._connection.execute("SET TimeZone = 'UTC'")  # else times with zones become times of this machine's zone
         self._names = _Names()
         self._aliases = TemporaryDirectory(prefix="recspec-")
         self._raw: list[Path] = []
@@ -282,7 +286,7 @@ class _DuckDB:
             if source is not file:
                 source.path.unlink(missing_ok=True)
 
-    def read_json(self, file: JsonFile) -> Table:
+    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
         check_names(file.path, list(file.columns))
         types = ", ".join(
             f"{_quoted(name)}: '{'VARCHAR[]' if kind == 'list' else 'VARCHAR'}'" for name, kind in file.columns.items()
@@ -290,7 +294,7 @@ class _DuckDB:
         options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
         scan = f"read_json({self._plain(file.path)}, {options})"
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
-        return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}")
+        return self._read(file, f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into)
 
     def _read(
         self, file: TextFile | JsonFile, query: str, into: Path | None = None, watch: Watch | None = None
@@ -316,7 +320,9 @@ class _DuckDB:
         files = ", ".join(map(self._plain, paths))
         number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
         scan = f"read_parquet([{files}], hive_partitioning=false)"
-        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}* FROM {scan}")
+        casts = ", ".join(_in_micros(_quoted(column, '"'), zoned) for column, zoned in _nanos(paths[0]))
+        columns = f"* REPLACE ({casts})" if casts else "*"
+        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
         return ibis.table(_schema(paths[0], row), name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
@@ -369,6 +375,13 @@ class _DuckDB:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _in_micros(column: str, zoned: bool) -> str:
+    """A time in nanoseconds as the microsecond that it falls in, as SQL; casts would round it."""
+    nanos = f"epoch_ns({column})"
+    micros = f"make_timestamp(({nanos} - ({nanos} % 1000 + 1000) % 1000) // 1000)"
+    return f"CAST({micros} AS {'TIMESTAMPTZ' if zoned else 'TIMESTAMP'}) AS {column}"
 
 
 def _compression(path: Path) -> str:
@@ -491,9 +504,7 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
 
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
-SPARK_TYPES: Mapping[ColumnType, str] = {
-    "int64": "BIGINT", "float64": "DOUBLE", "string": "STRING", "list": "ARRAY<STRING>"
-}  # fmt: skip
+SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
 SPARK_LOCAL = (
     "spark.driver.bindAddress", "spark.driver.host", "spark.driver.memory", "spark.local.dir", "spark.ui.enabled",
     "spark.sql.shuffle.partitions",
@@ -527,6 +538,7 @@ class _Spark:
             )
         self.memory_limit = memory_limit
         self._folder = _new_folder(folder).absolute()
+        self._threads = threads
         self._links = TemporaryDirectory(prefix="recspec-")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers start the system's python3
         settings = {
@@ -540,6 +552,8 @@ class _Spark:
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.caseSensitive": "true",
             "spark.sql.shuffle.partitions": str(2 * (threads or os.cpu_count() or 1)),
+            "spark.sql.legacy.parquet.nanosAsLong": "true",  # else a file with such times can't be read at all
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as DuckDB writes them
             "spark.sql.csv.parser.columnPruning.enabled": "false",  # else a bad value in an unread column passes
             "spark.sql.warehouse.dir": _uri(self._folder / "warehouse"),  # else in the default file system
         }
@@ -562,6 +576,8 @@ class _Spark:
         """The folder of each view that holds what `stage` wrote, and nothing else."""
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
+        if file.multiline:
+            return self._by_duckdb(lambda engine, target: engine.read_text(file, target), into)
         columns = file_columns(file)
         source = readable(file, self._folder / f"{self._names.next()}.txt")
         # Columns have names of our own until a table is whole: Spark adds some, which a file's may be called like.
@@ -574,7 +590,6 @@ class _Spark:
             encoding=SPARK_ENCODINGS[source.encoding],
             quote='"' if file.quoted else "",
             escape='"' if file.quoted else "",
-            multiLine=file.multiline,
             mode="FAILFAST",
             nullValue="",
             emptyValue="",
@@ -587,18 +602,17 @@ class _Spark:
         shutil.rmtree(target)
         return numbered
 
-    def read_json(self, file: JsonFile) -> Table:
-        check_names(file.path, list(file.columns))
-        types = ", ".join(
-            f"{_quoted(name, '`')} {'ARRAY<STRING>' if kind == 'list' else 'STRING'}"
-            for name, kind in file.columns.items()
-        )
-        path = _uri(self._linked([file.path]))
-        frame = self._reader().json(path, schema=types, mode="FAILFAST", allowSingleQuotes=False)
-        values = [f"CAST({_quoted(name, '`')} AS {SPARK_TYPES[kind]})" for name, kind in file.columns.items()]
-        return self._read(file, frame, values, self._folder / self._names.next())
+    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
+        return self._by_duckdb(lambda engine, target: engine.read_json(file, target), into)
 
-    def _read(self, file: TextFile | JsonFile, frame: Any, values: Sequence[str], target: Path) -> Table:
+    def _by_duckdb(self, read: Callable[[_DuckDB, Path], Table], into: Path | None) -> Table:
+        """A file as DuckDB reads it, by which no value is understood otherwise than with that engine."""
+        target = into or self._folder / f"{self._names.next()}.parquet"
+        with _DuckDB(self._folder / self._names.next(), self.memory_limit, self._threads) as engine:
+            read(engine, target)
+        return self.read_parquet([target])
+
+    def _read(self, file: TextFile, frame: Any, values: Sequence[str], target: Path) -> Table:
         """Stage a file's rows with their numbers.
 
         A task reads a block of the file from its beginning to its end, so Spark's own numbers count a block's rows by
@@ -619,24 +633,31 @@ class _Spark:
             starts.append(f"({block}L, {before - first}L)")
             before += size
         numbered = _numbered(self._session, staged, starts or ["(0L, 0L)"], list(file.columns))
-        return _checked(self, file, self._view(numbered, {ROW: "int64", **_ibis_types(file.columns)}))
+        return _checked(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if paths[0].is_dir():  # staged by Spark
             (folder,) = paths
             assert not row, folder
             return self._view(self._reader().parquet(_uri(folder)), _schema(_parts(folder)[0], row))
-        frame = self._reader().parquet(_uri(self._linked(paths)))
+        try:
+            frame = self._reader().parquet(_uri(self._linked(paths)))
+        except Exception as error:
+            if not _is_sparks(error):
+                raise
+            said = " ".join(str(error).split())[:300]
+            raise DataError(f"{paths[0]}: Spark can't read it ({said}); use --engine duckdb") from None
         schema = _schema(paths[0], row)
+        nanos = dict(_nanos(paths[0]))
         if not row:
-            return self._view(frame, schema)
+            return self._view(_frame_in_micros(frame, nanos), schema)
         counts = [pq.read_metadata(path).num_rows for path in paths]
         before = [stop - count for stop, count in zip(accumulate(counts), counts, strict=True)]
         starts = [f"('{_link_name(number, path)}', {before[number]}L)" for number, path in enumerate(paths)]
         where = frame.metadataColumn("_metadata")  # by name it would be the file's own column, if it has one
         placed = frame.select(where["file_name"], where["row_index"], "*")
         placed = placed.toDF("file", "number", *_plain_names(frame.columns))
-        return self._view(_numbered(self._session, placed, starts, frame.columns), schema)
+        return self._view(_frame_in_micros(_numbered(self._session, placed, starts, frame.columns), nanos), schema)
 
     def _view(self, frame: Any, schema: Mapping[str, Any]) -> Table:
         name = self._names.next()
@@ -713,8 +734,18 @@ def _numbered(session: Any, placed: Any, starts: Sequence[str], names: Sequence[
     return joined.selectExpr(f"{number} + before AS {ROW}", *named)
 
 
-def _ibis_types(columns: Mapping[str, ColumnType]) -> dict[str, str]:
-    return {name: "array<string>" if kind == "list" else kind for name, kind in columns.items()}
+def _frame_in_micros(frame: Any, nanos: Mapping[str, bool]) -> Any:
+    """A frame with these columns of nanoseconds, and whether each has a zone, as the times that Spark knows."""
+    if not nanos:
+        return frame
+    columns = []
+    for name in frame.columns:
+        value = _quoted(name, "`")
+        if name in nanos:
+            micros = f"timestamp_micros(({value} - pmod({value}, 1000)) div 1000)"
+            value = f"{micros if nanos[name] else f'CAST({micros} AS TIMESTAMP_NTZ)'} AS {value}"
+        columns.append(value)
+    return frame.selectExpr(*columns)
 
 
 def _plain_names(columns: Sequence[str]) -> list[str]:
@@ -728,7 +759,7 @@ def _uri(path: Path) -> str:
 
 def _link_name(number: int, path: Path) -> str:
     """The ending tells Spark whether a file is compressed."""
-    return f"{number:06d}{'.gz' if path.suffix == '.gz' else '.file'}"
+    return f"{number:06d}{'.gz' if _compression(path) == 'gzip' else '.file'}"
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -1017,13 +1048,25 @@ def _new_folder(folder: Path) -> Path:
 
 
 def _schema(path: Path, row: bool) -> dict[str, Any]:
-    """Column names and Ibis types of a Parquet file."""
-    plain = [
-        pa.field(column.name, column.type.value_type if pa.types.is_dictionary(column.type) else column.type)
-        for column in pq.read_schema(path)
-    ]
+    """Column names and Ibis types of a Parquet file as engines read it."""
+    plain = [pa.field(column.name, _plain_type(column.type)) for column in pq.read_schema(path)]
     schema = ibis.Schema.from_pyarrow(pa.schema(plain))
     return {ROW: "int64", **schema} if row else dict(schema)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
+
+
+def _nanos(path: Path) -> list[tuple[str, bool]]:
+    """The columns of a Parquet file whose times count nanoseconds, and whether they have a zone.
+
+    Engines have few functions for them, or can't read them; they are read as microseconds.
+    """
+    kinds = ((column.name, column.type) for column in pq.read_schema(path))
+    return [(name, kind.tz is not None) for name, kind in kinds if pa.types.is_timestamp(kind) and kind.unit == "ns"]
 
 
 class _Names:

@@ -335,7 +335,7 @@ class Fitted:
                     encoder = encoder.model_copy(update={"missing": missing})
                 self.add(column.name, encoder, vocabulary)
             columns[column.name] = self.encode(column.name, raw)
-        readable = {new: known.column(old) for new, old in catalogue.readable.items()}
+        readable = {new: _of_no_engine(known.column(old)) for new, old in catalogue.readable.items()}
         return PreparedCatalogue(id_name, len(ids), columns, readable)
 
     def encode(self, name: str, raw: pa.Array) -> NDArray[np.generic] | Ragged:
@@ -355,6 +355,11 @@ class Fitted:
             values, offsets = column
             return Ragged(values.astype(dtype), offsets)
         return column.astype(dtype)
+
+
+def _of_no_engine(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose type doesn't show which engine made it: each names the values of lists in a way of its own."""
+    return column.cast(pa.list_(column.type.value_type)) if pa.types.is_list(column.type) else column
 
 
 def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
