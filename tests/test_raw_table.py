@@ -675,6 +675,8 @@ def test_a_line_without_an_end_is_an_error_and_fills_no_memory(ending: str, tmp_
     head = b"user_id,item_id\n" if "json" not in ending else b'{"user_id": "'
     path, opener = tmp_path / f"a{ending}", gzip.open if ending.endswith(".gz") else open
     for body in (b"", b"a,x\nb,"):
+        if ending == ".tsv":
+            head, body = head.replace(b",", b"\t"), body.replace(b",", b"\t")
         with opener(path, "wb") as file:
             file.write(head + (body if "json" not in ending else b""))
             for _ in range(40):
