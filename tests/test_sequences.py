@@ -359,7 +359,8 @@ class TestAttentionUnit:
             torch.autograd.grad(wanted[kept].square().sum(), leaves),
             strict=True,
         ):
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+            # A gradient sums terms of both signs, so its rounding is that of the largest ones.
+            torch.testing.assert_close(ours, theirs, atol=1e-4 * max(1.0, theirs.abs().max().item()), rtol=1e-4)
 
     def test_a_case_by_hand(self, form: str) -> None:
         unit = AttentionUnit(1, 1, (1,), "relu")
