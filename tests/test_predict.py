@@ -796,3 +796,10 @@ def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
     with _row_writer(tmp_path / "out.csv") as write:
         write(table)
     assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'
+
+
+def test_a_header_that_is_not_utf_8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"us\x9d,item_id\nu,1\n")
+    with pytest.raises(DataError, match=r"rows\.csv: can't be read as csv: 'utf-8' codec can't decode byte 0x9d"):
+        list(predict._read_rows(path))

@@ -947,7 +947,7 @@ def _read_rows(path: Path) -> Iterator[pa.Table]:
                         yield from _cut(pa.Table.from_batches([batch]))
         else:
             yield from _read_objects(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
 
 

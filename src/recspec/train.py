@@ -874,6 +874,9 @@ class TrainingRun:
             **{f"train.{name}": value for name, value in self.settings.model_dump(mode="json").items()},
         }
         state = saved.state
+        for name in ("model_settings", "train"):
+            if not isinstance(state.get(name, {}), dict):
+                raise CheckpointError(f"{saved.path}: damaged: its '{name}' is {state[name]!r}; expected settings")
         then = {
             "model": state.get("model"),
             "the dataset's features": state.get("spec"),
