@@ -593,7 +593,7 @@ class Watch:
         self.inside = ""
         self.touched: list[str] = []
         read_only = (base, sys.prefix, sys.base_prefix, Path(__file__).parents[1], "/usr", "/etc", "/proc", "/sys",
-                     "/lib", "/root/.pyenv", importlib.import_module("recspec").__path__[0])  # fmt: skip
+                     "/lib", importlib.import_module("recspec").__path__[0])  # fmt: skip
         self.readable = tuple(os.path.realpath(each) for each in read_only)
         self.canary = os.path.realpath(base / "canary")
         sys.addaudithook(self._hear)

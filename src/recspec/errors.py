@@ -99,6 +99,10 @@ class MissingExtraError(RecspecError):
     """An optional library that is not installed."""
 
 
+UNKNOWN_SHOWN = 10
+NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000
+"""Names in one message, characters of each and of all: what a file brings may hold a million of any."""
+
 _OF_THE_MACHINE = {
     getattr(errno, name)
     for name in (
@@ -119,7 +123,7 @@ _SAID_IN_WORDS = (
 def of_the_machine(error: BaseException | None) -> str | None:
     """The message for a full disk, a folder that can't be written to, and the like; None for anything else.
 
-    Some libraries say so in words only; their errors are told by those.
+    Some libraries give no error number; their errors are recognised by their text.
     """
     first = error
     while error is not None:
@@ -139,11 +143,6 @@ def of_the_machine(error: BaseException | None) -> str | None:
 
 def _first_lines(text: str) -> str:
     return text.strip().splitlines()[0]
-
-
-UNKNOWN_SHOWN = 10
-NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000
-"""Names in one message, characters of each and of all: what a file brings may hold a million of any."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -107,8 +107,8 @@ class Predictions:
     def notes(self) -> list[str]:
         """A sentence for each thing that stands for missing or unknown values, with the features it stands for.
 
-        Then one for each feature with numbers that are out of range, one for each list that was read in vain, and
-        those of `column_notes`.
+        Then one for each feature with numbers that are out of range, one for each list that could not be read,
+        and those of `column_notes`.
         """
         kinds: dict[str, dict[str, Gap]] = {}
         for name, gap in self.gaps.items():

@@ -395,7 +395,7 @@ def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
 
 
 def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str) -> None:
-    """Say which users or items a file describes in vain, and of which nothing is known.
+    """Note the users or items that only the file names, and those that the file lacks.
 
     Raises:
         DataError: if the file describes none of those in the rows, so that its key must hold something else.

@@ -658,7 +658,7 @@ class _Catalogues:
     labelled: bool
 
     def of(self, role: Literal["user", "item"]) -> Catalogue | None:
-        """Of each user or item the latest values of train that are features, and what the file says."""
+        """The catalogue of a role: the latest values of its features in train, and the columns of its file."""
         name, columns = (USER, self.plan.user) if role == "user" else (ITEM, self.plan.item)
         in_rows = [*self.plan.in_rows(role)]
         latest = self._latest(role, name, in_rows) if in_rows else None
