@@ -158,3 +158,17 @@ def test_sizes_below_one_are_refused_together() -> None:
     assert "-1 threads: expected 1 or more" in str(caught.value)
     with pytest.raises(BundleError, match="no such folder"):
         bench_inference([Path("no-such-run")], batch_sizes=(1,))
+
+
+def test_one_slow_product_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without a kernel for a type takes minutes for each product."""
+    import time
+
+    import torch
+
+    from recspec import bench
+
+    clock, done = iter([0.0, 120.0]), list[int]()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert bench._times_a_second(lambda: done.append(1), torch.device("cpu")) == pytest.approx(1 / 120)
+    assert done == [1]

@@ -687,3 +687,20 @@ def test_every_choice_is_told_with_its_reason(data: FeatureSpec, tmp_path: Path)
     assert choices["compile"] == "false: does not pay on a CPU"
     assert choices["cuda_graphs"] == "none: the run is on cpu"
     assert bundle.load(folder).card.train["batch_size"] == 256
+
+
+@pytest.mark.parametrize("key", ["model_settings", "train"])
+@pytest.mark.parametrize("value", [1.5, 3, "x", [1], None])
+def test_a_checkpoint_whose_settings_are_no_mapping_is_refused(key: str, value: object) -> None:
+    from types import SimpleNamespace
+
+    from recspec.errors import CheckpointError
+    from recspec.train import TrainingRun
+
+    run = SimpleNamespace(
+        model_name="", spec=SimpleNamespace(content_hash=lambda: ""), loader=SimpleNamespace(mode=""), precision="fp32",
+        model=SimpleNamespace(settings=TrainSettings()), settings=TrainSettings(), ranks=None,
+    )  # fmt: skip
+    saved = SimpleNamespace(path="step-1", state={key: value})
+    with pytest.raises(CheckpointError, match=f"step-1: damaged: its '{key}' is"):
+        TrainingRun._check_same_run(run, saved)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ READ_SECONDS = 10.0
 MAX_FIELDS = 20_000
 """Fields of a message, those within others left out. Each takes 100 bytes once it is parsed, and 2 before."""
 CONNECTION_MS = 300_000
-"""Age at which a connection is closed, in milliseconds, so that a client that reads nothing does not hold it for ever."""
+"""Age in milliseconds at which a connection is closed, so that a client that reads nothing cannot hold it for ever."""
 
 UNSUPPORTED = (
     "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
