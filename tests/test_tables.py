@@ -18,6 +18,7 @@ from recspec.tables import (
     Backend,
     JsonFile,
     TextFile,
+    _DuckDB,
     at_least,
     connect,
     count_rows,
@@ -316,6 +317,13 @@ def test_a_query_larger_than_the_memory_limit_spills(tmp_path: Path) -> None:
     with connect(folder=tmp_path / "work", threads=1, memory_limit="100MB") as backend:  # DuckDB's own: 25 MB
         numbers = backend.read_parquet([tmp_path / "a.parquet"])
         assert count_rows(backend, backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))) == 1_000_000
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("500MB", 1), ("1GB", 3), ("2GB", 8)])
+def test_no_more_threads_than_the_memory_limit_feeds(limit: str, threads: int, tmp_path: Path) -> None:
+    with connect(folder=tmp_path / "work", threads=8, memory_limit=limit) as backend:
+        assert isinstance(backend, _DuckDB)
+        assert backend._connection.execute("SELECT current_setting('threads')").fetchall() == [(threads,)]
 
 
 def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:

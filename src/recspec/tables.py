@@ -164,11 +164,18 @@ def fetch(backend: Backend, table: Table) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
 
 
-def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
-    """The rows of a table in the expression's order, about `rows` at a time, the last block being smaller.
+BYTES_PER_ROW = 8_000
+"""Share of a memory limit for each row of a block: a limit of 500 MB gives blocks of 62,500 rows."""
 
-    Encoding builds a hash table a block, so blocks should be larger than an engine's batches.
+
+def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
+    """The rows of a table in the expression's order, about `rows` at a time; the last block is smaller.
+
+    Under a memory limit, blocks have fewer rows: one for every `BYTES_PER_ROW` of the limit. Encoding builds a hash
+    table for every block, so blocks should be larger than an engine's batches.
     """
+    if backend.memory_limit is not None:
+        rows = max(1, min(rows, backend.memory_limit // BYTES_PER_ROW))
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in backend.batches(table, min(rows, 65_536)):
@@ -231,6 +238,9 @@ def limit_bytes(text: str) -> int:
 PROCESS_BYTES = 600_000_000
 """What Python, the libraries, the rows in flight and what DuckDB doesn't count take beside its own limit (measured: 250
 to 400 MB for ratings, 550 MB for Outbrain's 31 columns)."""
+BYTES_PER_THREAD = 125_000_000
+"""Memory that one thread of DuckDB needs to sort out of core (its documentation's figure; two threads with 125 MB
+between them fail on 10 million rows, one thread sorts them)."""
 
 DUCKDB_TYPES: Mapping[ColumnType, str] = {
     "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"
@@ -249,7 +259,9 @@ class _DuckDB:
         settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
         self.memory_limit = memory_limit
         if memory_limit is not None:
-            settings["memory_limit"] = f"{max(memory_limit - PROCESS_BYTES, memory_limit // 4) // 1_000_000}MB"
+            share = max(memory_limit - PROCESS_BYTES, memory_limit // 4)
+            settings["memory_limit"] = f"{share // 1_000_000}MB"
+            settings["threads"] = max(1, min(settings["threads"], share // BYTES_PER_THREAD))
         self._connection = duckdb.connect(config=settings)
         self._connection.execute("SET TimeZone = 'UTC'")  # else times with zones become times of this machine's zone
         self._names = _Names()

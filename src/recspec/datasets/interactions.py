@@ -58,8 +58,6 @@ BLOCK_ROWS = 1_000_000
 """Interactions of whole users handled at once: about 100 MB with their candidates."""
 BLOCK_ROWS_WITH_HISTORIES = 250_000
 """Likewise where lists are made of them, whose memory comes on top."""
-BYTES_PER_ROW = 8_000
-"""Of a memory limit, for each of these rows; a limit of 500 MB makes blocks of 62,500."""
 USERS_PER_GROUP = 16_384
 """Users in a row group of their catalogue, where it holds histories."""
 
@@ -519,8 +517,6 @@ def _blocks(backend: Backend, rows: Table, prepared: _Prepared) -> Iterator[_Blo
     """All interactions, whole users at a time."""
     waiting: list[_Block] = []
     size = BLOCK_ROWS if prepared.history is None else BLOCK_ROWS_WITH_HISTORIES
-    if backend.memory_limit is not None:
-        size = min(size, backend.memory_limit // BYTES_PER_ROW)
     for table in blocks(backend, rows, size):
         whole = _join([*waiting, _block_of(table, prepared)])
         assert (np.diff(whole.users) >= 0).all(), "the engine gave the rows out of their order"
