@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from recspec import encoding, metrics, tables
 from recspec.card import check
-from recspec.datasets import DATASETS, interactions, movielens, outbrain, prepared
+from recspec.datasets import DATASETS, histories, interactions, movielens, outbrain, prepared
 from recspec.datasets.columns import boundaries
 from recspec.datasets.movielens import LAYOUTS, recognise
 from recspec.datasets.negatives import Seen
@@ -413,7 +413,8 @@ def test_the_same_elsewhere_is_the_same_byte_for_byte(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the many small blocks that a low memory limit makes."""
-    monkeypatch.setattr(tables, "BYTES_PER_ROW", 10**9 // 20)
+    monkeypatch.setattr(tables, "BYTES_PER_VALUE", 10**9 // 200)
+    monkeypatch.setattr(histories, "BYTES_PER_VALUE", 10**9 // 200)
     run(made.case, made.raw, tmp_path / "out", threads=2, memory_limit="1GB")
     assert bytes_of(tmp_path / "out") == bytes_of(made.out)
 

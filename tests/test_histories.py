@@ -15,7 +15,7 @@ from recspec.datasets import histories, ncf, table
 from recspec.datasets.histories import Histories, Timeline, gap_column
 from recspec.datasets.movielens import Settings as MovieLensSettings
 from recspec.datasets.negatives import Draws, Seen
-from recspec.errors import DataError
+from recspec.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.storage import Columns, Ragged, open_split
 
@@ -140,6 +140,22 @@ def test_histories_are_the_same_however_few_rows_are_made_at_once(
                 assert pieces.path(file).read_bytes() == whole.path(file).read_bytes()
     one, other = (pq.read_table(spec.path("users.parquet")) for spec in (whole, pieces))
     assert one.equals(other)
+
+
+def test_a_memory_limit_too_small_for_the_lists_is_refused_before_a_row_is_written(tmp_path: Path) -> None:
+    spec = prepare(tmp_path / "small", history=20)
+    raw, settings = (
+        tmp_path / "small",
+        table.Settings(files=("rows.csv",), items="items.csv", history=200, item_features=("brand",)),
+    )
+    said = (
+        r"^--memory-limit of 300 MB is too little for rows with 600 values in lists \('history_brand', 'history_gap', "
+        r"'history_item_id'\); give 400 MB or more, or make the lists shorter"
+    )
+    with pytest.raises(SettingsError, match=said):
+        table.prepare(raw, tmp_path / "long", settings, memory_limit="300MB")
+    assert not (tmp_path / "long").exists()
+    assert table.prepare(raw, tmp_path / "long", settings, memory_limit="400MB").spec.splits == spec.splits
 
 
 def test_a_feature_may_not_bear_the_name_of_a_history(tmp_path: Path) -> None:

@@ -1158,8 +1158,8 @@ class SplitWriter:
     def _flush(self, least: int) -> None:
         """Write blocks of `BLOCK_ROWS` rows while at least `least` rows wait."""
         while self._num_waiting >= least:
-            waiting = concatenate(self._waiting)
-            self._waiting = []  # what waited is held once while it is written
+            parts, self._waiting = self._waiting, []
+            waiting = {name: _concatenate([part.pop(name) for part in parts]) for name in self._plans}  # held once
             rows = min(BLOCK_ROWS, self._num_waiting)
             if self._rows_per_file is not None:
                 written = self.num_rows - self._num_waiting

@@ -164,18 +164,18 @@ def fetch(backend: Backend, table: Table) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
 
 
-BYTES_PER_ROW = 8_000
-"""Share of a memory limit for each row of a block: a limit of 500 MB gives blocks of 62,500 rows."""
+BYTES_PER_VALUE = 1_500
+"""Share of a memory limit for each value of a block: a limit of 500 MB gives 55,555 rows of six columns."""
 
 
 def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
     """The rows of a table in the expression's order, about `rows` at a time; the last block is smaller.
 
-    Under a memory limit, blocks have fewer rows: one for every `BYTES_PER_ROW` of the limit. Encoding builds a hash
-    table for every block, so blocks should be larger than an engine's batches.
+    Under a memory limit, a block has a value for every `BYTES_PER_VALUE` of the limit. Encoding builds a hash table for
+    every block, so blocks should be larger than an engine's batches.
     """
     if backend.memory_limit is not None:
-        rows = max(1, min(rows, backend.memory_limit // BYTES_PER_ROW))
+        rows = max(1, min(rows, backend.memory_limit // (BYTES_PER_VALUE * len(table.columns))))
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in backend.batches(table, min(rows, 65_536)):

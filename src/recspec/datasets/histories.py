@@ -25,7 +25,9 @@ HISTORY, NEGATIVE_HISTORY = "history", "negative_history"
 GAP = "history_gap"
 
 VALUES = 2_000_000
-"""Events in the lists that are made at once: 16 MB for each array on the way."""
+"""Most events in the lists that are made at once: 16 MB for each of some ten arrays."""
+BYTES_PER_VALUE = 1_000
+"""Share of a memory limit for each of these events: a limit of 500 MB makes lists of 500,000 events at once."""
 SECONDS_A_DAY = 86_400
 
 
@@ -163,9 +165,10 @@ class Timeline:
         return Ragged(self.events[places], offsets)
 
 
-def pieces(rows: Ids, length: int) -> Iterator[Ids]:
+def pieces(rows: Ids, length: int, memory_limit: int | None = None) -> Iterator[Ids]:
     """Rows so many at a time that lists of this length stay small."""
-    step = max(1, VALUES // max(1, length))
+    values = VALUES if memory_limit is None else min(VALUES, memory_limit // BYTES_PER_VALUE)
+    step = max(1, values // max(1, length))
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
 

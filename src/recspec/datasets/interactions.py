@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
+from recspec import storage
 from recspec.datasets.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table, take, to_arrow
 from recspec.datasets.histories import (
     GAP,
@@ -40,7 +41,7 @@ from recspec.datasets.negatives import Distribution, Draws, Seen
 from recspec.datasets.notes import Notes
 from recspec.datasets.prepared import Progress
 from recspec.encoding import ENCODERS_FILE, VOCABULARIES, NumberEncoder, Vocabulary, VocabularyEncoder
-from recspec.errors import DataError, listed
+from recspec.errors import DataError, SettingsError, listed
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 from recspec.splits import SPLIT
 from recspec.storage import Columns, Ragged, SplitWriter
@@ -58,6 +59,11 @@ BLOCK_ROWS = 1_000_000
 """Interactions of whole users handled at once: about 100 MB with their candidates."""
 BLOCK_ROWS_WITH_HISTORIES = 250_000
 """Likewise where lists are made of them, whose memory comes on top."""
+WRITING_BYTES = 370_000_000
+"""What the process takes while it writes splits without lists (measured: 330 to 370 MB)."""
+LIST_BYTES = 10
+"""Memory for each value of a list in a row group of each split that waits to be written (4 bytes, held two and a half
+times: 570 MB measured for 10 million rows with two lists of 50)."""
 USERS_PER_GROUP = 16_384
 """Users in a row group of their catalogue, where it holds histories."""
 
@@ -210,7 +216,8 @@ def write(
     prepared.items.write(folder / "items.parquet")
     draws = Draws(negatives, prepared.item_counts, reject_seen)
     train_draws = Draws(negatives, prepared.train_counts, reject_seen)
-    plan = _Plan(source, prepared, draws, train_draws, num_negatives, train_negatives, seed)
+    _check_memory_limit(backend.memory_limit, prepared, total * (1 + max(num_negatives, train_negatives)))
+    plan = _Plan(source, prepared, draws, train_draws, num_negatives, train_negatives, seed, backend.memory_limit)
     counts = _write_splits(backend, folder, rows, total, plan, progress)
     summary = {
         "interactions": total,
@@ -305,6 +312,18 @@ def _prepare_columns(
     return prepared
 
 
+def _check_memory_limit(memory_limit: int | None, prepared: _Prepared, rows: int) -> None:
+    """Refuse lists whose row groups, one for each split of at most `rows`, take more than the limit leaves."""
+    lists = {name: feature.length for name, feature in prepared.features.items() if feature.length}
+    values = sum(lists.values())
+    least = WRITING_BYTES + len(SPLITS) * LIST_BYTES * values * min(rows, storage.BLOCK_ROWS)
+    if memory_limit is not None and lists and least > memory_limit:
+        raise SettingsError(
+            f"--memory-limit of {memory_limit / 1e6:,.0f} MB is too little for rows with {values:,} values in lists "
+            f"({listed(sorted(lists))}); give {-(-least // 10**8) * 100:,} MB or more, or make the lists shorter"
+        )
+
+
 def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:
     counts = np.zeros(len(items), np.int64)
     counts[items.encode(counted.column(ITEM)) - 1] = counted.column("rows").to_numpy()
@@ -377,6 +396,7 @@ class _Plan:
     num_negatives: int
     train_negatives: int
     seed: int
+    memory_limit: int | None
 
     @property
     def by_series(self) -> bool:
@@ -605,7 +625,7 @@ class _BlockRows:
             kept = self._history.asked.train_rows(self.timeline, self.block.users, rows)
             self._counts.count("short_histories", self.block.users[np.setdiff1d(rows, kept)])
             rows = kept
-        for piece in pieces(rows, self._width(1 + count)):
+        for piece in pieces(rows, self._width(1 + count), self._plan.memory_limit):
             users = self.block.users[piece]
             items, labels = self.block.items[piece], np.ones(len(piece), np.float32)
             times = 1
@@ -626,7 +646,7 @@ class _BlockRows:
         users = self.block.users[rows]
         first = (np.arange(len(rows)) - np.searchsorted(users, users)) * count
         width = self._width(1 + (count if listed is None else listed.shape[1]))
-        for at in pieces(np.arange(len(rows)), width):
+        for at in pieces(np.arange(len(rows)), width, self._plan.memory_limit):
             owners = users[at]
             negatives = (
                 self._drawn(self._plan.draws, self._seen, owners, first[at], count, code)
