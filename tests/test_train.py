@@ -704,3 +704,15 @@ def test_a_checkpoint_whose_settings_are_no_mapping_is_refused(key: str, value: 
     saved = SimpleNamespace(path="step-1", state={key: value})
     with pytest.raises(CheckpointError, match=f"step-1: damaged: its '{key}' is"):
         TrainingRun._check_same_run(run, saved)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, 1, {"step": "x"}, {"epoch": []}])
+def test_a_checkpoint_whose_progress_is_damaged_is_refused(value: object) -> None:
+    from types import SimpleNamespace
+
+    from recspec.errors import CheckpointError
+    from recspec.train import TrainingRun
+
+    saved = SimpleNamespace(path="step-1", state={"progress": value})
+    with pytest.raises(CheckpointError, match="step-1: damaged: "):
+        TrainingRun._check_not_done(TrainingRun.__new__(TrainingRun), saved)  # type: ignore[arg-type]

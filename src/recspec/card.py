@@ -103,7 +103,7 @@ def _num_ids(encoder: Encoder, folder: Path) -> int | None:
 def _num_rows(file: Path) -> int:
     try:
         return int(pq.read_metadata(file).num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file}: can't be read as Parquet: {error}") from None
 
 
@@ -144,7 +144,7 @@ def _length_problem(spec: FeatureSpec, path: Path, name: str, expected: int, fir
         return []  # `companions` tells what is missing
     try:
         num_rows = pq.read_metadata(path).num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         return [f"{file}: can't be read as Parquet: {error}"]
     if num_rows == expected:
         return []
@@ -157,7 +157,7 @@ def _order_problem(spec: FeatureSpec, path: Path, name: str, first: int) -> list
         if not path.exists() or name not in pq.read_schema(path).names:
             return []
         ids = pq.read_table(path, columns=[name])[name].to_numpy()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         return [f"{path.relative_to(spec.folder)}: can't be read as Parquet: {error}"]
     wrong = np.flatnonzero(ids != np.arange(first, first + len(ids)))
     if not len(wrong):

@@ -25,7 +25,7 @@ from torch import Tensor
 from recspec.distributed import Streamed, rows_of_block
 from recspec.errors import CheckpointError
 from recspec.outputs import temporary_name
-from recspec.paths import PathError, confined, special
+from recspec.paths import PathError, confined, parse_json, special
 
 FORMAT = 1
 PATTERN = "step-*.safetensors"
@@ -105,7 +105,7 @@ def newest_state(folder: Path) -> Mapping[str, object]:
             if special(path):
                 continue
             with safe_open(path, framework="pt") as file:
-                state = json.loads(file.metadata()["recspec"])["state"]
+                state = parse_json(file.metadata()["recspec"])["state"]  # type: ignore[index]
             if isinstance(state, dict):
                 return state
     return {}
@@ -212,7 +212,7 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: damaged or cut off ({error})") from None
     try:
-        header = dict(json.loads(metadata["recspec"]))
+        header = dict(parse_json(metadata["recspec"]))  # type: ignore[call-overload]
         expected = str(header.pop("digest"))
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: not written by recspec, or damaged") from None

@@ -18,6 +18,7 @@ from recspec.errors import DataError
 MOST_TEXT_BYTES = 64 << 20
 """Of a file that is read as one text: far beyond any that recspec writes, and quick to refuse."""
 
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -122,6 +123,21 @@ def read_text(file: Path, *, most: int = MOST_TEXT_BYTES) -> str:
         raise PathError(f"{file}: can't be read as text: {error}") from None
 
 
+def parse_json(text: str) -> object:
+    """The data of a JSON text.
+
+    Raises:
+        ValueError: if it is no JSON, is nested too deeply, or holds half a surrogate pair, which no file can hold.
+    """
+    try:
+        data: object = json.loads(text)
+    except RecursionError:
+        raise ValueError("lists and objects are nested too deeply") from None
+    if _ESCAPED_SURROGATE.search(text):
+        json.dumps(data, ensure_ascii=False).encode("utf-8")
+    return data
+
+
 def read_json(file: Path, *, most: int = MOST_TEXT_BYTES) -> object:
     """The data of a JSON file.
 
@@ -129,12 +145,9 @@ def read_json(file: Path, *, most: int = MOST_TEXT_BYTES) -> object:
         PathError: if it can't be read, is not JSON, or is nested too deeply.
     """
     try:
-        data: object = json.loads(read_text(file, most=most))
-    except RecursionError:
-        raise PathError(f"{file}: damaged: lists and objects are nested too deeply") from None
+        return parse_json(read_text(file, most=most))
     except ValueError as error:
         raise PathError(f"{file}: damaged: {error}") from None
-    return data
 
 
 def copy(name: str, source: Path, target: Path) -> None:

@@ -889,7 +889,7 @@ class _ParquetFile:
             try:
                 with pq.ParquetFile(self._path, metadata=self._metadata) as file:
                     table = file.read_row_group(group, columns=list(names))
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, ValueError) as error:
                 raise DataError(f"row group {group + 1} is damaged: {error}") from None
             columns = {p.name: _from_arrow(table[p.name].combine_chunks(), p, first_row, report) for p in plans}
             self._decoded = held = (group, names, columns)
@@ -980,8 +980,8 @@ def _load_tensor(path: Path) -> Array:
                 tensor = torch.load(str(path), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise DataError("holds no plain tensor, and pickled objects are never loaded; use torch.save(tensor)") from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"can't be read as a tensor: {error}") from None
+    except Exception as error:  # torch's reader raises whatever damaged bytes lead it to: KeyError, IndexError, ...
+        raise DataError(f"can't be read as a tensor: {error!r}") from None
     if not isinstance(tensor, torch.Tensor):
         raise DataError(f"holds a {type(tensor).__name__}; expected one tensor (rows, columns)")
     if tensor.dtype == torch.bfloat16:

@@ -443,6 +443,8 @@ def _told(memory_limit: int | None, raw: Sequence[Path]) -> Iterator[None]:
             check_parquet(path)
         if isinstance(error, duckdb.IOException):
             raise _resource_error(error, memory_limit) from None
+        if isinstance(error, duckdb.InvalidInputException) and raw:
+            raise DataError(f"{', '.join(map(str, raw))}: damaged: {str(error).splitlines()[0]}") from None
         raise
 
 
@@ -456,7 +458,7 @@ def check_parquet(path: Path) -> None:
         with pq.ParquetFile(path) as file:
             for _ in file.iter_batches():
                 pass
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: damaged, or not a Parquet file: {error}") from None
 
 
@@ -832,7 +834,7 @@ def _name_problems(names: Sequence[str]) -> list[str]:
 
 
 def read_header(file: TextFile) -> list[str]:
-    """Names of the columns in the first line."""
+    """Names of the columns in the first line; the third one is `column_3` if the line leaves its name empty."""
     try:
         with _open_text(file) as stream:
             _, first = next(_numbered_records(file, stream), (0, None))
@@ -842,7 +844,7 @@ def read_header(file: TextFile) -> list[str]:
         raise DataError(f"{file.path}: {_not_text(file, error)}") from None
     if first is None:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
-    return first
+    return [name or f"column_{place}" for place, name in enumerate(first, 1)]
 
 
 def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:

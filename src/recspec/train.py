@@ -837,10 +837,7 @@ class TrainingRun:
 
     def _check_same_step(self, saved: Checkpoint) -> None:
         """Refuse to go on where ranks found different checkpoints: one may read what another can't."""
-        try:
-            step = _PROGRESS.validate_python(saved.state.get("progress")).step
-        except ValidationError as error:
-            raise CheckpointError(f"{saved.path}: damaged: {error}") from None
+        step = self._progress_of(saved).step
         steps = self.ranks.gather(torch.tensor([step])).tolist()
         if len(set(steps)) > 1:
             raise CheckpointError(
@@ -849,9 +846,15 @@ class TrainingRun:
                 "same files"
             )
 
+    def _progress_of(self, saved: Checkpoint) -> _Progress:
+        try:
+            return _PROGRESS.validate_python(saved.state.get("progress"))
+        except ValidationError as error:
+            raise CheckpointError(f"{saved.path}: damaged: {error}") from None
+
     def _check_not_done(self, saved: Checkpoint) -> None:
         """Refuse fewer epochs than the run has behind it; they can't be taken back."""
-        done = int(cast(dict[str, int], saved.state["progress"])["epoch"])
+        done = self._progress_of(saved).epoch
         if done > self.settings.epochs:
             raise CheckpointError(
                 f"{saved.path}: the run has {done} epochs behind it, and train.epochs is {self.settings.epochs}; "

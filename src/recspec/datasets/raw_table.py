@@ -317,8 +317,10 @@ def _parquet(backend: Backend, paths: Sequence[Path]) -> _Raw:
         try:
             schema, expected = pq.read_schema(path), pq.read_schema(paths[0])
             counts.append(pq.read_metadata(path).num_rows)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: not a Parquet file: {error}") from None
+        if "" in schema.names:
+            raise DataError(f"{path}: column {schema.names.index('') + 1} has an empty name; name it")
         check_names(path, schema.names)
         if not schema.equals(expected):
             raise DataError(f"{path}: columns differ from those of {paths[0].name}: {schema.names} and "
