@@ -30,9 +30,10 @@ check: .venv/ready-dev$(key)
 bench: .venv/ready-dev$(key)
 	$(bin)/python benchmarks/training.py $(ARGS)
 
-# And everything else that is measured on a CPU, one benchmark after the other: hours. benchmarks/gpu.py wants a GPU.
+# Everything else that is measured on a CPU, one benchmark after the other: hours. benchmarks/gpu.py needs a GPU, and
+# benchmarks/same_results.py two commits.
 bench-all: bench
-	for file in $(filter-out benchmarks/training.py benchmarks/gpu.py %_vs_peers.py,$(wildcard benchmarks/[a-z]*.py)); do \
+	for file in $(filter-out benchmarks/training.py benchmarks/gpu.py benchmarks/same_results.py %_vs_peers.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$file" && $(bin)/python "$$file" || exit 1; done
 
 docs: .venv/ready-dev$(key)

@@ -356,17 +356,20 @@ class Blocks:
 @contextmanager
 def recspec_run(model: str, data: str, train: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[Any]:
     """A training run of this project by its own settings, allocator set as the command line sets it."""
-    from recspec.distributed import Ranks
-    from recspec.feature_spec import FeatureSpec
+    from recspec.distributed.ranks import Ranks
     from recspec.machine import keep_freed_memory
     from recspec.models import MODELS
-    from recspec.train import TrainingRun, TrainSettings
+    from recspec.spec import FeatureSpec
+    from recspec.training.loop import TrainingRun
+    from recspec.training.plan import make_plan
+    from recspec.training.settings import TrainSettings
 
     keep_freed_memory()
     settings = TrainSettings.model_validate({"tensorboard": False, **train})
     made = MODELS[model].Settings.model_validate(sizes)
     with tempfile.TemporaryDirectory() as folder:
-        yield TrainingRun(model, FeatureSpec.load(data), Path(folder) / "run", settings, made, Ranks())
+        plan = make_plan(model, FeatureSpec.load(data), settings, made, Ranks())
+        yield TrainingRun(plan, Path(folder) / "run", Ranks())
 
 
 def time_recspec(model: str, data: str, pace: Pace, *, train: Mapping[str, Any], sizes: Mapping[str, Any]) -> Found:
@@ -376,14 +379,15 @@ def time_recspec(model: str, data: str, pace: Pace, *, train: Mapping[str, Any],
     """
     import torch
 
-    from recspec.bench import matrix_rate, measure_limits
-    from recspec.profiling import endless, profile_steps
-    from recspec.train import arithmetic
+    from recspec.bench.profiling import endless, profile_steps
+    from recspec.bench.speed import matrix_rate, measure_limits
+    from recspec.training.precision import arithmetic
 
     with recspec_run(model, data, {"batch_size": pace.batch_size, **train}, sizes) as run:
         clock, device = Clock(pace), torch.device("cpu")
-        with arithmetic(run.precision, run.settings.deterministic):
-            before = matrix_rate(run.precision, device)
+        precision = run.plan.precision.value
+        with arithmetic(precision, run.settings.deterministic):
+            before = matrix_rate(precision, device)
             taken = endless(run)
             for loss in taken:  # noqa: B007
                 if clock.tick(run.progress.samples):
@@ -391,13 +395,13 @@ def time_recspec(model: str, data: str, pace: Pace, *, train: Mapping[str, Any],
             found = {
                 **clock.result(),
                 "parameters": run.model.num_parameters(),
-                "precision": run.precision,
+                "precision": precision,
                 "torch": torch.__version__,
                 "peak_memory_bytes": peak_memory(),
-                "sparse_gradients": list(run.sparse),
-                "embedding_backend": run.embedding_backend,
+                "sparse_gradients": list(run.step.sparse),
+                "embedding_backend": run.plan.embedding_backend.value,
                 "loss": float(loss),
-                "matrix_rate": (before + matrix_rate(run.precision, device)) / 2,
+                "matrix_rate": (before + matrix_rate(precision, device)) / 2,
             }
             if pace.profiled:
                 steps = found["batches"] / found["seconds"]

@@ -88,8 +88,8 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
 
 def clicks_like_criteo(folder: Path, rows: int) -> Any:
     """Made-up clicks with as many features as Criteo's, ids of the power law that DLRM's made-up ids follow."""
-    from recspec.feature_spec import FeatureSpec
-    from recspec.synthesize import synthesize
+    from recspec.spec import FeatureSpec
+    from recspec.storage.random_data import synthesize
 
     ids, numbers = features_like_criteo()
     features: dict[str, dict[str, object]] = {

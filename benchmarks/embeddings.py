@@ -26,10 +26,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from recspec import kernels, machine
-from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings
-from recspec.optim import Optimizers, OptimizerSettings
+from recspec import machine
+from recspec.nn import kernels
+from recspec.nn.embeddings import Embeddings
+from recspec.spec import FeatureSpec
+from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.training.optimizers import Optimizers
 
 Step = Callable[[dict[str, Tensor], Tensor], None]
 """One step on a batch of ids and the gradient (B, sum of widths) of what is looked up."""

@@ -54,10 +54,12 @@ def make_seeds(base: Path) -> None:
     import pyarrow.parquet as pq
 
     from recspec.datasets import DATASETS
-    from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
     from recspec.models import MODELS
+    from recspec.prepare import PrepareContext
+    from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
     from recspec.storage import transcode
-    from recspec.train import TrainSettings, train
+    from recspec.training.loop import train
+    from recspec.training.settings import TrainSettings
 
     synthetic = DATASETS["synthetic"]
     shapes: dict[str, dict[str, Any]] = {
@@ -66,7 +68,7 @@ def make_seeds(base: Path) -> None:
     }
     for kind, sizes in shapes.items():
         data = base / "data" / kind
-        synthetic.prepare(Path(), data, synthetic.Settings.model_validate({"kind": kind, **sizes}))
+        synthetic.prepare(PrepareContext(Path(), data), synthetic.Settings.model_validate({"kind": kind, **sizes}))
         spec = FeatureSpec.load(data)
         for to in CHUNK_TYPES:
             transcode(spec, base / "chunks" / f"{kind}-{to}", cast(ChunkType, to))
@@ -245,7 +247,7 @@ def change_tensors(file: Path, dice: random.Random) -> None:
     """A tensor changed under a digest that is right, as a forger would; or the header's JSON."""
     import torch
 
-    from recspec.checkpoint import read_tensors, write_tensors
+    from recspec.bundle.checkpoint import read_tensors, write_tensors
 
     tensors, header = read_tensors(file)
     if dice.random() < 0.4:
@@ -277,7 +279,7 @@ def change_records(file: Path, dice: random.Random) -> None:
     """A record of a TFRecord file changed, its checksums made right."""
     import numpy as np
 
-    from recspec.tfrecord import masked_crc
+    from recspec.storage import masked_crc
 
     data, at, records = file.read_bytes(), 0, []
     while at + 12 <= len(data):
@@ -423,15 +425,16 @@ def _is_changeable(file: Path) -> bool:
 
 
 def open_dataset(case: Case) -> None:
-    from recspec import card
-    from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
+    from recspec.report import dataset_summary as card
+    from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
+    from recspec.storage import check as dataset_check
     from recspec.storage import transcode
 
     source = case.dice.choice(sorted((case.base / "chunks").iterdir()))
     spec = FeatureSpec.load(case.taken(source))
     match case.dice.randrange(3):
         case 0:
-            card.check(spec)
+            dataset_check.check(spec)
         case 1:
             card.describe(spec).to_dict()
         case _:
@@ -439,9 +442,10 @@ def open_dataset(case: Case) -> None:
 
 
 def start_training(case: Case) -> None:
-    from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
-    from recspec.train import TrainSettings, train
+    from recspec.spec import FeatureSpec
+    from recspec.training.loop import train
+    from recspec.training.settings import TrainSettings
 
     kind = case.kind()
     spec = FeatureSpec.load(case.taken(case.base / "data" / kind))
@@ -459,11 +463,12 @@ def start_training(case: Case) -> None:
 
 
 def resume_training(case: Case) -> None:
-    from recspec import bundle
+    from recspec.bundle import folder as bundle
     from recspec.config import build
-    from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
-    from recspec.train import TrainSettings, train
+    from recspec.spec import FeatureSpec
+    from recspec.training.loop import train
+    from recspec.training.settings import TrainSettings
 
     kind = case.kind()
     card = bundle.read_card(case.base / "runs" / kind / "bundle")
@@ -481,8 +486,8 @@ def resume_training(case: Case) -> None:
 def open_bundle(case: Case) -> None:
     import pyarrow as pa
 
-    from recspec import manifest
-    from recspec.predict import Predictor
+    from recspec.files import manifest
+    from recspec.inference.predictor import Predictor
 
     kind = case.kind()
     folder = case.taken(case.base / "runs" / kind / "bundle")
@@ -500,7 +505,7 @@ def open_bundle(case: Case) -> None:
 
 
 def predict_rows(case: Case) -> None:
-    from recspec.predict import Predictor, predict_file
+    from recspec.inference import Predictor, predict_file
 
     predictor = Predictor.open(case.base / "runs" / "interactions", device="cpu")
     rows = case.taken(case.base / "raw" / case.dice.choice(("rows.csv", "rows.parquet", "rows.jsonl")))
@@ -508,8 +513,8 @@ def predict_rows(case: Case) -> None:
 
 
 def predict_prepared(case: Case) -> None:
-    from recspec.feature_spec import FeatureSpec
-    from recspec.predict import Predictor, predict_split
+    from recspec.inference import Predictor, predict_split
+    from recspec.spec import FeatureSpec
 
     kind = case.kind()
     predictor = Predictor.open(case.base / "runs" / kind, device="cpu")
@@ -520,34 +525,37 @@ def predict_prepared(case: Case) -> None:
 def prepare_table(case: Case) -> None:
     from recspec.config import build
     from recspec.datasets import DATASETS
+    from recspec.prepare import PrepareContext
 
     table = DATASETS["table"]
     raw = case.taken(case.base / "raw" / case.dice.choice(("rows.csv", "rows.parquet")))
     settings = build(table.Settings, "fuzz", {"user": "user", "item": "item"})
-    table.prepare(raw, case.folder / "out", settings, memory_limit="1GB")
+    table.prepare(PrepareContext(raw, case.folder / "out", memory_limit="1GB"), settings)
 
 
 def prepare_archive(case: Case) -> None:
     from recspec.datasets import DATASETS
+    from recspec.prepare import PrepareContext
 
     movielens = DATASETS["movielens"]
     raw = case.taken(case.base / "raw" / "ml.zip")
-    movielens.prepare(raw, case.folder / "out", movielens.Settings(), memory_limit="1GB")
+    movielens.prepare(PrepareContext(raw, case.folder / "out", memory_limit="1GB"), movielens.Settings())
 
 
 def prepare_again(case: Case) -> None:
     from recspec.datasets import DATASETS
+    from recspec.prepare import PrepareContext
 
     synthetic = DATASETS["synthetic"]
     out = case.taken(case.base / "data" / "clicks", only="prepare.json")
     settings = synthetic.Settings.model_validate({"kind": "clicks", "num_users": 20, "num_items": 15, "num_rows": 200})
-    synthetic.prepare(Path(), out, settings, force=case.dice.random() < 0.3)
+    synthetic.prepare(PrepareContext(Path(), out, force=case.dice.random() < 0.3), settings)
 
 
 def read_recipe(case: Case) -> None:
     from recspec.config import build, load_recipe
     from recspec.models import MODELS
-    from recspec.train import TrainSettings
+    from recspec.training.settings import TrainSettings
 
     recipe = load_recipe(case.taken(case.base / "raw" / "recipe.yaml"))
     build(TrainSettings, "recipe", recipe.train)
@@ -555,17 +563,17 @@ def read_recipe(case: Case) -> None:
         build(MODELS[recipe.model].Settings, "recipe", recipe.settings)
 
 
-def read_sheet(case: Case) -> None:
-    from recspec.programs import open_program
+def read_export(case: Case) -> None:
+    from recspec.export.exported_model import open_exported_model
 
     folder = case.folder / "export"
     folder.mkdir()
     port = {"name": "a", "dtype": "int32", "width": 1, "level": "row", "num_ids": 3, "is_list": False}
-    sheet = {"signature": {"form": "rows", "inputs": [port]}, "difference": {"allowed_largest": 1e-3}}
-    (folder / "sheet.json").write_text(json.dumps(sheet))
+    description = {"signature": {"form": "rows", "inputs": [port]}, "difference": {"allowed_largest": 1e-3}}
+    (folder / "export.json").write_text(json.dumps(description))
     (folder / "model.onnx").write_bytes(case.dice.randbytes(100))
-    change_file(folder / "sheet.json", case.dice, case.base / "canary" / "secret", inside=True)
-    open_program(folder, verify=False)
+    change_file(folder / "export.json", case.dice, case.base / "canary" / "secret", inside=True)
+    open_exported_model(folder, verify=False)
 
 
 TARGETS: dict[str, Callable[[Case], None]] = {
@@ -579,7 +587,7 @@ TARGETS: dict[str, Callable[[Case], None]] = {
     "archive": prepare_archive,
     "again": prepare_again,
     "recipe": read_recipe,
-    "export": read_sheet,
+    "export": read_export,
 }
 
 
@@ -629,7 +637,13 @@ def child(base: Path, seed: int, start: int, only: list[str]) -> None:
 
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    for module in ("recspec.train", "recspec.predict", "recspec.storage", "recspec.card", "recspec.datasets"):
+    for module in (
+        "recspec.training.loop",
+        "recspec.inference",
+        "recspec.storage",
+        "recspec.report.dataset_summary",
+        "recspec.datasets",
+    ):
         importlib.import_module(module)
     watch, number = Watch(base), start
     answers = os.fdopen(os.dup(1), "w")

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from recspec.predict import Predictor
+from recspec.inference.predictor import Predictor
 from serve_load import (
     BEARER,
     BODY_MB,

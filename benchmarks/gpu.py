@@ -46,18 +46,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from recspec import __version__, bench, config, kernels, machine
+from recspec import __version__, config, machine
 from recspec.batch import Batch, num_rows
+from recspec.bench import speed as bench
 from recspec.distributed import Ranks, pick_device
-from recspec.feature_spec import FILE_NAME, FeatureSpec
-from recspec.layers import Embeddings
-from recspec.loader import Loader
+from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.models.base import Model
-from recspec.replay import CudaRecorder, RecordingError
-from recspec.sequences import in_one_shape
-from recspec.synthesize import synthesize
-from recspec.train import TrainingRun, TrainSettings, arithmetic
+from recspec.nn import kernels
+from recspec.nn.embeddings import Embeddings
+from recspec.spec import FILE_NAME, FeatureSpec
+from recspec.storage.random_data import synthesize
+from recspec.training.loop import TrainingRun
+from recspec.training.plan import make_plan
+from recspec.training.precision import arithmetic
+from recspec.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -163,9 +166,9 @@ SUBJECTS: Mapping[str, Subject] = {
     "sim": Subject("sim-amazon-books", 131072, 3, 131072, 0.565e6, 1.48e6, books),
 }
 
-TRAINING = ("bf16 graph", "bf16", "bf16 compile graph", "tf32 graph", "bf16 compile", "tf32", "fp32")
-ANSWERS = ("bf16 graph", "fp16 graph", "bf16", "fp16", "bf16 compile graph", "bf16 compile", "fp32")
-"""Settings, the likeliest to be the fastest first: time may run out."""
+TRAINING = ("bf16 compile", "bf16", "tf32 compile", "tf32", "fp32")
+ANSWERS = ("bf16 compile", "fp16 compile", "bf16", "fp16", "fp32")
+"""Settings, probably the fastest first: time may run out. On a GPU, `compile` replays CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +217,7 @@ def tasks_of(models: Sequence[str], device: str, chosen: Sequence[str] = ()) -> 
     on_gpu = device.startswith("cuda")
     for name in models:
         training, answers = (
-            [
-                each
-                for each in settings
-                if (on_gpu or ("graph" not in each and "fp16" not in each)) and (not chosen or each in chosen)
-            ]
+            [each for each in settings if (on_gpu or "fp16" not in each) and (not chosen or each in chosen)]
             for settings in (TRAINING, ANSWERS)
         )
         trained = [f"train:{name}:{each}" for each in training]
@@ -349,14 +348,9 @@ def make_run(
         sizes["embedding_std"] = 0.0
     given = {**recipe.train, "metric": None, "train_splits": ("train",), "tensorboard": False,
              "memory_budget": "64GB", "epochs": 1000, **own}  # fmt: skip
-    run = TrainingRun(
-        name,
-        spec,
-        scene.folder / "run",
-        TrainSettings.model_validate(given),
-        MODELS[name].Settings.model_validate(sizes),
-        Ranks(device=device or scene.device),
-    )
+    settings, own_settings = TrainSettings.model_validate(given), MODELS[name].Settings.model_validate(sizes)
+    ranks = Ranks(device=device or scene.device)
+    run = TrainingRun(make_plan(name, spec, settings, own_settings, ranks), scene.folder / "run", ranks)
     if filled_there:
         for module in run.model.modules():
             if isinstance(module, Embeddings):
@@ -378,11 +372,10 @@ def _drawn(name: str) -> int:
     return 4 if name == "neumf" else 0
 
 
-def _said(setting: str, device: torch.device) -> dict[str, Any]:
-    """Settings of training, of a name such as `bf16 compile graph`."""
+def _said(setting: str) -> dict[str, Any]:
+    """Settings of training, of a name such as `bf16 compile`."""
     precision, *more = setting.split()
-    graphs = {"cuda_graphs": "always" if "graph" in more else "never"} if device.type == "cuda" else {}
-    return {"precision": precision, "compile": "compile" in more, **graphs}
+    return {"precision": precision, "compile": "compile" in more}
 
 
 def steps(run: TrainingRun) -> Generator[Tensor]:
@@ -419,11 +412,9 @@ def train(name: str, setting: str, scene: Scene) -> Figures:
     spec = scene.data(name, most=scene.most_ids(name), rows=positives * (3 if scene.small else subject.batches))
     if scene.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(scene.device)
-    run = make_run(name, scene, spec, batch_size=batch, negatives=_drawn(name), **_said(setting, scene.device))
-    with arithmetic(run.precision, deterministic=False):
+    run = make_run(name, scene, spec, batch_size=batch, negatives=_drawn(name), **_said(setting))
+    with arithmetic(run.plan.precision.value, deterministic=False):
         speed, seconds, loss = timed(run, scene, warmup=1 if scene.small else 8)
-    if "graph" in setting and not (run.replay is not None and run.replay.plays):
-        raise RuntimeError(f"no step was recorded: {run.replay.why_not if run.replay is not None else 'not eligible'}")
     found: Figures = {
         "samples_per_second": speed,
         "published": subject.published,
@@ -432,8 +423,9 @@ def train(name: str, setting: str, scene: Scene) -> Figures:
         "batch_size": batch,
         "loss": loss,
         "peak_memory_bytes": _peak(scene.device),
-        "embedding_backend": run.embedding_backend,
-        "sparse_gradients": sorted(run.sparse),
+        "embedding_backend": run.plan.embedding_backend.value,
+        "compile": str(run.plan.compile),
+        "sparse_gradients": sorted(run.plan.sparse_gradients.value),
         "optimizer": run.optimizers.described,
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
         "loader": run.loader.held,
@@ -455,16 +447,16 @@ def shares(name: str, run: TrainingRun, seconds: float, scene: Scene) -> Figures
         return cast(Figures, counted)
     return {
         **counted,
-        "share_of_matrix_rate": counted["flops_per_step"] / seconds / matrix_rate(run.precision, scene),
+        "share_of_matrix_rate": counted["flops_per_step"] / seconds / matrix_rate(run.plan.precision.value, scene),
         "share_of_bandwidth": counted["bytes_per_step"] / seconds / bandwidth(scene),
     }
 
 
 def count(run: TrainingRun) -> Figures:
     """Floating-point operations and bytes of one more step, operation by operation in torch's own."""
-    replay, run.replay, objective = run.replay, None, run.objective
+    step, objective = run.step, run.step.objective
     backends = {module: module.backend for module in run.model.modules() if isinstance(module, Embeddings)}
-    run.objective = getattr(objective, "_orig_mod", objective)  # torch.compile's own name for what it was given
+    step.objective = step.uncompiled
     for module in backends:
         module.backend = "torch"
     traffic = Traffic()
@@ -473,8 +465,8 @@ def count(run: TrainingRun) -> Figures:
         with FlopCounterMode(display=False) as flops, traffic:
             next(steps(run))
     finally:
-        run.replay, run.objective = replay, objective
-        run.optimizers.use_backend(run.embedding_backend)
+        step.objective = objective
+        run.optimizers.use_backend(run.plan.embedding_backend.value)
         for module, backend in backends.items():
             module.backend = backend
     return {"flops_per_step": flops.get_total_flops(), "bytes_per_step": traffic.bytes}
@@ -488,7 +480,7 @@ def _peak(device: torch.device) -> int:
 
 
 def check(name: str, scene: Scene) -> Figures:
-    """The same steps on the CPU in fp32 and on the device in fp32, in bf16, and recorded; no dropout, nothing drawn.
+    """The same steps on the CPU in fp32 and on the device in fp32, in bf16, and compiled; no dropout, nothing drawn.
 
     Raises:
         AssertionError: where they differ by more than `TOLERANCE`, with all figures.
@@ -501,8 +493,7 @@ def check(name: str, scene: Scene) -> Figures:
     wrong = []
     ways = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"}}
     if scene.device.type == "cuda":
-        ways = {way: {**said, "cuda_graphs": "never"} for way, said in ways.items()}
-        ways["fp32 graph"] = {"precision": "fp32", "cuda_graphs": "always"}
+        ways["fp32 compile"] = {"precision": "fp32", "compile": "auto"}
     for way, said in ways.items():
         losses, moved = _few_steps(name, scene, spec, scene.device, {**own, **said})
         of_loss = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, cpu[0], strict=True))
@@ -528,11 +519,9 @@ def _few_steps(
     run = make_run(name, scene, spec, device=device, **cast(dict[str, Any], own))
     first = {each: parameter.detach().cpu().clone() for each, parameter in run.model.named_parameters()}
     going = steps(run)
-    with arithmetic(run.precision, deterministic=False):
-        # Two epochs: a recorded step is played in the second.
+    with arithmetic(run.plan.precision.value, deterministic=False):
+        # Two epochs: CUDA graphs are recorded in the first steps and replayed later.
         losses = [float(next(going)) for _ in range(2 * CHECKED_STEPS)]
-    if own.get("cuda_graphs") == "always" and not (run.replay is not None and run.replay.plays):
-        raise RuntimeError(f"no step was recorded: {run.replay.why_not if run.replay is not None else 'not eligible'}")
     return losses, {each: parameter.detach().cpu() - first[each] for each, parameter in run.model.named_parameters()}
 
 
@@ -551,7 +540,7 @@ def deterministic(name: str, scene: Scene) -> Figures:
 
     def run(*, is_deterministic: bool) -> tuple[dict[str, Tensor], float]:
         made = make_run(name, scene, spec, deterministic=is_deterministic, **own)
-        with arithmetic(made.precision, deterministic=is_deterministic):
+        with arithmetic(made.plan.precision.value, deterministic=is_deterministic):
             going = steps(made)
             for _ in range(DETERMINISTIC_STEPS):
                 next(going)
@@ -654,7 +643,7 @@ def answer(name: str, setting: str, scene: Scene) -> Figures:
     run = make_run(name, scene, spec, batch_size=rows, negatives=0, precision="fp32", optimizer="sgd", parts={},
                    **_only(name))  # fmt: skip
     model = run.model.eval()
-    batch = _batch_of(spec, model, rows, scene, fixed="compile" in more or "graph" in more)
+    batch = _batch_of(spec, model, rows, scene, fixed="compile" in more)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with torch.inference_mode(), arithmetic("fp32", deterministic=False):
         exact = torch.sigmoid(model(batch).float())
@@ -662,7 +651,10 @@ def answer(name: str, setting: str, scene: Scene) -> Figures:
         torch.cuda.reset_peak_memory_stats(scene.device)
     if half is not None:
         model = model.to(half)
-    called: Callable[[Batch], Tensor] = torch.compile(model) if "compile" in more else model
+    called: Callable[[Batch], Tensor] = model
+    if "compile" in more:
+        mode = "reduce-overhead" if scene.device.type == "cuda" else "default"
+        called = torch.compile(model, mode=mode, dynamic=False)
     type_ = scene.device.type
 
     def call() -> Tensor:
@@ -672,11 +664,9 @@ def answer(name: str, setting: str, scene: Scene) -> Figures:
         with torch.inference_mode(), half_products:
             return torch.sigmoid(called(batch).float())
 
-    padded: AbstractContextManager[None] = in_one_shape() if "graph" in more else nullcontext()
-    with arithmetic(precision, deterministic=False), padded:
-        run_once = _recorded(call, scene) if "graph" in more else call
-        apart = (run_once() - exact).abs()
-        seconds = _seconds_of(run_once, scene)
+    with arithmetic(precision, deterministic=False):
+        apart = (call() - exact).abs()
+        seconds = _seconds_of(call, scene)
     return {
         "rows_per_second": rows / seconds,
         "published": subject.published_answers,
@@ -693,7 +683,7 @@ def _only(name: str) -> dict[str, Any]:
     """Nothing of a recipe's training that plain SGD does not read."""
     unread = {"betas": (0.9, 0.999), "eps": None, "rho": 0.9, "momentum": 0.0}
     steady = {"schedule": "constant", "warmup_epochs": 0.0, "step_epochs": (), "decay_start": 0.0, "decay_end": 1.0}
-    return {**unread, **steady, "learning_rate": 0.01, "cuda_graphs": "never"} if name else {}
+    return {**unread, **steady, "learning_rate": 0.01} if name else {}
 
 
 def _batch_of(spec: FeatureSpec, model: Model, rows: int, scene: Scene, *, fixed: bool) -> Batch:
@@ -702,21 +692,6 @@ def _batch_of(spec: FeatureSpec, model: Model, rows: int, scene: Scene, *, fixed
     batch = {name: tensor.contiguous() for name, tensor in next(iter(loader.batches())).batch.items()}
     assert num_rows(batch) == rows
     return batch
-
-
-def _recorded(call: Callable[[], Tensor], scene: Scene) -> Callable[[], Tensor]:
-    """The call, played as a CUDA graph.
-
-    Raises:
-        RecordingError: if it can't be.
-    """
-    recorder = CudaRecorder(scene.device, recording=nullcontext, counters=list, forget=lambda: None)
-    waits: Sequence[str] = ()
-    for _ in range(3):
-        _, waits = recorder.rehearse(call)
-    if waits:
-        raise RecordingError(f"the host waits for the device in {', '.join(dict.fromkeys(waits))}")
-    return recorder.record(call)
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -959,7 +934,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that all runs")
     parser.add_argument("--models", default=",".join(SUBJECTS), help="of these, between commas")
-    parser.add_argument("--settings", default="", help="as 'bf16 graph,fp32', between commas; all without")
+    parser.add_argument("--settings", default="", help="as 'bf16 compile,fp32', between commas; all without")
     parser.add_argument("--minutes", type=float, default=6.0, help="for each model's tasks")
     parser.add_argument("--seconds", type=float, default=3.0, help="of measured steps a setting")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json")

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from _side_by_side import Found, where_and_when, write
-from recspec import checkpoint
+from recspec.bundle import checkpoint
 from recspec.errors import CheckpointError
 
 DATA: dict[str, dict[str, Any]] = {

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from recspec import machine
-from recspec.optim import Optimizers, OptimizerSettings
+from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.training.optimizers import Optimizers
 
 RATE = 0.01
 

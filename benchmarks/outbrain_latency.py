@@ -195,25 +195,29 @@ def tensorflow_answers(folder: Path, threads: int) -> dict[str, Callable[[Reques
 
 
 def recspec_answers(folder: Path, threads: int) -> dict[str, Callable[[Request, list[Request]], Answer]]:
-    """Likewise: raw requests through `Ranker`, and the programs alone."""
+    """Likewise: raw requests through `ExportedRanker`, and the programs alone."""
     import torch
 
+    from recspec.export.exported_model import (
+        EagerModel,
+        ExportedModel,
+        open_exported_model,
+    )
+    from recspec.export.exported_ranker import ExportedRanker
+    from recspec.inference.predictor import Predictor
     from recspec.machine import wait_politely
-    from recspec.predict import Predictor
-    from recspec.programs import EagerProgram, Program, open_program
-    from recspec.ranker import Ranker
-    from recspec.signature import signature_of
+    from recspec.spec.signature import signature_of
 
     wait_politely()
     torch.set_num_threads(threads)
     predictor = Predictor.open(folder / "bundle", device="cpu")
     rows = signature_of(predictor.spec, predictor.model.features(), "rows")
-    programs: dict[str, Program] = {EAGER: EagerProgram(predictor.model, rows)}
-    programs |= {name: open_program(folder / name, threads=threads) for name in EXPORTS}
+    programs: dict[str, ExportedModel] = {EAGER: EagerModel(predictor.model, rows)}
+    programs |= {name: open_exported_model(folder / name, threads=threads) for name in EXPORTS}
     found: dict[str, Callable[[Request, list[Request]], Answer]] = {}
 
-    def add(name: str, program: Program) -> None:
-        ranker = Ranker(predictor, program)
+    def add(name: str, program: ExportedModel) -> None:
+        ranker = ExportedRanker(predictor, program)
 
         def alone(request: Request, items: list[Request]) -> Answer:
             given = ranker.inputs(request, items)
@@ -282,10 +286,10 @@ class Worker:
 
 
 def prepare(folder: Path, python: Path, threads: int) -> dict[str, Any]:
-    """Train, take over and export, where that is not done; what the exports' sheets say of drift."""
-    from recspec import bundle
-    from recspec.export import ExportSettings, export
-    from recspec.import_tf import import_tf
+    """Train, take over and export, where that is not done; what the exports' descriptions say of drift."""
+    from recspec.bundle import folder as bundle
+    from recspec.export.exporter import ExportSettings, export
+    from recspec.tf_import.wide_deep import import_tf
 
     if not (folder / "tensors").is_dir():
         print("training in TensorFlow", file=sys.stderr)
@@ -302,8 +306,11 @@ def prepare(folder: Path, python: Path, threads: int) -> dict[str, Any]:
             told: Any = {"format": form, "precision": precision, "form": shape}
             export(trained, folder / name, ExportSettings(**told, seconds=0.0, batch_sizes=(1,), threads=threads))
     numbers = sum(parameter.numel() for parameter in trained.model.parameters())
-    sheets = {name: json.loads((folder / name / "sheet.json").read_text(encoding="utf-8")) for name in EXPORTS}
-    return {"numbers": numbers, "bytes": {name: sheet["size_bytes"] for name, sheet in sheets.items()}}
+    exports = {name: json.loads((folder / name / "export.json").read_text(encoding="utf-8")) for name in EXPORTS}
+    return {
+        "numbers": numbers,
+        "bytes": {name: each["size_bytes"] for name, each in exports.items()},
+    }
 
 
 def measure(workers: Sequence[Worker], rounds: int) -> tuple[dict[str, Any], dict[str, dict[int, list[float]]]]:

@@ -171,17 +171,18 @@ def _show(title: str, summary: Mapping[str, Found], refused: Mapping[str, str]) 
 def _prepare(task: Task, root: Path, out: Path) -> Any:
     from recspec import config
     from recspec.datasets import DATASETS
-    from recspec.feature_spec import FeatureSpec
+    from recspec.prepare import PrepareContext
+    from recspec.spec import FeatureSpec
 
     dataset = DATASETS[task.dataset]
-    dataset.prepare(root / task.raw, out, config.build(dataset.Settings, task.dataset, task.prepare))
+    dataset.prepare(PrepareContext(root / task.raw, out), config.build(dataset.Settings, task.dataset, task.prepare))
     return FeatureSpec.load(out)
 
 
 def _run(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Found:
     """Train and evaluate on test; the metric, and how long training took."""
-    from recspec import bundle
-    from recspec.evaluate import evaluate
+    from recspec.bundle import folder as bundle
+    from recspec.evaluation import evaluate
 
     result = _train(model, task, spec, run, chosen)
     report = evaluate(bundle.load(run), spec, "test", protocols=(task.protocol,))
@@ -193,7 +194,8 @@ def _run(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, obje
 def _train(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Any:
     from recspec import config
     from recspec.models import MODELS
-    from recspec.train import TrainSettings, train
+    from recspec.training.loop import train
+    from recspec.training.settings import TrainSettings
 
     recipe = config.load_recipe(REPOSITORY / "recipes" / task.recipe)
     return train(

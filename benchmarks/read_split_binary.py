@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from recspec import machine
-from recspec.feature_spec import Feature, FeatureSpec
-from recspec.loader import Loader
+from recspec.loading.loader import Loader
+from recspec.spec import Feature, FeatureSpec
 from recspec.storage import BLOCK_ROWS, SplitWriter, open_split
 
 ROOT = Path(__file__).parents[1]

@@ -171,7 +171,7 @@ def write_rows(folder: Path, histories: str, seed: int = 0) -> float:
     import numpy as np
 
     from recspec import metrics
-    from recspec.feature_spec import FeatureSpec
+    from recspec.spec import FeatureSpec
     from recspec.storage import Ragged, SplitWriter
 
     fixed = np.random.default_rng(seed)
@@ -224,7 +224,7 @@ def write_rows(folder: Path, histories: str, seed: int = 0) -> float:
 
 
 def _spec(folder: Path) -> Any:
-    from recspec.feature_spec import FeatureSpec
+    from recspec.spec import FeatureSpec
 
     lists = {
         f"{channel}_{name}": {"dtype": "int32", "cardinality": IDS[name], "vocabulary": name, "length": LENGTH,
@@ -269,17 +269,17 @@ def measure_recspec(
     }
     if not passes:
         return time_recspec(model, data, pace, train=train, sizes=sizes)
-    from recspec.evaluate import evaluate_model
-    from recspec.train import arithmetic
+    from recspec.evaluation import evaluate_model
+    from recspec.training.precision import arithmetic
 
     with recspec_run(model, data, {"batch_size": pace.batch_size, **train}, sizes) as run:
         clock = Clock(pace, forever=True)
-        with arithmetic(run.precision, run.settings.deterministic):
+        with arithmetic(run.plan.precision.value, run.settings.deterministic):
             for epoch in range(passes):
                 run.progress.epoch, run.progress.batch = epoch, 0
                 for _ in run.epoch():
                     clock.tick(run.progress.samples)
-            reached = evaluate_model(run.model, run.spec, "test", protocols=("rows",)).metrics["rows"]["auc"]
+            reached = evaluate_model(run.model, run.plan.spec, "test", protocols=("rows",)).metrics["rows"]["auc"]
     return {**clock.result(), "auc": reached}
 
 

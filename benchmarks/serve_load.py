@@ -40,13 +40,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recspec import answers, latency, machine
+from recspec import latency, machine
+from recspec.bench.load_test import infer_body
 from recspec.datasets import DATASETS
-from recspec.feature_spec import FeatureSpec
+from recspec.inference import requests as answers
+from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
-from recspec.predict import Predictor
-from recspec.sweep import infer_body
-from recspec.train import TrainSettings, train
+from recspec.prepare import PrepareContext
+from recspec.spec import FeatureSpec
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
 
 TOLERANCE = 1e-5
 GROWTH = 0.10
@@ -70,7 +73,9 @@ def make_models(folder: Path) -> dict[str, Path]:
              "clicks": {"num_users": 2000, "num_items": 1000, "num_rows": 20_000}}  # fmt: skip
     specs = {}
     for kind, chosen in sizes.items():
-        synthetic.prepare(Path(), folder / kind, synthetic.Settings.model_validate({"kind": kind, **chosen}))
+        synthetic.prepare(
+            PrepareContext(Path(), folder / kind), synthetic.Settings.model_validate({"kind": kind, **chosen})
+        )
         specs[kind] = FeatureSpec.load(folder / kind)
     small: dict[str, tuple[str, str, dict[str, Any], int]] = {
         "first": ("neumf", "interactions", {"factors": 16, "layers": (64, 32, 16)}, 0),
@@ -273,7 +278,7 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
 
 
 def _tensors(pair: Sequence[Predictor], ids: Arrays) -> Question:
-    from recspec.signature import signature_of
+    from recspec.spec.signature import signature_of
 
     ports = signature_of(pair[0].spec, pair[0].model.features(), "rows").inputs
     arrays = {port.name: ids[port.name].astype(port.dtype) for port in ports}

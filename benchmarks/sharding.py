@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from recspec import machine
-from recspec.distributed import Ranks, join
-from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings
-from recspec.optim import Optimizers, OptimizerSettings
-from recspec.sharding import PlacementSettings, build, place
+from recspec.distributed import PlacementSettings, Ranks, build, join, place
+from recspec.nn.embeddings import Embeddings, RowsHeld
+from recspec.spec import FeatureSpec
+from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.training.optimizers import Optimizers
 
 ROOT = Path(__file__).parents[1]
 TABLES, ROWS, BATCH = 26, 100_000, 8192
@@ -104,8 +105,9 @@ def loss_of(vectors: Tensor, weights: Tensor) -> Tensor:
 
 def recspec_step(width: int, weights: Tensor, ranks: Ranks) -> Step:
     """A step over tables that recspec divides."""
-    model, shards = build(lambda: tables(width), ranks, place(
-        lambda: tables(width), ranks, PlacementSettings(shard_embeddings="always"), lambda _, width: 4 * width + 4
+    make = partial(tables, width)
+    model, shards = build(make, ranks, place(
+        make, ranks, PlacementSettings(shard_embeddings="always"), lambda _, width: 4 * width + 4
     ))  # fmt: skip
     settings = OptimizerSettings(optimizer="rowwise_adagrad", learning_rate=RATE, eps=EPS)
     optimizers = Optimizers(model.named_parameters(), settings)
@@ -122,7 +124,7 @@ def recspec_step(width: int, weights: Tensor, ranks: Ranks) -> Step:
     return step
 
 
-def tables(width: int) -> nn.Module:
+def tables(width: int, held: RowsHeld | None = None) -> nn.Module:
     """The tables, always with the same first values."""
     features = {name: {"dtype": "int32", "cardinality": ROWS} for name in NAMES}
     spec = FeatureSpec.from_dict(
@@ -132,7 +134,7 @@ def tables(width: int) -> nn.Module:
         }
     )
     torch.manual_seed(0)
-    return nn.Sequential(Embeddings(spec, dict.fromkeys(NAMES, width), start="uniform"))
+    return nn.Sequential(Embeddings(spec, dict.fromkeys(NAMES, width), start="uniform", held=held))
 
 
 def torchrec_step(width: int, weights: Tensor, ranks: Ranks, sharding: str) -> Step:

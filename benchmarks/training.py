@@ -14,9 +14,9 @@ For recspec the table gives, as measured in the same processes (`recspec.bench.m
 - `of matrix rate`: floating-point operations of all matrix products of a step, over the step's time, over what square
   products of the same precision reach;
 - `of bandwidth`: the bytes that a step has to read or write (weights, gradients and optimizer state touched, rows of
-  tables, activations kept for the backward pass; to the letter: `recspec.profiling.Work`), over the step's time, over
-  what a triad a <- b + 3 c of vectors larger than the caches moves. What the caches keep is not moved, so a step whose
-  activations fit in them may pass 1;
+  tables, activations kept for the backward pass; to the letter: `recspec.bench.profiling.Work`), over the
+  step's time, over what a triad a <- b + 3 c of vectors larger than the caches moves. What the caches keep is not
+  moved, so a step whose activations fit in them may pass 1;
 - `peak memory` of the process that trains;
 - the profile of a step: by part (loader, forward, backward, optimizer), and by what the operations do.
 

@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from recspec.bundle import Bundle
-    from recspec.export import Exported
-    from recspec.feature_spec import FeatureSpec
-    from recspec.onnx_graph import Precision
-    from recspec.predict import Predictor
+    from recspec.bundle.folder import Bundle
+    from recspec.export.exporter import Exported
+    from recspec.export.onnx_graph import Precision
+    from recspec.inference.predictor import Predictor
+    from recspec.spec import FeatureSpec
 
 REQUIREMENTS = ("nvidia-pytriton==0.7.0", "tritonclient[http,grpc]==2.73.0", "numpy==1.26.4", "onnxruntime==1.31.1")
 """numpy 1.26: the Python backend of this server corrupts tensors of numpy 2."""
@@ -104,6 +104,7 @@ def data_of(name: str, folder: Path, rows: int) -> Path:
     """Made-up data of the kind that a model reads: clicks, interactions, or reviews with what their user did before."""
     from recspec.datasets import DATASETS
     from recspec.models import MODELS
+    from recspec.prepare import PrepareContext
 
     needs = MODELS[name].needs
     settings: Mapping[str, object]
@@ -119,19 +120,20 @@ def data_of(name: str, folder: Path, rows: int) -> Path:
         dataset, settings = DATASETS["amazon"], {"min_reviews": 5, "history": HISTORY}
     else:
         raw, dataset, settings = Path(), DATASETS["synthetic"], {"kind": kind, "num_rows": rows}
-    dataset.prepare(raw, data, dataset.Settings.model_validate(settings))
+    dataset.prepare(PrepareContext(raw, data), dataset.Settings.model_validate(settings))
     return data
 
 
 def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> list[Question]:
-    from recspec import bundle
-    from recspec.export import TOLERANCE, Check, sample_of
-    from recspec.feature_spec import FeatureSpec
+    from recspec.bundle import folder as bundle
+    from recspec.export.exported_model import EagerModel
+    from recspec.export.exporter import TOLERANCE, Check, sample_of
+    from recspec.inference.predictor import Predictor
     from recspec.models import MODELS
-    from recspec.predict import Predictor
-    from recspec.programs import EagerProgram
-    from recspec.signature import Signature
-    from recspec.train import TrainSettings, train
+    from recspec.spec import FeatureSpec
+    from recspec.spec.signature import Signature
+    from recspec.training.loop import train
+    from recspec.training.settings import TrainSettings
 
     spec = FeatureSpec.load(data_of(name, folder, rows))
     settings = TrainSettings(epochs=2, batch_size=512, learning_rate=0.005, tensorboard=False)
@@ -140,12 +142,12 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
 
     trained = bundle.load(folder / f"run-{name}")
     exported = exported_twice(trained, name, folder, precision, spec)
-    check = Check(trained.model, Signature.from_dict(exported.sheet["signature"]), sample_of(trained, spec))
+    check = Check(trained.model, Signature.from_dict(exported.description["signature"]), sample_of(trained, spec))
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
-    expected = check.probabilities(EagerProgram(trained.model, check.signature))
+    expected = check.probabilities(EagerModel(trained.model, check.signature))
     asked = [Question(name, check.inputs, expected, allowed)]
-    if exported.sheet["triton"]["raw"] != f"{name}_raw":
-        print(f"{name}: no ensemble of raw values: {exported.sheet['triton']['raw']}", file=sys.stderr)
+    if exported.description["triton"]["raw"] != f"{name}_raw":
+        print(f"{name}: no ensemble of raw values: {exported.description['triton']['raw']}", file=sys.stderr)
         return asked
 
     predictor = Predictor.open(folder / f"run-{name}", device="cpu")
@@ -164,21 +166,21 @@ def questions_of_ranker(
 
     What is expected are the probabilities of the pairs, each a row with a history of its own.
     """
-    from recspec.export import TOLERANCE, Check, ExportSettings, export, sample_of
-    from recspec.programs import EagerProgram
-    from recspec.signature import Signature, signature_of
-    from recspec.triton_repository import histories_beside, raw_columns
+    from recspec.export.exported_model import EagerModel
+    from recspec.export.exporter import TOLERANCE, Check, ExportSettings, export, sample_of
+    from recspec.export.triton_repository import histories_beside, raw_columns
+    from recspec.spec.signature import Signature, signature_of
 
     model, trained = predictor.model, predictor.bundle
     wanted = ExportSettings(
         format="triton", form="ranker", precision=precision, triton_backend="python", seconds=0.1, threads=1, name=name
     )
     exported = export(trained, folder / "repository", wanted, spec)
-    signature = Signature.from_dict(exported.sheet["signature"])
+    signature = Signature.from_dict(exported.description["signature"])
     check = Check(model, signature, sample_of(trained, spec))
     inputs = check.call(range(check.rows))
     pairs = {key: np.repeat(each, check.rows, 0) if len(each) == 1 else each for key, each in inputs.items()}
-    rows = EagerProgram(model, signature_of(predictor.spec, model.features(), "rows"))
+    rows = EagerModel(model, signature_of(predictor.spec, model.features(), "rows"))
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
     asked = [Question(name, inputs, rows.run(pairs)["probability"][:, 0], allowed)]
 
@@ -210,7 +212,7 @@ def exported_twice(
     trained: Bundle, name: str, folder: Path, precision: Precision, spec: FeatureSpec | None
 ) -> Exported:
     """A program in Triton's repository, and beside the run, so that `recspec serve` computes with the same one."""
-    from recspec.export import ExportSettings, export
+    from recspec.export.exporter import ExportSettings, export
 
     wanted = ExportSettings(
         format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1, name=name
@@ -227,12 +229,12 @@ def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Q
     Args:
         given: holds `checkpoint`, `columns.json`, and raw rows with TensorFlow's probabilities in `golden.npz`.
     """
-    from recspec import bundle
-    from recspec.encoding import Encoders
-    from recspec.export import TOLERANCE
-    from recspec.import_tf import import_tf
-    from recspec.signature import Signature
-    from recspec.triton_repository import raw_columns
+    from recspec.bundle import folder as bundle
+    from recspec.encoding.encoders import Encoders
+    from recspec.export.exporter import TOLERANCE
+    from recspec.export.triton_repository import raw_columns
+    from recspec.spec.signature import Signature
+    from recspec.tf_import.wide_deep import import_tf
 
     print(f"{TENSORFLOW}: import and export", file=sys.stderr)
     run = folder / f"run-{TENSORFLOW}"
@@ -243,7 +245,7 @@ def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Q
         golden = {name: stored[name] for name in stored.files}
     columns = {**golden, **{f"n{place}": numbers for place, numbers in enumerate(golden["n"].T)}}
     inputs: Arrays = {}
-    for column in raw_columns(Encoders.load(run), Signature.from_dict(exported.sheet["signature"])):
+    for column in raw_columns(Encoders.load(run), Signature.from_dict(exported.description["signature"])):
         values = columns[column.port.name][:, None]
         inputs[column.port.name] = values.astype("S" if column.port.dtype == "string" else np.float64)
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
@@ -268,7 +270,7 @@ def raw_rows(predictor: Predictor, batch: Mapping[str, Any]) -> Any:
 
 def raw_values(predictor: Predictor, name: str, batch: Mapping[str, Any]) -> list[str] | list[float]:
     """One raw column: texts, or numbers."""
-    from recspec.encoding import ScaleEncoder, VocabularyEncoder
+    from recspec.encoding.encoder_kinds import ScaleEncoder, VocabularyEncoder
 
     assert predictor.encoders is not None
     encoder, values = predictor.encoders.encoders[name], batch[name].numpy()

@@ -74,7 +74,7 @@ DIFFERENCES = (
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
-    from recspec.bench import clicks_like_outbrain
+    from recspec.bench.speed import clicks_like_outbrain
 
     spec = clicks_like_outbrain(scratch / "data")
     rows = write_matrix(spec, scratch / "matrix")

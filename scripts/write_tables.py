@@ -21,10 +21,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from typer.models import ArgumentInfo, OptionInfo
 
-from recspec import cli
+from recspec.cli import app as cli
 from recspec.datasets import DATASETS
 from recspec.models import MODELS
-from recspec.train import TrainSettings
+from recspec.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +44,18 @@ _COMMANDS_PLACE = re.compile(r"(<!-- commands[^>]*-->\n).*", re.DOTALL)
 def documents() -> list[Path]:
     """Every document of the project."""
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def with_sections(path: Path, text: str) -> str:
+    """A document with a section for every registered model, or dataset, that it lacks."""
+    about = {
+        "models.md": {
+            name: f"{inspect.getdoc(model)}\n\nNeeds: {', '.join(model.needs)}." for name, model in MODELS.items()
+        },
+        "datasets.md": {name: f"{dataset.about}." for name, dataset in DATASETS.items()},
+    }.get(path.name, {})
+    lacking = {name: said for name, said in about.items() if f"\n## {name}\n" not in text}
+    return text + "".join(f"\n## {name}\n\n{said}\n\n{HEAD}" for name, said in lacking.items())
 
 
 def in_step(text: str) -> str:
@@ -165,7 +177,7 @@ def main() -> None:
     """Rewrite the documents, and say which changed."""
     for path in documents():
         before = path.read_text(encoding="utf-8")
-        after = in_step(before)
+        after = in_step(with_sections(path, before))
         if after != before:
             path.write_text(after, encoding="utf-8")
             sys.stdout.write(f"{path.relative_to(ROOT)}: written anew\n")

@@ -13,10 +13,19 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from recspec.access import Access
-from recspec.batching import Limits
-from recspec.repository import Repository, RepositorySettings, Source
-from recspec.serve import Addresses, Server, ServeSettings, application
+from recspec.serving.access import Access
+from recspec.serving.batching import Limits
+from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.repository import Repository
+from recspec.serving.server import Addresses, Server, ServeSettings, application
+from recspec.serving.server_metrics import ServerMetrics
+from recspec.serving.sources import Source
+
+
+def total(metrics: ServerMetrics, name: str, **labels: str) -> float:
+    """A sample of a server's metrics, summed over the labels that are not given."""
+    samples = [each for family in metrics.collect() for each in family.samples if each.name == name]
+    return sum(each.value for each in samples if labels.items() <= each.labels.items())
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recspec import bundle
-from recspec.bundle import Card
+from recspec.bundle import folder as bundle
+from recspec.bundle.folder import Card
 from recspec.datasets import DATASETS
-from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.repository import NUMPY
-from recspec.signature import Port
-from recspec.train import TrainSettings, train
+from recspec.prepare import PrepareContext
+from recspec.serving.opened_model import NUMPY
+from recspec.spec import FeatureSpec
+from recspec.spec.signature import Port
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
 from tests import made_up
 
 
@@ -39,7 +41,9 @@ def films_and_clicks(folder: Path, title: str) -> dict[str, Path]:
     """
     made_up.write_films(folder, 30, title, kinds=False)
     table = DATASETS["table"]
-    table.prepare(folder / "rows.csv", folder / "data", table.Settings(items="items.csv", num_negatives=10))  # type: ignore[call-arg]
+    table.prepare(
+        PrepareContext(folder / "rows.csv", folder / "data"), table.Settings(items="items.csv", num_negatives=10)
+    )  # type: ignore[call-arg]
     how = TrainSettings(epochs=1, batch_size=500, tensorboard=False)
     small = {
         "neumf": (FeatureSpec.load(folder / "data"), {"factors": 4, "layers": (8, 4)}),

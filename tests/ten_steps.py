@@ -16,11 +16,14 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 
-from recspec.distributed import Ranks
-from recspec.feature_spec import FeatureSpec
+from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS
-from recspec.optim import READ_BY, OptimizerSettings
-from recspec.train import TrainingRun, TrainSettings, arithmetic
+from recspec.spec import FeatureSpec
+from recspec.training.loop import TrainingRun
+from recspec.training.optimizer_settings import READ_BY, OptimizerSettings
+from recspec.training.plan import make_plan
+from recspec.training.precision import arithmetic
+from recspec.training.settings import TrainSettings
 from tests.variants import switched_on
 
 STEPS = 10
@@ -45,7 +48,7 @@ def first_steps(case: Mapping[str, Any], folder: Path, ranks: Ranks, accumulate:
         {"epochs": 10, "precision": "fp32", "tensorboard": False, "accumulate": accumulate, **case["train"]}
     )
     model_settings = MODELS[name].Settings.model_validate(case["settings"])
-    run = TrainingRun(name, spec, folder, settings, model_settings, ranks)
+    run = TrainingRun(make_plan(name, spec, settings, model_settings, ranks), folder, ranks)
     with arithmetic("fp32", False):
         losses = [float(ranks.sum(loss)) for loss in islice(_steps(run), case["steps"])]
     averages = {} if run.average is None else {f"mean of {each}": x for each, x in run.average.tensors.items()}

@@ -17,28 +17,33 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "recspec"
 
-DOORS = ("datasets", "models")
-"""The folders of the package; each is one entry of the map."""
-
-LOADS_TORCH = {
-    "batch", "distributed", "layers", "mlp", "sequences", "search", "kernels", "loader", "sampling", "sharding",
-    "optim", "models",
+LIGHT = {
+    "errors", "machine", "latency", "files", "config", "metrics", "spec", "encoding", "storage", "prepare",
+    "datasets", "report", "cli",
 }  # fmt: skip
-"""What computes with torch; what imports one of these loads it too."""
+"""Rooms of the map that load without torch; the others stand on `nn`, which needs it."""
 
 EVASIVE = {"util", "utils", "helper", "helpers", "common", "manager", "engine", "runner", "misc"}
+
+MOST_METHODS, MOST_LINES = 15, 300
+"""Of a class whose docstring gives no reason for more."""
 
 
 @dataclass(frozen=True)
 class Module:
     """One file of the package."""
 
-    name: str  # `storage`, `models.neumf`; `models` for models/__init__.py
+    name: str  # `storage.reader`, `errors`; `models` for models/__init__.py
 
     @property
     def room(self) -> str:
         """The entry of the map that it belongs to."""
         return self.name.split(".")[0]
+
+    @property
+    def is_face(self) -> bool:
+        """Whether it is a folder's `__init__.py`."""
+        return (PACKAGE / Path(*self.name.split("."))).is_dir()
 
     @property
     def tree(self) -> ast.Module:
@@ -47,13 +52,7 @@ class Module:
     @property
     def imports(self) -> set[str]:
         """Modules of the package that it imports, wherever in the file."""
-        return {_module(name) for name, _ in _imports(self.tree) if name.split(".")[0] == "recspec"} - {""}
-
-    @property
-    def imports_at_once(self) -> set[str]:
-        """Top names that it imports as soon as it is imported itself, and modules of the package."""
-        names = {name for name, at_once in _imports(self.tree) if at_once}
-        return {_module(name) if name.startswith("recspec") else name.split(".")[0] for name in names} - {""}
+        return {_module(name) for name in _imports(self.tree) if name.split(".")[0] == "recspec"} - {""}
 
 
 @cache
@@ -75,26 +74,14 @@ def _module(dotted: str) -> str:
     return ""
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Dotted names imported anywhere, and whether importing the file imports them."""
-    at_once = {id(node) for statement in tree.body for node in _run_at_import(statement)}
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Dotted names imported anywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in at_once) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports are written out in full"
-            yield from ((f"{node.module}.{alias.name}", id(node) in at_once) for alias in node.names)
-
-
-def _run_at_import(statement: ast.stmt) -> Iterator[ast.AST]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        return
-    if isinstance(statement, ast.If) and ast.unparse(statement.test).endswith("TYPE_CHECKING"):
-        return
-    yield statement
-    for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.stmt):
-            yield from _run_at_import(child)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 MODULES = [
@@ -106,23 +93,32 @@ every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: mod
 
 
 @cache
-def layers() -> dict[str, int]:
-    """The map of CONTRIBUTING.md: room -> line, lower lines first. Names are two spaces apart, then comes a remark."""
-    found = {}
-    for line in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines():
-        drawn = re.fullmatch(r"([0-9]+)  (\S+(?:  \S+)*)(?:   .*)?", line)
-        if drawn:
-            found.update({name.rstrip("/"): int(drawn[1]) for name in drawn[2].split("  ")})
-    return found
+def rooms() -> tuple[str, ...]:
+    """The map of CONTRIBUTING.md, from top to bottom: the folders and single files of src/recspec."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = re.search(r"^src/recspec/\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert tree, "CONTRIBUTING.md draws no tree that begins with 'src/recspec/'"
+    return tuple(re.findall(r"^  (\w+)(?:/|\.py) ", tree[1], re.MULTILINE))
+
+
+@cache
+def face(room: str) -> frozenset[str]:
+    """What a folder's `__init__.py` lets other folders import."""
+    for node in _parse(PACKAGE / room / "__init__.py").body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    raise AssertionError(f"{room}/__init__.py has no __all__")
+
+
+FOLDERS = sorted({module.room for module in MODULES if module.is_face})
 
 
 # --- what imports what -----------------------------------------------------------------------------------------------
 
 
-def test_the_map_holds_every_module() -> None:
-    assert set(layers().values()) == set(range(11))
-    missing = {module.room for module in MODULES} - set(layers()) - {"__main__"}
-    assert not missing, f"CONTRIBUTING.md does not say which line these stand on: {sorted(missing)}"
+def test_the_map_holds_every_room() -> None:
+    there = {module.room for module in MODULES} - {"__main__"}
+    assert set(rooms()) == there, f"CONTRIBUTING.md lacks {there - set(rooms())} and still names {set(rooms()) - there}"
 
 
 @every_module
@@ -130,44 +126,70 @@ def test_imports_point_down(module: Module) -> None:
     if module.name == "__main__":
         assert module.imports == {"cli"}
         return
-    line = layers()[module.room]
+    order = rooms()
     for name in module.imports:
         room = name.split(".")[0]
         if room != module.room:
-            assert layers()[room] < line, f"{module.name} (line {line}) imports {name} (line {layers()[room]})"
+            assert order.index(room) < order.index(module.room), (
+                f"{module.name} imports {name}, which the map lists later"
+            )
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_the_files_of_a_folder_do_not_import_in_a_circle(door: str) -> None:
-    graph = {module.name: {name for name in module.imports if name.startswith(f"{door}.")} for module in MODULES
-             if module.name.startswith(f"{door}.")}  # fmt: skip
+@every_module
+def test_other_folders_are_imported_by_their_face(module: Module) -> None:
+    """From another folder a file imports names that its `__init__.py` lists; a sibling it imports by its own path."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("recspec."):
+            continue
+        assert node.module is not None
+        _, room, *inside = node.module.split(".")
+        if room not in FOLDERS:
+            continue
+        where = f"{module.name}, line {node.lineno}"
+        if room == module.room:
+            siblings = all((PACKAGE / room / f"{alias.name}.py").is_file() for alias in node.names)
+            assert inside or siblings, f"{where}: imports its own folder's face"
+        else:
+            assert not inside, f"{where}: reaches into recspec.{room}; import from recspec.{room} itself"
+            unnamed = {alias.name for alias in node.names} - face(room)
+            assert not unnamed, f"{where}: recspec.{room} does not name {sorted(unnamed)} in __all__"
+
+
+@pytest.mark.parametrize("room", FOLDERS)
+def test_the_files_of_a_folder_do_not_import_in_a_circle(room: str) -> None:
+    graph = {
+        module.name: {name for name in module.imports if name.startswith(f"{room}.")}
+        for module in MODULES
+        if module.name.startswith(f"{room}.")
+    }
     list(TopologicalSorter(graph).static_order())
-    for module in MODULES:
-        if module.name.startswith(f"{door}."):
-            assert door not in module.imports, f"{module.name} imports the registry that lists it"
 
 
-def test_the_package_has_two_folders() -> None:
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"}
-    assert folders == set(DOORS)
+def test_tests_mirror_the_folders() -> None:
+    tested = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert tested == set(FOLDERS)
+
+
+@every_module
+def test_a_large_class_says_why_it_is_one(module: Module) -> None:
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        assert node.end_lineno is not None
+        methods = sum(isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) for part in node.body)
+        lines = node.end_lineno - node.lineno + 1
+        if methods > MOST_METHODS or lines > MOST_LINES:
+            says = "One class because" in (ast.get_docstring(node) or "")
+            assert says, f"{module.name}.{node.name}: {methods} methods, {lines} lines; divide it, or give the reason"
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 
-@every_module
-def test_torch_is_imported_by_what_computes_with_it_and_what_stands_on_that(module: Module) -> None:
-    allowed = module.room in LOADS_TORCH or layers().get(module.room, 10) >= 5 or module.room == "checkpoint"
-    if not allowed or module.room in ("cli", "__main__"):
-        heavy = {"torch", *LOADS_TORCH} & {name.split(".")[0] for name in module.imports_at_once}
-        assert not heavy, f"{module.name} loads torch as soon as it is imported, through {sorted(heavy)}"
-
-
-@pytest.mark.parametrize("imported", ["recspec.cli", "recspec.feature_spec", "recspec.datasets", "recspec.card"])
-def test_torch_is_not_loaded_by(imported: str) -> None:
-    code = (
-        f"import {imported}, sys; print(*sorted({{'torch', 'pyspark', 'tensorboard', 'implicit'}} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize("room", sorted(LIGHT))
+def test_torch_is_not_loaded_by(room: str) -> None:
+    heavy = "{'torch', 'pyspark', 'tensorboard', 'implicit'}"
+    code = f"import recspec.{room}, sys; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
@@ -200,13 +222,13 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 @every_module
 def test_only_the_command_line_prints_and_exits(module: Module) -> None:
-    if module.name == "cli":
+    if module.room == "cli":
         return
     found = {name for name, _ in calls(module.tree)}
     assert not found & {"print", "exit", "quit", "sys.exit", "os._exit", "sys.stdout.write", "sys.stderr.write"}
     names = {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)}
     assert "SystemExit" not in names
-    assert "rich" not in {name.split(".")[0] for name, _ in _imports(module.tree)}
+    assert "rich" not in {name.split(".")[0] for name in _imports(module.tree)}
 
 
 @every_module
@@ -278,7 +300,7 @@ COMPUTED = re.compile(r"probabilit|logit|score|predict|infer\(|answers?\(|loss\(
 def test_answers_of_a_model_are_compared_within_a_tolerance() -> None:
     """Bits depend on the processor (tests/closeness.py); a comment `# same operations` says why they may not here."""
     found = []
-    for path in sorted((ROOT / "tests").glob("*.py")):
+    for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for name, call in calls(ast.parse(text)):

@@ -15,25 +15,16 @@ import pytest
 import yaml
 from scripts.write_tables import SETTINGS, commands, documents, in_step
 
-from recspec import card, config
+from recspec import config
 from recspec.config import build, load_recipe
 from recspec.datasets import DATASETS
 from recspec.errors import DataError, SpecError
-from recspec.feature_spec import (
-    CHANNELS,
-    CHUNK_TYPES,
-    DTYPES,
-    LIST_LENGTH_SPELLINGS,
-    ROLES,
-    SPLITS,
-    Chunk,
-    Feature,
-    FeatureSpec,
-    json_schema,
-)
 from recspec.models import MODELS
-from recspec.train import TrainSettings
-from tests.test_feature_spec import BROKEN, EXAMPLE, refused
+from recspec.spec import CHUNK_TYPES, SPLITS, Chunk, Feature, FeatureSpec, json_schema
+from recspec.spec.aliases import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, ROLES
+from recspec.storage import check as dataset_check
+from recspec.training.settings import TrainSettings
+from tests.spec.files import BROKEN, EXAMPLE, refused
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = documents()
@@ -117,12 +108,14 @@ def test_every_channel_is_documented_with_its_role_and_rule() -> None:
 
 
 def test_every_metadata_key_that_is_read_is_documented() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
-    read = {key for source in sources for key in re.findall(r"spec\.metadata(?:\.get\(|\[)\"(\w+)\"", source)}
+    read = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        name = r"\bmetadata" if path.parent.name == "spec" else r"spec\.metadata"
+        read |= set(re.findall(name + r"(?:\.get\(|\[)\"(\w+)\"", path.read_text(encoding="utf-8")))
     documented = {
         key for row in table_rows(section(text_of(FEATURE_SPEC), "metadata")) for key in re.findall(r"\w+", row[0])
     }
-    assert {"test_samples_per_series", "catalogues"} <= read
+    assert {"test_samples_per_series", "catalogues", "leak"} <= read
     assert read | {"user_id", "item_id"} <= documented
 
 
@@ -176,7 +169,7 @@ def test_every_check_of_the_files_is_documented_with_its_message(case: str, tmp_
         "channel_spec: {item: [item], label: [label]}\n"
     )
     with pytest.raises(DataError) as caught:
-        card.check(FeatureSpec.load(tmp_path))
+        dataset_check.check(FeatureSpec.load(tmp_path))
     if case == "empty split":
         assert "split 'train' holds no row" in caught.value.problems[0]
         assert "holds no row" in documented[case]
@@ -279,7 +272,7 @@ def test_the_lines_that_make_a_submission_rank_each_displays_ads(
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_one_of_a_model_and_says_what_it_reached(path: Path) -> None:
-    from recspec.train import TrainSettings
+    from recspec.training.settings import TrainSettings
 
     recipe = config.load_recipe(path)
     assert recipe.model in MODELS

@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import TypeVar, Union, get_args, get_origin
+from typing import ClassVar, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from recspec.errors import SettingsError, nearest, unknown
-from recspec.paths import PathError, local, read_text
+from recspec.files import PathError, local, read_text
 
 MOST_RECIPE_BYTES = 1 << 20
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
 
 
+@dataclass(frozen=True)
+class OldName:
+    """The former name of a setting, read for one release."""
+
+    now: str
+    """The setting that took its place."""
+    values: Mapping[object, object]
+    """The present value of each former one; the others do what the default does now."""
+
+
 class Settings(BaseModel):
-    """Frozen settings that refuse names they don't know."""
+    """Frozen settings that refuse unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    old_names: ClassVar[Mapping[str, OldName]] = {}
+
+    @classmethod
+    def renamed(cls, values: Mapping[str, object]) -> dict[str, object]:
+        """The values under the present names."""
+        kept = {name: value for name, value in values.items() if name not in cls.old_names}
+        for name, old in cls.old_names.items():
+            if isinstance(value := values.get(name), Hashable) and value in old.values:
+                kept[old.now] = old.values[value]
+        return kept
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or not (found := [name for name in cls.old_names if name in values]):
+            return values
+        for name in found:
+            warnings.warn(
+                f"setting '{name}' is now '{cls.old_names[name].now}'; the old name ends with the next release",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return cls.renamed(values)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -205,7 +240,7 @@ class Entries(dict[str, object]):
 def _setting_of(name: str, model: type[BaseModel]) -> str | None:
     """Which setting a name is of: its own, or of the table that the name goes into, as `parts.wide.optimizer`."""
     setting, dot, _ = name.partition(".")
-    if name in model.model_fields:
+    if name in model.model_fields or (issubclass(model, Settings) and name in model.old_names):
         return name
     return setting if dot and setting in model.model_fields and _depth(model, setting) else None
 

@@ -65,14 +65,14 @@ def keep_freed_memory() -> bool:
     return _keeps_freed_memory
 
 
-def freed_memory() -> str:
-    """What becomes of freed memory in this process, and why, in a line."""
+def freed_memory() -> tuple[str, str]:
+    """What this process does with freed memory, and the reason."""
     if _keeps_freed_memory:
-        return "kept by the process: handing it back and asking anew costs page faults at every step"
+        return "kept by the process", "returning it and asking anew costs page faults at every step"
     asked = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
     if asked:
-        return f"as {', '.join(sorted(asked))} in the environment says"
-    return "left to the system's allocator; recspec.machine.keep_freed_memory() was not called or is not of this system"
+        return "left to the system's allocator", f"the environment sets {', '.join(sorted(asked))}"
+    return "left to the system's allocator", "recspec.machine.keep_freed_memory() was not called, or not on glibc"
 
 
 def pick_threads(

@@ -1,42 +1,27 @@
-"""Raw files to a prepared dataset: one file a dataset, and the table of all of them."""
+"""Datasets: one file each, from raw files to a prepared dataset, and the registry."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from recspec.config import Settings
 from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
-from recspec.datasets.prepared import Prepared, Progress, silent
-
-
-class Prepare(Protocol):
-    """Raw files in, a prepared dataset out; `settings` are of the dataset's own class."""
-
-    def __call__(
-        self,
-        raw: Path,
-        out: Path,
-        settings: Any,
-        *,
-        engine: str = "duckdb",
-        memory_limit: str | None = None,
-        threads: int | None = None,
-        progress: Progress = silent,
-        force: bool = False,
-    ) -> Prepared: ...
+from recspec.datasets.movielens_like import write_movielens_like
+from recspec.prepare import PrepareContext, Prepared
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What can be prepared, how, and from which files."""
+    """A dataset that `recspec prepare` knows."""
 
-    prepare: Prepare
+    prepare: Callable[[PrepareContext, Any], Prepared]
+    """Raw files in, a prepared dataset out; the settings are of the dataset's own class."""
     Settings: type[Settings]
     about: str
+    """Its raw files, for `recspec datasets`."""
 
 
 DATASETS: Mapping[str, Dataset] = MappingProxyType(
@@ -50,7 +35,7 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
         "outbrain": Dataset(
             outbrain.prepare, outbrain.Settings, "Outbrain's click prediction tables: Kaggle's zip, or a folder of them"
         ),
-        "table": Dataset(table.prepare, table.Settings, "your own CSV or Parquet file, of which you name the columns"),
+        "table": Dataset(table.prepare, table.Settings, "your own CSV or Parquet file, with columns that you name"),
         "adult": Dataset(adult.prepare, adult.Settings, "UCI Adult (Census Income): the zip or its folder"),
         "criteo": Dataset(
             criteo.prepare, criteo.Settings, "Criteo's click logs: Kaggle's train.txt, or a folder of day_0 to day_23"
@@ -65,3 +50,5 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
         ),
     }
 )
+
+__all__ = ["DATASETS", "Dataset", "write_movielens_like"]

@@ -1,7 +1,7 @@
-"""UCI Adult, a census of 1994: who earns over 50,000 dollars a year, as the first Wide & Deep tutorial had it.
+"""UCI Adult, a census of 1994: who earns over 50,000 dollars a year, as in the first Wide & Deep tutorial.
 
-From adult.data and adult.test as UCI ships them: numbers both scaled and cut into buckets, crosses of columns hashed.
-All features are in the role context, for there are neither users nor items.
+The raw files are adult.data and adult.test from UCI. Numbers are scaled and also cut into buckets; crosses are hashed.
+All features have the role context, because there are neither users nor items.
 """
 
 from __future__ import annotations
@@ -17,19 +17,27 @@ import ibis
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
-from recspec import splits
-from recspec.archives import LineError, bounded_lines, check_unpacked, open_zip, opened
 from recspec.config import Settings as BaseSettings
-from recspec.datasets import clicks, prepared
-from recspec.datasets.clicks import LABEL
-from recspec.datasets.columns import Column
-from recspec.datasets.notes import Notes
-from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, listed, unknown
-from recspec.feature_spec import FeatureSpec
-from recspec.splits import SPLIT
-from recspec.tables import ROW, ROW_BYTES, Backend, ColumnType, TextFile, connect
+from recspec.files import LineError, bounded_lines, check_unpacked, open_zip, opened
+from recspec.prepare import (
+    LABEL,
+    ROW,
+    ROW_BYTES,
+    SPLIT,
+    Backend,
+    Column,
+    ColumnType,
+    Notes,
+    PrepareContext,
+    Prepared,
+    TextFile,
+    clicks,
+    prepared,
+    splits,
+)
+from recspec.spec import FeatureSpec
 
 NAME = "adult"
 
@@ -38,16 +46,16 @@ CATEGORIES = (
 )  # fmt: skip
 NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 SKEWED = ("capital_gain", "capital_loss")
-"""Numbers whose logarithm is scaled."""
+"""Numbers with a scaled logarithm."""
 AGES = (18, 25, 30, 35, 40, 45, 50, 55, 60, 65)
-"""Where the tutorial cuts ages."""
+"""The tutorial's boundaries of ages."""
 BUCKETS = tuple(f"{name}_bucket" for name in NUMBERS)
 
 LAYOUT = (
     "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship", "race",
     "gender", "capital_gain", "capital_loss", "hours_per_week", "native_country",
 )  # fmt: skip
-"""The files' columns before the label; `fnlwgt` says how many people a row stands for, and nothing about them."""
+"""The files' columns before the label; `fnlwgt` is the number of people that a row represents."""
 LABELS = {"<=50K": 0, ">50K": 1}
 MISSING = "?"
 FILES = ("adult.data", "adult.test")
@@ -66,19 +74,21 @@ EARNED: Crosses = (
     *((name, "capital_loss_bucket") for name in ("marital_status", "relationship", "gender", "workclass")),
     ("workclass", "occupation"),
 )
-"""Of 83 pairs and triples those that together raised a logistic regression's AUC, in 4 folds of adult.data."""
+"""Of 83 pairs and triples, those that together raised the AUC of a logistic regression in 4 folds of adult.data."""
 
 
 class Settings(BaseSettings):
-    """How much is for valid, and what the wide part gets to see."""
+    """Settings of UCI Adult."""
 
     valid: float = Field(0.1, gt=0, lt=1, description="share of adult.data for valid; adult.test is test")
-    seed: int = Field(1, ge=0, description="of the rows for valid")
+    seed: int = Field(1, ge=0, description="seed of the rows for valid")
     num_buckets: int = Field(
-        200, ge=2, description="about equally full buckets a number is cut into; ages as published"
+        200, ge=2, description="number of about equally full buckets of a number; ages as published"
     )
-    crosses: Crosses = Field((*TUTORIAL, *EARNED), description="features hashed together, each cross a feature a_x_b")
-    cross_cardinality: int = Field(10_000, ge=2, le=2**31, description="ids of each cross")
+    crosses: Crosses = Field(
+        (*TUTORIAL, *EARNED), description="features to hash together; each cross is a feature a_x_b"
+    )
+    cross_cardinality: int = Field(10_000, ge=2, le=2**31, description="number of ids of each cross")
 
     @model_validator(mode="after")
     def _crosses_known(self) -> Settings:
@@ -100,36 +110,24 @@ class Settings(BaseSettings):
 
 
 def twice(crosses: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Each cross that is named more than once."""
+    """The crosses named more than once."""
     return list(dict.fromkeys(cross for cross in crosses if crosses.count(cross) > 1))
 
 
-def prepare(
-    raw: Path,
-    out: Path,
-    settings: Settings,
-    *,
-    engine: str = "duckdb",
-    memory_limit: str | None = None,
-    threads: int | None = None,
-    progress: Progress = silent,
-    force: bool = False,
-) -> Prepared:
+def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare UCI Adult from its folder or zip.
 
     Raises:
         DataError: if a file is missing or a line malformed, or `out` holds something else.
     """
-    inputs = _inputs(raw)
-    job = prepared.Job(NAME, settings, inputs, out)
 
     def build(folder: Path) -> FeatureSpec:
-        progress("reading rows", 0, None)
+        context.progress("reading rows", 0, None)
         work = folder / "work"
         work.mkdir()
         notes = Notes()
-        positives = _write_clean(raw, work / "adult.csv", notes)
-        with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
+        positives = _write_clean(context.raw, work / "adult.csv", notes)
+        with context.connect(work / "tables") as backend:
             source = clicks.Source(
                 dataset=NAME,
                 rows=_split(_read(backend, work / "adult.csv"), settings),
@@ -140,9 +138,9 @@ def prepare(
                 summary={"positives": positives},
                 notes=notes,
             )
-            return clicks.write(backend, folder, source, progress=progress)
+            return clicks.write(backend, folder, source, progress=context.progress)
 
-    return prepared.run(job, build, force=force)
+    return prepared.run(context, NAME, settings, _inputs(context.raw), build)
 
 
 def columns(settings: Settings) -> list[Column]:
@@ -183,7 +181,7 @@ def _inputs(raw: Path) -> list[Path]:
 
 
 def _write_clean(raw: Path, path: Path, notes: Notes) -> int:
-    """The rows of both files as one plain CSV file; gives back how many earn over 50K."""
+    """Write the rows of both files as one plain CSV file; return the number of positives."""
     problems: list[str] = []
     positives = 0
     missing: Counter[str] = Counter()
@@ -212,7 +210,7 @@ def _write_clean(raw: Path, path: Path, notes: Notes) -> int:
 
 
 def _lines(raw: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without empty ones and UCI's remark at the head of adult.test."""
+    """Yield lines with their numbers, without empty lines and the remark at the head of adult.test."""
     with ExitStack() as stack:
         if raw.is_file():
             held: IO[bytes] = stack.enter_context(stack.enter_context(open_zip(raw)).open(name))

@@ -1,12 +1,13 @@
-"""Amazon's reviews of 2014, 2018 and 2023, any category, as rows with what their user did before.
+"""Amazon's reviews of 2014, 2018 and 2023, any category, as rows with their user's history.
 
-Every review is something a user did. The published preparation (SIM's, of Books 2014) is a choice of settings, named in
-docs/datasets.md; the defaults differ from it where it lets negatives leak or has no valid split.
+Every review is an interaction. docs/datasets.md names the settings of the published preparation (SIM's, of Books 2014).
+The defaults differ from it where it leaks negatives or lacks a valid split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,60 +16,80 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
-from recspec import splits
-from recspec.datasets import interactions, prepared, reviews, sim_records
-from recspec.datasets.columns import Catalogue, Column
-from recspec.datasets.histories import HistorySettings, Prefixes, TimeSplitSettings
-from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
-from recspec.datasets.negatives import Distribution
-from recspec.datasets.notes import Notes
-from recspec.datasets.prepared import Prepared, Progress, silent
+from recspec.datasets import review_items, reviews, sim_records
 from recspec.datasets.reviews import RATING, Files
 from recspec.errors import DataError, SettingsError, listed
-from recspec.feature_spec import FeatureSpec
-from recspec.splits import SPLIT
-from recspec.tables import ROW, Backend, at_least, connect, count_rows, counts_by, fetch, keep_earliest, limit_bytes
+from recspec.prepare import (
+    ITEM,
+    ROW,
+    SPLIT,
+    TIMESTAMP,
+    USER,
+    Backend,
+    Catalogue,
+    Column,
+    Distribution,
+    HistorySettings,
+    Notes,
+    Prefixes,
+    PrepareContext,
+    Prepared,
+    Progress,
+    Source,
+    TimeSplitSettings,
+    at_least,
+    count_rows,
+    counts_by,
+    fetch,
+    first_left_out,
+    interactions,
+    keep_earliest,
+    limit_bytes,
+    prepared,
+    splits,
+)
+from recspec.spec import FeatureSpec
 
 NAME = "amazon"
 ORDER = (TIMESTAMP, ITEM, ROW)
-"""Of a user's reviews: by time, those of one time by item as published, and repeats as in the file."""
+"""The order of a user's reviews: by time, then by item as published, then as in the file."""
 
 ROWS_BYTES = 700_000_000
-"""Of rows with histories of 100 events while they are written: blocks of users, and what waits for its row group
-(measured: 700 MB beside the engine)."""
+"""Memory for writing rows with histories of 100 events: blocks of users and unfinished row groups (measured: 700 MB
+beside the engine)."""
 LEAST_BYTES = 800_000_000
-"""Below this the engine can't read JSON, of which it takes 32 MB a thread at once."""
+"""Least memory with which the engine can read JSON, in buffers of 32 MB per thread."""
 
 
 class Settings(HistorySettings, TimeSplitSettings):
-    """How reviews are prepared; the lengths, filters and negatives are the published ones."""
+    """Settings of Amazon's reviews; lengths, filters and negatives are the published ones."""
 
-    category: str | None = Field(None, description="whose reviews, where RAW holds several categories: Books, ...")
-    min_rating: float | None = Field(None, description="reviews of fewer stars are left out; all count when null")
+    category: str | None = Field(None, description="category of the reviews, if RAW holds several: Books, ...")
+    min_rating: float | None = Field(None, description="reviews of fewer stars are left out; all count if null")
     repeats: Literal["keep", "drop"] = Field("keep", description="a user's further reviews of one item")
     min_item_reviews: int = Field(1, ge=1, description="items with fewer reviews are left out, before users are")
     min_reviews: int = Field(20, ge=1, description="users with fewer reviews are left out")
     categories: Literal["last", "path"] = Field(
-        "last", description="the most special category of an item; path: all from the most general on as a list, too"
+        "last", description="the most specific category of an item; path: also all its categories as a list"
     )
-    brand: bool = Field(False, description="the item's brand as a category, too")
+    brand: bool = Field(False, description="also the item's brand as a category")
     valid: bool = Field(
         True, description="leave_one_out: last review but one for valid; false: for train, as published"
     )
-    history: int | None = Field(100, ge=2, description="most events of a history, the latest; no histories when null")
+    history: int | None = Field(100, ge=2, description="most events of a history, the latest; no histories if null")
     min_history: int = Field(1, ge=0, description="train rows with fewer events before them are left out")
-    prefixes: Prefixes = Field("all", description="train rows of each user: all, last, or so many of the latest")
-    negative_history: bool = Field(True, description="beside each event of a history an item that stands for it")
-    train_negatives: int = Field(1, ge=0, description="rows of label 0 behind each train row, with drawn items")
+    prefixes: Prefixes = Field("all", description="train rows of each user: all, last, or a number of the latest")
+    negative_history: bool = Field(True, description="a drawn item beside each event of a history")
+    train_negatives: int = Field(1, ge=0, description="rows of label 0 with drawn items behind each train row")
     num_negatives: int = Field(1, ge=0, description="candidates beside the positive in each series of valid and test")
     negatives: Distribution = Field(
-        "popularity", description="how items are drawn: popularity is the item of a random review, as published"
+        "popularity", description="how items are drawn; popularity: the item of a random review, as published"
     )
-    seed: int = Field(1, ge=0, description="of everything drawn")
+    seed: int = Field(1, ge=0, description="seed of all draws")
     format: Literal["parquet", "tfrecord"] = Field(
-        "parquet", description="how rows are written; tfrecord: in the published layout, names and padding"
+        "parquet", description="format of the rows; tfrecord: with the published layout, names and padding"
     )
-    prebatch: int = Field(0, ge=0, description="tfrecord: rows in a record, feature by feature; one when 0")
+    prebatch: int = Field(0, ge=0, description="tfrecord: rows per record, feature by feature; one if 0")
     train_files: int = Field(8, ge=1, description="tfrecord: files of train")
     test_files: int = Field(4, ge=1, description="tfrecord: files of valid and of test")
 
@@ -95,58 +116,50 @@ class Settings(HistorySettings, TimeSplitSettings):
         return self
 
 
-def prepare(
-    raw: Path,
-    out: Path,
-    settings: Settings,
-    *,
-    engine: str = "duckdb",
-    memory_limit: str | None = None,
-    threads: int | None = None,
-    progress: Progress = silent,
-    force: bool = False,
-) -> Prepared:
+def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a category's reviews from their folder or file, or records of the published layout from theirs.
 
     Raises:
         DataError: if files are missing or malformed, no user is left, or `out` holds something else.
     """
-    records = sim_records.found_in(raw)
+    records = sim_records.found_in(context.raw)
     if records is not None:
-        return _prepare_records(records, out, settings, progress, force=force)
-    files = reviews.find(raw, settings.category)
+        return _prepare_records(context, records, settings)
+    files = reviews.find(context.raw, settings.category)
     inputs = [files.reviews, *([files.meta] if files.meta else [])]
-    job = prepared.Job(NAME, settings, inputs, out)
 
     def build(folder: Path) -> FeatureSpec:
-        limit = _limit_of_engine(memory_limit)
-        with connect(engine, folder=folder / "work", memory_limit=limit, threads=threads) as backend:
-            spec = _build(backend, folder, files, settings, progress)
+        limited = replace(context, memory_limit=_limit_of_engine(context.memory_limit))
+        with limited.connect(folder / "work") as backend:
+            spec = _build(backend, folder, files, settings, context.progress)
         if settings.format == "parquet":
             return spec
-        told = sim_records.Records(settings.prebatch, settings.train_files, settings.test_files)
-        return sim_records.write(spec, told, progress)
+        layout = sim_records.Records(settings.prebatch, settings.train_files, settings.test_files)
+        return sim_records.write(spec, layout, context.progress)
 
-    return prepared.run(job, build, force=force)
+    return prepared.run(context, NAME, settings, inputs, build)
 
 
 def _limit_of_engine(memory_limit: str | None) -> str | None:
-    """The memory limit less what the rows with their histories take."""
+    """The memory limit minus the memory of rows with histories."""
     if memory_limit is None:
         return None
     size = limit_bytes(memory_limit)
     return f"{max(size - ROWS_BYTES, min(size, LEAST_BYTES)) // 1_000_000}MB"
 
 
-def _prepare_records(path: Path, out: Path, settings: Settings, progress: Progress, *, force: bool) -> Prepared:
-    """Records are rows already: every setting but the format would change nothing."""
+def _prepare_records(context: PrepareContext, path: Path, settings: Settings) -> Prepared:
+    """Prepare records, which are rows already, so no setting except the format applies."""
     given = sorted(settings.model_fields_set - {"format"})
     if given:
         raise SettingsError(f"{path}: records are taken as they are; {listed(given)} can't be set for them")
     spec = FeatureSpec.load(path)
     files = [spec.folder / file for chunks in spec.sources.values() for chunk in chunks for file in chunk.files]
-    job = prepared.Job(NAME, settings, [path, *dict.fromkeys(files)], out)
-    return prepared.run(job, lambda folder: sim_records.read(path, folder, settings.format, progress), force=force)
+    inputs = [path, *dict.fromkeys(files)]
+    return prepared.run(
+        context, NAME, settings, inputs,
+        lambda folder: sim_records.read(path, folder, settings.format, context.progress),
+    )  # fmt: skip
 
 
 def _build(backend: Backend, folder: Path, files: Files, settings: Settings, progress: Progress) -> FeatureSpec:
@@ -157,7 +170,9 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     notes = Notes()
     rows, dropped = _filtered(backend, raw, files.reviews, settings, notes)
     wanted = fetch(backend, counts_by(rows, ITEM)).column(ITEM).to_pylist()
-    items = reviews.describe(files.meta, wanted, lambda lines: progress("reading what is said of items", lines, None))
+    items = review_items.describe(
+        files.meta, wanted, lambda lines: progress("reading what is said of items", lines, None)
+    )
     source = Source(
         dataset=NAME,
         rows=_split(rows, settings),
@@ -170,22 +185,13 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
             "category": files.category,
             "layout": layout.releases,
             **dropped,
-            **_said(items, files, notes),
+            **_metadata_summary(items, files, notes),
             "split": settings.split,
         },
         notes=notes,
     )
     return interactions.write(
-        backend,
-        folder,
-        source,
-        num_negatives=settings.num_negatives,
-        seed=settings.seed,
-        progress=progress,
-        histories=settings.histories,
-        train_negatives=settings.train_negatives,
-        negatives=settings.negatives,
-        reject_seen=settings.reject_seen,
+        backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
 
 
@@ -201,7 +207,7 @@ FILTERS = {
 def _filtered(
     backend: Backend, raw: Table, path: Path, settings: Settings, notes: Notes
 ) -> tuple[Table, dict[str, int]]:
-    """The reviews that count as a staged table, and how many each filter left out."""
+    """Stage the filtered reviews, and count those that each filter leaves out."""
     filters: list[tuple[str, Callable[[Table], Table]]] = []
     if settings.min_rating is not None:
         filters.append(("reviews_of_few_stars", lambda rows: rows.filter(rows[RATING] >= settings.min_rating)))
@@ -214,23 +220,23 @@ def _filtered(
     rows, left = raw, count_rows(backend, raw)
     if not left:
         raise DataError(f"{path}: holds no review; expected one at least")
-    told = {"reviews": left}
+    counts = {"reviews": left}
     for name, kept in filters:
         before, rows = rows, backend.stage(kept(rows))
-        told[f"{name}_dropped"], left = left - (count := count_rows(backend, rows)), count
+        counts[f"{name}_dropped"], left = left - (count := count_rows(backend, rows)), count
         what, setting = FILTERS[name][0].format(settings), FILTERS[name][1]
         if not left:
             raise DataError(
-                f"{path}: no review is left: of {told['reviews']:,} all that other filters keep are {what}; set "
+                f"{path}: no review is left: of {counts['reviews']:,} all that other filters keep are {what}; set "
                 f"{setting} lower"
             )
-        if told[f"{name}_dropped"]:
-            example = interactions.first_left_out(backend, before, rows)
+        if counts[f"{name}_dropped"]:
+            example = first_left_out(backend, before, rows)
             notes.dropped.append(
-                f"{told[f'{name}_dropped']:,} reviews {what}, such as that of user '{example[USER]}' of item "
+                f"{counts[f'{name}_dropped']:,} reviews {what}, such as that of user '{example[USER]}' of item "
                 f"'{example[ITEM]}' ({setting})"
             )
-    return rows.select(ROW, USER, ITEM, TIMESTAMP), told
+    return rows.select(ROW, USER, ITEM, TIMESTAMP), counts
 
 
 def _split(rows: Table, settings: Settings) -> Table:
@@ -250,14 +256,13 @@ def _catalogue(items: pa.Table, settings: Settings) -> Catalogue:
     return Catalogue(items, ITEM, columns, readable)
 
 
-def _said(items: reviews.Items, files: Files, notes: Notes) -> dict[str, object]:
-    """What the summary says of what is said of the items."""
-    without = int(pc.sum(nameless := pc.equal(items.table.column("category"), reviews.NO_CATEGORY)).as_py() or 0)
+def _metadata_summary(items: review_items.Items, files: Files, notes: Notes) -> dict[str, object]:
+    without = int(pc.sum(nameless := pc.equal(items.table.column("category"), review_items.NO_CATEGORY)).as_py() or 0)
     if without:
         notes.changed.append(
             f"{without:,} of {len(items.table):,} items have no category in "
             f"{files.meta.name if files.meta else 'any file: there is no meta file'}, such as item "
-            f"'{items.table.filter(nameless).column(ITEM)[0].as_py()}'; theirs is '{reviews.NO_CATEGORY}'"
+            f"'{items.table.filter(nameless).column(ITEM)[0].as_py()}'; theirs is '{review_items.NO_CATEGORY}'"
         )
     if items.repeated:
         notes.dropped.append(f"{items.repeated:,} further lines about items that have one already; the first counts")

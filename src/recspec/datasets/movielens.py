@@ -1,7 +1,7 @@
 """MovieLens 100K, 1M, 10M, 20M, 25M and latest, as GroupLens ships them: a zip or its unpacked folder.
 
 Every rating is a positive unless `min_rating` says otherwise; each user's last rating is for test, the last but one for
-valid, or the latest ratings of all are.
+valid. With split time, the latest ratings of all users are held out instead.
 """
 
 from __future__ import annotations
@@ -17,25 +17,40 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field
 
-from recspec.archives import extract, open_zip
-from recspec.datasets import interactions, prepared
-from recspec.datasets.columns import Catalogue, Column
-from recspec.datasets.histories import HistorySettings, TimeSplitSettings
-from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
-from recspec.datasets.notes import Notes
-from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, listed
-from recspec.feature_spec import FeatureSpec
-from recspec.splits import by_time, leave_one_out
-from recspec.tables import ROW, Backend, ColumnType, TextFile, connect, count_rows, fetch
+from recspec.files import extract, open_zip
+from recspec.prepare import (
+    ITEM,
+    ROW,
+    TIMESTAMP,
+    USER,
+    Backend,
+    Catalogue,
+    Column,
+    ColumnType,
+    HistorySettings,
+    Notes,
+    PrepareContext,
+    Prepared,
+    Progress,
+    Source,
+    TextFile,
+    TimeSplitSettings,
+    by_time,
+    clean,
+    count_rows,
+    fetch,
+    first_left_out,
+    interactions,
+    leave_one_out,
+    prepared,
+)
+from recspec.spec import FeatureSpec
 
 NAME = "movielens"
 
-CHECKSUMS = {
-    "ml-1m.zip": "c4d9eecfca2ab87c1945afe126590906",
-    "ml-20m.zip": "cd245b17a1ae2cc31bb14903e1204af3",
-}
-"""MD5 that GroupLens gives beside its downloads."""
+CHECKSUMS = {"ml-1m.zip": "c4d9eecfca2ab87c1945afe126590906", "ml-20m.zip": "cd245b17a1ae2cc31bb14903e1204af3"}
+"""MD5 that GroupLens publishes beside its downloads."""
 
 GENRES_100K = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
@@ -45,12 +60,12 @@ NO_GENRES = "(no genres listed)"
 
 
 class Settings(HistorySettings, TimeSplitSettings):
-    """How MovieLens is prepared."""
+    """Settings of MovieLens."""
 
-    min_rating: float | None = Field(None, description="ratings of fewer stars are left out; all count when null")
-    min_interactions: int = Field(1, ge=1, description="users with fewer different movies are left out")
+    min_rating: float | None = Field(None, description="ratings of fewer stars are left out; all count if null")
+    min_interactions: int = Field(1, ge=1, description="users with fewer distinct movies are left out")
     num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
-    seed: int = Field(1, ge=0, description="of the negatives of valid and test")
+    seed: int = Field(1, ge=0, description="seed of the negatives of valid and test")
     max_unpacked: str | None = Field(
         None,
         description="most bytes a file of the zip may unpack to, such as 20GB; 100 times its size in the zip, and "
@@ -60,7 +75,7 @@ class Settings(HistorySettings, TimeSplitSettings):
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a release and how their columns lie."""
+    """The files of a release and their columns."""
 
     releases: str
     ratings: str
@@ -87,34 +102,24 @@ LAYOUTS = (
 )  # fmt: skip
 
 
-def prepare(
-    raw: Path,
-    out: Path,
-    settings: Settings,
-    *,
-    engine: str = "duckdb",
-    memory_limit: str | None = None,
-    threads: int | None = None,
-    progress: Progress = silent,
-    force: bool = False,
-) -> Prepared:
+def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a MovieLens release from its zip or folder.
 
     Raises:
         DataError: if the files are not a release, are damaged, or `out` holds something else.
     """
+    raw = context.raw
     layout, found = recognise(raw)
     inputs = [raw] if raw.is_file() else [found[name] for name in layout.files]
-    job = prepared.Job(NAME, settings, inputs, out)
 
     def build(folder: Path) -> FeatureSpec:
         checksum = _check_sum(raw) if raw.is_file() else None
         work = folder / "work"
         files = _extracted(raw, layout, work / "raw", settings.max_unpacked) if raw.is_file() else found
-        with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
-            return _build(backend, folder, layout, files, settings, progress, checksum)
+        with context.connect(work / "tables") as backend:
+            return _build(backend, folder, layout, files, settings, context.progress, checksum)
 
-    return prepared.run(job, build, force=force)
+    return prepared.run(context, NAME, settings, inputs, build)
 
 
 def _build(
@@ -133,15 +138,13 @@ def _build(
     order = (TIMESTAMP, ROW)
     if num_ratings and not count_rows(backend, positives):
         raise DataError(f"none of {num_ratings:,} ratings has {settings.min_rating:g} stars; set min_rating lower")
-    cleaned = interactions.clean(
-        backend, positives.drop("rating"), min_interactions=settings.min_interactions, order=order
-    )
+    cleaned = clean(backend, positives.drop("rating"), min_interactions=settings.min_interactions, order=order)
 
     notes = Notes()
 
     def summary(kept: int) -> dict[str, object]:
         if num_ratings > cleaned.num_before:
-            left_out = interactions.first_left_out(backend, ratings, positives)
+            left_out = first_left_out(backend, ratings, positives)
             notes.dropped.append(
                 f"{num_ratings - cleaned.num_before:,} of {num_ratings:,} ratings of fewer than "
                 f"{settings.min_rating:g} stars, such as that of user '{left_out[USER]}' for movie "
@@ -164,16 +167,7 @@ def _build(
         notes=notes,
     )
     return interactions.write(
-        backend,
-        folder,
-        source,
-        num_negatives=settings.num_negatives,
-        seed=settings.seed,
-        progress=progress,
-        histories=settings.histories,
-        train_negatives=settings.train_negatives,
-        negatives=settings.negatives,
-        reject_seen=settings.reject_seen,
+        backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
 
 
@@ -235,7 +229,7 @@ def _users(backend: Backend, layout: Layout, path: Path) -> Catalogue:
 
 
 def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[str]) -> pa.Table:
-    """A file of users or movies: texts, but for the id in its first column and ages."""
+    """A file of users or movies: text, except the id in its first column and ages."""
     columns: dict[str, ColumnType] = {name: "int64" if name in (names[0], "age") else "string" for name in names}
     separator = "|" if layout.separator == "\t" else layout.separator
     file = TextFile(
@@ -264,10 +258,10 @@ def _encoding(path: Path) -> Literal["utf-8", "latin-1"]:
 
 
 def recognise(raw: Path) -> tuple[Layout, dict[str, Path]]:
-    """Which release a zip or folder holds, and where its files are (inside the zip: their names).
+    """The release in a zip or folder, and the paths of its files (inside the zip: their names).
 
     Raises:
-        DataError: with what was found, and what each release would hold.
+        DataError: with the files found and the files of each release.
     """
     places = _members(raw) if raw.is_file() else _files(raw)
     folders = sorted({place.parent for place in places})
@@ -278,7 +272,7 @@ def recognise(raw: Path) -> tuple[Layout, dict[str, Path]]:
         if all(folder / name in places for name in layout.files)
     ]
     best: dict[Path, tuple[Layout, dict[str, Path]]] = {}
-    for layout, files in matches:  # 1M comes before 10M, whose files it holds too
+    for layout, files in matches:  # 1M comes before 10M, whose files it includes
         best.setdefault(files[layout.ratings].parent, (layout, files))
     if len(best) == 1:
         return next(iter(best.values()))
@@ -291,7 +285,6 @@ def recognise(raw: Path) -> tuple[Layout, dict[str, Path]]:
 
 
 def _files(raw: Path) -> list[Path]:
-    """Files of a folder and of the folders right in it."""
     if not raw.is_dir():
         raise DataError(f"{raw}: no such file or folder; expected a MovieLens zip or its unpacked folder")
     return [path for path in sorted([*raw.glob("*"), *raw.glob("*/*")]) if path.is_file()]
@@ -303,7 +296,7 @@ def _members(raw: Path) -> list[Path]:
 
 
 def _extracted(raw: Path, layout: Layout, folder: Path, limit: str | None) -> dict[str, Path]:
-    """The release's files out of the zip. A member's own path is not used, so none can lead out of `folder`."""
+    """Extract the release's files from the zip, to paths that do not depend on the members' own."""
     _, members = recognise(raw)
     folder.mkdir(parents=True)
     with open_zip(raw) as archive:
@@ -313,10 +306,10 @@ def _extracted(raw: Path, layout: Layout, folder: Path, limit: str | None) -> di
 
 
 def _check_sum(raw: Path) -> str:
-    """What comparing the zip's MD5 with the publisher's says.
+    """Compare the zip's MD5 with the publisher's and return the result in words.
 
     Raises:
-        DataError: if the zip bears a known release's name and is not that release.
+        DataError: if the zip has the name of a known release but is not that release.
     """
     with raw.open("rb") as stream:
         found = hashlib.file_digest(stream, "md5").hexdigest()

@@ -1,9 +1,9 @@
 """The files of the NCF paper: `PREFIX.train.rating`, `PREFIX.test.rating` and `PREFIX.test.negative` in one folder.
 
-A line of either `.rating` file is a user, an item, and if known a rating and a time, separated by tabs.
+A line of a `.rating` file is a user, an item and optionally a rating and a time, separated by tabs.
 
-The test candidates are the listed ones, as they are listed (a positive among its own negatives stays; the metrics count
-a candidate once). The paper has no valid split: each user's last train interaction becomes one, with as many drawn
+The test candidates are those of the file, unchanged: a positive among its own negatives stays, and the metrics count a
+candidate once. The paper has no valid split. Here each user's last train interaction is valid, beside as many drawn
 negatives as the test file lists.
 """
 
@@ -22,26 +22,43 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.datasets import interactions, prepared
-from recspec.datasets.columns import Catalogue
-from recspec.datasets.histories import HistorySettings
-from recspec.datasets.interactions import ITEM, TIMESTAMP, USER, Source
-from recspec.datasets.notes import Notes
-from recspec.datasets.prepared import Prepared, Progress, silent
 from recspec.errors import DataError, SettingsError, listed
-from recspec.feature_spec import FeatureSpec
-from recspec.splits import SPLIT, leave_one_out
-from recspec.tables import PROBLEMS_SHOWN, ROW, Backend, ColumnType, TextFile, connect, fetch, lines_of, read_header
+from recspec.prepare import (
+    ITEM,
+    PROBLEMS_SHOWN,
+    ROW,
+    SPLIT,
+    TIMESTAMP,
+    USER,
+    Backend,
+    Catalogue,
+    ColumnType,
+    HistorySettings,
+    Notes,
+    PrepareContext,
+    Prepared,
+    Progress,
+    Source,
+    TextFile,
+    clean,
+    fetch,
+    interactions,
+    leave_one_out,
+    lines_of,
+    prepared,
+    read_header,
+)
+from recspec.spec import FeatureSpec
 
 NAME = "ncf"
 SUFFIXES = ("train.rating", "test.rating", "test.negative")
 
 
 class Settings(HistorySettings):
-    """How the NCF paper's files are prepared."""
+    """Settings of the NCF paper's files."""
 
-    seed: int = Field(1, ge=0, description="of the negatives of valid, and of those that stand in train")
-    titles: str | None = Field(None, description="CSV file with a column item_id and readable columns, such as title")
+    seed: int = Field(1, ge=0, description="seed of the negatives of valid and train")
+    titles: str | None = Field(None, description="CSV file with a column item_id and columns for people, such as title")
 
 
 @dataclass(frozen=True)
@@ -53,33 +70,21 @@ class Files:
     negative: Path
 
 
-def prepare(
-    raw: Path,
-    out: Path,
-    settings: Settings,
-    *,
-    engine: str = "duckdb",
-    memory_limit: str | None = None,
-    threads: int | None = None,
-    progress: Progress = silent,
-    force: bool = False,
-) -> Prepared:
+def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a folder with the NCF paper's files.
 
     Raises:
         DataError: if files are missing or lines malformed, each named, or `out` holds something else.
     """
-    files = recognise(raw)
-    titles = _titles_path(raw, settings)
+    files = recognise(context.raw)
+    titles = _titles_path(context.raw, settings)
     inputs = [files.train, files.test, files.negative, *([titles] if titles else [])]
-    job = prepared.Job(NAME, settings, inputs, out)
 
     def build(folder: Path) -> FeatureSpec:
-        work = folder / "work"
-        with connect(engine, folder=work / "tables", memory_limit=memory_limit, threads=threads) as backend:
-            return _build(backend, folder, files, titles, settings, progress)
+        with context.connect(folder / "work") as backend:
+            return _build(backend, folder, files, titles, settings, context.progress)
 
-    return prepared.run(job, build, force=force)
+    return prepared.run(context, NAME, settings, inputs, build)
 
 
 def recognise(raw: Path) -> Files:
@@ -113,9 +118,9 @@ def _build(
     test = _read_ratings(backend, files.test, timed=timed)
     candidates = _candidates(files, fetch(backend, test.order_by(ROW)))
     order = (TIMESTAMP, ROW)
-    cleaned = interactions.clean(backend, train, min_interactions=1, order=order)
+    cleaned = clean(backend, train, min_interactions=1, order=order)
     rows = _valid_of_train(cleaned.rows, order).union(test.mutate(**{SPLIT: ibis.literal("test")}))
-    # Rows of one second, in two files: what is tested comes after all that was trained on, as no history may hold it.
+    # Test rows sort after train rows of the same second, so that no history contains a test row.
     rows = rows.mutate(_is_test=rows[SPLIT] == "test")
 
     def summary(kept: int) -> dict[str, object]:
@@ -134,16 +139,7 @@ def _build(
     )
     num_negatives = len(candidates.column("negatives")[0])
     return interactions.write(
-        backend,
-        folder,
-        source,
-        num_negatives=num_negatives,
-        seed=settings.seed,
-        progress=progress,
-        histories=settings.histories,
-        train_negatives=settings.train_negatives,
-        negatives=settings.negatives,
-        reject_seen=settings.reject_seen,
+        backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
     )
 
 
@@ -154,9 +150,9 @@ def _valid_of_train(train: Table, order: Sequence[str]) -> Table:
 
 
 def _read_ratings(backend: Backend, path: Path, *, timed: bool) -> Table:
-    """User, item and time of each line, or in place of the time the line's number; a rating is not read."""
+    """User, item and time of each line, with the line's number if there are no times; ratings are ignored."""
     width = _width(path)
-    names = (USER, ITEM, "rating", TIMESTAMP)[: width if 2 <= width < 4 else 4]  # other widths are malformed lines
+    names = (USER, ITEM, "rating", TIMESTAMP)[: width if 2 <= width < 4 else 4]  # other widths are malformed
     kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
     required = [name for name in names if name != "rating" and (timed or name != TIMESTAMP)]
     file = TextFile(path, kinds, separator="\t", header=False, quoted=False, required=required)
@@ -165,7 +161,7 @@ def _read_ratings(backend: Backend, path: Path, *, timed: bool) -> Table:
 
 
 def _all_have_times(files: Files, notes: Notes) -> bool:
-    """Whether both files have a fourth column, the times; pinterest-20 has three."""
+    """Whether both files have times, in a fourth column; pinterest-20 has three."""
     without = [path.name for path in (files.train, files.test) if _width(path) < 4]
     if without:
         notes.inferred.append(
@@ -176,7 +172,6 @@ def _all_have_times(files: Files, notes: Notes) -> bool:
 
 
 def _width(path: Path) -> int:
-    """Columns of a file's first line."""
     with path.open("rb") as stream:
         return stream.readline(1 << 20).count(b"\t") + 1
 
@@ -191,7 +186,7 @@ def _candidates(files: Files, test: pa.Table) -> pa.Table:
     """Listed negatives of each test row: columns user_id, item_id (the positive) and negatives.
 
     Raises:
-        DataError: naming the lines that are malformed or don't belong to the test row of the same line.
+        DataError: naming malformed lines, and lines that do not match the test row of the same line.
     """
     users = test.column(USER).to_numpy()
     items = test.column(ITEM).to_numpy()

@@ -1,10 +1,9 @@
-"""What Outbrain's page_views.csv says about the reader of a display: features of the moment, and the leak.
+"""Features of a display's reader from Outbrain's page_views.csv, and the leak in that file.
 
-Every feature looks at views strictly before the display's time, so a row can't see its own click, which shows as a view
-of the promoted page a little later. That would still let train rows see clicks of test: a test display's click may come
-before another display of the same reader. So reader profiles leave out every (reader, page) pair that a row of valid,
-test or clicks_test promotes. What comes at or after the display's time is read for one thing alone, `is_leak` of
-rows that are not for training, and that no model reads.
+Features use views strictly before the display's time, so a row never sees its own click, which is a later view of the
+promoted page. A click on a test display may still precede another display of the same reader. So reader profiles leave
+out every (reader, page) pair that a row of valid, test or clicks_test promotes. Later views are used for `is_leak`
+alone, which is set for rows outside train and read by no model.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from dataclasses import dataclass
 import ibis
 from ibis.expr.types import Table
 
-from recspec.datasets.clicks import GROUP
-from recspec.datasets.columns import Column
 from recspec.encoding import BucketEncoder, NumberEncoder, ScaleEncoder, Scaler
-from recspec.splits import SPLIT
-from recspec.tables import ROW, Backend, fetch, keep_earliest, left_join
+from recspec.prepare import GROUP, ROW, SPLIT, Backend, Column, fetch, keep_earliest, left_join
 
 LEAK = "is_leak"
 DAY = 86_400_000
@@ -27,18 +23,18 @@ DAY = 86_400_000
 
 @dataclass(frozen=True)
 class Reader:
-    """Displays with what is known of their readers, and the views that says it."""
+    """Displays with features of their readers, and the readers' views."""
 
     displays: Table
     """With `user_views` and `traffic_source`."""
     views: Table
-    """uuid, document_id, and the times of the `first` and `last` view."""
+    """Columns uuid, document_id, and the times of the `first` and `last` view."""
     before: Table
-    """display_id, uuid, document_id: each page once that the reader saw before the display."""
+    """Columns display_id, uuid, document_id: the distinct pages that the reader saw before the display."""
 
 
 def of_displays(backend: Backend, tables: Mapping[str, Table], displays: Table) -> Reader:
-    """Join the views of those who read a display."""
+    """Join the views of the displays' readers."""
     views = backend.stage(tables["page_views"].semi_join(displays, "uuid"))
     times = views.group_by("uuid", "document_id").aggregate(
         first=views["timestamp"].min(), last=views["timestamp"].max()
@@ -57,7 +53,7 @@ def of_displays(backend: Backend, tables: Mapping[str, Table], displays: Table) 
 
 
 def _sources(views: Table, displays: Table) -> Table:
-    """Where the reader came to the landing page from: its latest view up to the display, on the same day."""
+    """The traffic source of the landing page: of its latest view up to the display, on the same day."""
     landed = views.select(_uuid="uuid", _document="document_id", _time="timestamp", _row=ROW,
                           traffic_source="traffic_source")  # fmt: skip
     shown = displays.select("display_id", "uuid", "document_id", "timestamp")
@@ -75,10 +71,10 @@ def _sources(views: Table, displays: Table) -> Table:
 
 
 def added(backend: Backend, rows: Table, reader: Reader, weights: Mapping[str, Table]) -> Table:
-    """The rows with what depends on the reader and the promoted page.
+    """The rows with features of the reader and the promoted page.
 
     Args:
-        weights: Of each aspect, the tf-idf weight of every document and value.
+        weights: For each aspect, the tf-idf weight of every document and value.
     """
     times = reader.views.rename(document_id_promo="document_id")
     rows = left_join(rows, times, "uuid", "document_id_promo")
@@ -99,7 +95,7 @@ def added(backend: Backend, rows: Table, reader: Reader, weights: Mapping[str, T
 
 
 def _similarities(pairs: Table, seen: Table, weights: Table, name: str) -> Table:
-    """Cosine between the sum of the vectors of all pages seen and the promoted page's, to six digits."""
+    """Cosine of the summed vectors of all seen pages and the vector of the promoted page, to six digits."""
     of_pages = seen.inner_join(weights, "document_id")
     profile = of_pages.group_by("display_id", "aspect").aggregate(_weight=of_pages["weight"].sum())
     lengths = profile.group_by("display_id").aggregate(_length=(profile["_weight"] * profile["_weight"]).sum().sqrt())
@@ -127,7 +123,7 @@ def item_columns() -> Sequence[Column]:
 
 
 def context_columns(backend: Backend, rows: Table) -> Sequence[Column]:
-    """Features of the reader, which all ads of a display share."""
+    """Features of the reader, equal for all ads of a display."""
     train = rows.filter(rows[SPLIT] == "train")
     logarithm = (train["user_views"] + 1).cast("float64").ln()
     found = fetch(backend, train.aggregate(mean=logarithm.mean(), std=logarithm.std(how="pop")))

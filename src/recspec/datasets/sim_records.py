@@ -1,8 +1,8 @@
-"""The published layout of behaviour sequences: TFRecords as the SIM reference writes and reads them.
+"""The published layout of behaviour sequences: TFRecords as in the SIM reference.
 
 Features are `label`, `user_feat_0`, and for each item feature i `item_feat_i_trgt`, `item_feat_i_pos` (the history) and
-`item_feat_i_neg`, all int64. A history is padded with 0 in front to one length, ids count from 1, and a cardinality is
-the largest id. A record is a row, or `prebatch` rows feature by feature; what is left over is in `remainder.tfrecord`.
+`item_feat_i_neg`, all int64. Histories are left-padded with 0 to one length, ids start at 1, and a cardinality is the
+largest id. A record is a row, or `prebatch` rows feature by feature; the remaining rows are in `remainder.tfrecord`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,31 @@ import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
 
-from recspec import tfrecord
-from recspec.datasets.notes import Notes
-from recspec.datasets.prepared import Progress
 from recspec.encoding import Encoders
 from recspec.errors import SpecError, listed
-from recspec.feature_spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
-from recspec.storage import Ragged, SplitReader, open_split, transcode
+from recspec.prepare import Notes, Progress
+from recspec.spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
+from recspec.storage import Ragged, SplitReader, open_split, tfrecord, transcode
 
 CHANNELS = ("user_features", "target_item_features", "positive_history", "negative_history", "label")
 
 PUBLISHED_SPEC = "published_feature_spec.yaml"
-"""Beside recspec's own: `dimensions` for `length`, and cardinalities as the reference counts them."""
+"""File beside recspec's own specification, with `dimensions` for `length` and cardinalities as in the reference."""
 
 ROWS = 16_384
-"""Rows encoded at once; 400 ids a row are 50 MB."""
+"""Rows encoded in a block; with 400 ids per row, 50 MB."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """How a dataset is divided among records and files."""
+    """The rows per record and the files per split."""
 
     prebatch: int
     train_files: int
     test_files: int
 
     def files(self, split: str) -> int:
-        """In how many files a split's rows lie."""
+        """The number of files of a split."""
         return self.train_files if split == "train" else self.test_files
 
 
@@ -50,7 +48,7 @@ class Records:
 
 
 def write(spec: FeatureSpec, records: Records, progress: Progress) -> FeatureSpec:
-    """Write a prepared dataset of histories again in the published layout, in its own folder, and remove its chunks."""
+    """Rewrite a prepared dataset with histories in the published layout, in the same folder."""
     names = published_names(spec)
     sources: dict[str, tuple[Chunk, ...]] = {}
     for split in spec.splits:
@@ -70,7 +68,7 @@ def published_names(spec: FeatureSpec) -> dict[str, str]:
     """The published name of each feature that the layout holds, in its order.
 
     Raises:
-        SpecError: if an item feature has no history, or one that the layout does not hold.
+        SpecError: if an item feature has no history or negative history.
     """
     items, histories = spec.role("item"), spec.role("history")
     names = {spec.label: "label", **{name: f"user_feat_{place}" for place, name in enumerate(spec.role("user"))}}
@@ -86,21 +84,17 @@ def published_names(spec: FeatureSpec) -> dict[str, str]:
 
 
 def _write_split(
-    spec: FeatureSpec,
-    split: str,
-    reader: SplitReader,
-    names: Mapping[str, str],
-    records: Records,
-    progress: Progress,
+    spec: FeatureSpec, split: str, reader: SplitReader, names: Mapping[str, str], records: Records, progress: Progress
 ) -> list[str]:
-    """Files of about equally many records, then the rows that fill no record."""
+    """Write files of about equally many records, then the remaining rows."""
     total, batch = reader.num_rows, max(1, records.prebatch)
     whole = total // batch
     ends = [batch * (whole * (place + 1) // records.files(split)) for place in range(records.files(split))]
-    parts = [(f"part_{place}", start, end) for place, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
     written = []
-    for stem, start, end in [(*part,) for part in parts if part[1] < part[2]]:
-        file = f"{split}/{stem}.tfrecord"
+    for place, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if start == end:
+            continue
+        file = f"{split}/part_{place}.tfrecord"
         with (spec.folder / file).open("wb") as stream:
             for block in _blocks(spec, reader, names, start, end, batch):
                 stream.write(tfrecord.encode(block))
@@ -117,7 +111,7 @@ def _write_split(
 
 def _blocks(
     spec: FeatureSpec, reader: SplitReader, names: Mapping[str, str], start: int, end: int, batch: int
-) -> Iterator[dict[str, tfrecord.Values]]:
+) -> Iterator[dict[str, Ragged]]:
     """Records of `batch` rows, some at a time."""
     step = max(ROWS // batch, 1) * batch
     for first in range(start, end, step):
@@ -128,12 +122,12 @@ def _blocks(
             rows = left_padded(column, length) if isinstance(column, Ragged) else column
             values = np.asarray(rows, np.int64).reshape(-1)
             offsets = np.arange(0, len(values) + 1, length * batch)
-            block[published] = tfrecord.Values(values, offsets)
+            block[published] = Ragged(values, offsets)
         yield block
 
 
 def left_padded(lists: Ragged, length: int) -> NDArray[np.int64]:
-    """The lists as (rows, length), each at the end of its row and zeros before it."""
+    """Lists as (rows, length), each at the end of its row after zeros."""
     rows = np.zeros((len(lists), length), np.int64)
     rows[np.arange(length) >= length - lists.lengths[:, None]] = lists.values
     return rows
@@ -163,7 +157,6 @@ def _specification(spec: FeatureSpec, names: Mapping[str, str], sources: dict[st
 
 
 def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
-    """Encoders and catalogues name features, so they take the published names."""
     known = Encoders.load(spec.folder)
     renamed = {
         names[name]: encoder.model_copy(update={"column": getattr(encoder, "column", None) or name})
@@ -177,7 +170,6 @@ def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
 
 
 def _write_published(spec: FeatureSpec) -> None:
-    """The specification as the reference's own loader takes it."""
     told = spec.to_dict()
     features: dict[str, dict[str, object]] = {}
     for name, feature in spec.features.items():
@@ -194,7 +186,7 @@ def _write_published(spec: FeatureSpec) -> None:
 
 
 def found_in(raw: Path) -> Path | None:
-    """The specification of records of the published layout, if RAW is one or its folder."""
+    """The specification file of published records, if RAW is one or its folder."""
     path = raw / FILE_NAME if raw.is_dir() else raw
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return None
@@ -202,10 +194,10 @@ def found_in(raw: Path) -> Path | None:
 
 
 def read(path: Path, out: Path, to: ChunkType, progress: Progress) -> FeatureSpec:
-    """A dataset of the published layout as recspec's own, in another folder and chunk type.
+    """Convert a dataset of the published layout to recspec's own, in another folder and chunk type.
 
     Raises:
-        SpecError: if channels are missing, or the histories don't have the item features' number and order.
+        SpecError: if channels are missing, or histories and item features differ in number or order.
     """
     spec = in_recspecs_words(FeatureSpec.load(path))
     written = transcode(spec, out, to, progress=lambda done, total: progress("reading records", done, total))
@@ -217,8 +209,8 @@ def read(path: Path, out: Path, to: ChunkType, progress: Progress) -> FeatureSpe
 
 
 def in_recspecs_words(spec: FeatureSpec) -> FeatureSpec:
-    """The published specification with what it leaves unsaid: id 0 is padding and no cardinality counts it, and the
-    i-th target, history and negative history share their ids."""
+    """The published specification with its implicit rules: id 0 is padding, which no cardinality counts, and the i-th
+    target, history and negative history share their ids."""
     problems = [f"channel '{name}' is missing or empty" for name in CHANNELS if not spec.channels.get(name)]
     if problems:
         raise SpecError.of(f"{spec.folder}: no dataset of the published layout", problems)

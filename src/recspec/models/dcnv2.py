@@ -1,4 +1,4 @@
-"""DCNv2: explicit crosses of all features by low-rank cross layers, and an MLP on top or beside.
+"""DCNv2: explicit crosses of all features by low-rank cross layers, and an MLP on top or in parallel.
 
 Wang et al.: DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems,
 WWW 2021.
@@ -18,38 +18,46 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
-from recspec.feature_spec import FeatureSpec
-from recspec.layers import CrossNetwork, Embeddings, embedding_widths, ids_and_numbers, linear_of_parts
-from recspec.mlp import Mlp
 from recspec.models.base import Model
+from recspec.nn import (
+    CrossNetwork,
+    Embeddings,
+    Mlp,
+    RowsHeld,
+    embedding_widths,
+    ids_and_numbers,
+    linear_of_parts,
+    may_replace,
+)
+from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
-"""Floats of the cross layers' input that `score_items` forms at once: 16 MB."""
+"""Floats of the cross layers' input that `score_items` computes at once: 16 MB."""
 
 
 class DcnV2Settings(config.Settings):
     """Sizes of DCNv2; the defaults are those published for Criteo Terabyte."""
 
     embedding_dim: int | Literal["rule"] = Field(
-        128, description="width of every embedding; `rule` takes 6 times the fourth root of the cardinality"
+        128, description="width of every embedding; `rule`: 6 times the fourth root of the cardinality"
     )
-    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, whatever embedding_dim says")
+    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, instead of embedding_dim")
     embedding_std: float | None = Field(
-        None, ge=0, description="deviation of an embedding's first values; null starts uniform within 1 / sqrt(rows)"
+        None, ge=0, description="standard deviation of initial embeddings; null: uniform within 1 / sqrt(rows)"
     )
     bottom: tuple[int, ...] = Field(
-        (512, 256, 128), description="widths of the MLP over the numbers; empty: numbers enter as they are"
+        (512, 256, 128), description="widths of the MLP over the numbers; empty: numbers are unchanged"
     )
     cross_layers: int = Field(3, ge=1, description="number of cross layers")
     cross_rank: int = Field(512, ge=0, description="rank of a cross layer's matrix; 0 takes a full matrix")
     top: tuple[int, ...] = Field((1024, 1024, 512, 256), min_length=1, description="widths of the MLP")
     structure: Literal["stacked", "parallel"] = Field(
-        "stacked", description="the MLP reads what the cross layers give, or the same input beside them"
+        "stacked", description="input of the MLP: stacked, the cross layers' output; parallel, their input"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden ReLU of the MLP")
-    combiner: Literal["sum", "mean"] = Field("sum", description="how a list's embeddings are pooled")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after each hidden ReLU of the MLP")
+    combiner: Literal["sum", "mean"] = Field("sum", description="pooling of a list's embeddings")
     max_table_size: int | None = Field(
-        None, ge=2, description="most rows of a table; ids beyond share rows by remainder. null: a row for every id"
+        None, ge=2, description="maximum rows of a table; ids beyond share rows by remainder. null: a row for each id"
     )
 
     @field_validator("bottom", "top", "embedding_dims", "embedding_dim")
@@ -62,11 +70,11 @@ class DcnV2Settings(config.Settings):
 
 
 _Part = tuple[Tensor, Sequence[int]]
-"""Some columns of a tensor, and where they stand in it."""
+"""Some columns of a tensor, and their places in it."""
 
 
 class DcnV2(Model):
-    """DCNv2: low-rank cross layers over embeddings and numbers, and an MLP on top of them or beside.
+    """DCNv2: low-rank cross layers over embeddings and numbers, and an MLP on top of them or in parallel.
 
     Lists are pooled; without numbers there is no bottom MLP.
     """
@@ -76,8 +84,8 @@ class DcnV2(Model):
     Settings: ClassVar[type[config.Settings]] = DcnV2Settings
     settings: DcnV2Settings
 
-    def __init__(self, spec: FeatureSpec, settings: DcnV2Settings) -> None:
-        super().__init__(spec, settings)
+    def __init__(self, spec: FeatureSpec, settings: DcnV2Settings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
         self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
         _check(spec, settings, self.ids, self.numbers)
         widths = embedding_widths(spec, self.ids, settings.embedding_dim, settings.embedding_dims)
@@ -89,6 +97,7 @@ class DcnV2(Model):
                 start="uniform",
                 std=settings.embedding_std,
                 max_rows=settings.max_table_size,
+                held=held,
             )
         dense = len(self.numbers)
         if self.numbers and settings.bottom:
@@ -112,10 +121,13 @@ class DcnV2(Model):
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
 
-        Embeddings, and the first products with them (of the cross layers; in parallel structure also of the MLP), are
-        computed once for the request or the item and added. The bottom MLP runs once for a side that holds all numbers,
-        else its first layer does. Later cross layers mix both sides, so a pair pays for them.
+        Embeddings and the first products with them are computed once for the request or the item and added: those of
+        the cross layers and, in parallel structure, of the MLP. If one side holds all numbers, the bottom MLP runs once
+        for it; otherwise its first layer runs once for each side. Later cross layers mix both sides, so they run for
+        every pair.
         """
+        if not may_replace(self):
+            return super().score_items(request, items)
         ours, theirs = self._columns_of(request), self._columns_of(items)
         if torch.compiler.is_compiling():
             return self._pairs(ours, theirs)
@@ -126,9 +138,10 @@ class DcnV2(Model):
         return torch.cat([self._pairs(block, theirs) for block in blocks])
 
     def _columns_of(self, batch: Batch) -> list[_Part]:
-        """The parts of x_0 that a batch's features make, (rows, n), with the columns where they stand.
+        """The parts of x_0 from a batch's features, (rows, n), with their columns in x_0.
 
-        Numbers of a bottom MLP that reads others too come as they are, with columns from the end: -1 is the first.
+        If a bottom MLP also reads numbers of the other side, these numbers are unchanged, with columns from the end: -1
+        is the first number.
         """
         parts: list[_Part] = []
         numbers = [place for place, name in enumerate(self.numbers) if name in batch]

@@ -17,28 +17,25 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
-from recspec.feature_spec import FeatureSpec
-from recspec.mlp import at_least_fp32
 from recspec.models.base import Model
 from recspec.models.din import Head, Inputs, SequenceSettings, blocks, columns_of
-from recspec.sequences import AttentionUnit, Events, Gru, NextEvent, events_of
+from recspec.nn import AttentionUnit, Events, Gru, NextEvent, RowsHeld, at_least_fp32, events_of, may_replace
+from recspec.spec import FeatureSpec
 
 
 class DienSettings(SequenceSettings):
-    """Sizes of DIEN; the defaults are those published for Amazon Books, but for `gru_hidden` and `length`."""
+    """Sizes of DIEN; the defaults are those published for Amazon Books, except `gru_hidden` and `length`."""
 
     gru_hidden: int | None = Field(
-        None, ge=1, description="width of both recurrences' states; null takes that of an event. Published: 96"
+        None, ge=1, description="width of both recurrences' states; null: the width of an event. Published: 96"
     )
-    length: int | None = Field(
-        None, ge=1, description="read only the latest events, as many; null reads all. Published: 10"
-    )
-    softmax: bool = Field(True, description="make the attention of a row's events sum to 1, as the paper does")
+    length: int | None = Field(None, ge=1, description="number of latest events to read; null: all. Published: 10")
+    softmax: bool = Field(True, description="normalise the attention of a row's events to a sum of 1, as in the paper")
     auxiliary: float | None = Field(
         None,
         ge=0,
-        description="weight of the auxiliary loss, which needs the role negative_history; null is 1 where a dataset "
-        "has it, and 0 elsewhere",
+        description="weight of the auxiliary loss, which needs the role negative_history; null: 1 if the dataset has "
+        "that role, else 0",
     )
     auxiliary_hidden: tuple[int, ...] = Field(
         (100, 50), min_length=1, description="widths of the auxiliary network's hidden layers"
@@ -55,8 +52,7 @@ class DienSettings(SequenceSettings):
 class Dien(Model):
     """DIEN: interests as states of a GRU over a history, their evolution towards the item by AUGRU, then an MLP.
 
-    In training an auxiliary network tells from each state the next event from a sampled item; it takes no part in a
-    prediction.
+    In training, an auxiliary network tells the next event from a sampled item by each state. Predictions do not use it.
     """
 
     name: ClassVar[str] = "dien"
@@ -65,9 +61,9 @@ class Dien(Model):
     Settings: ClassVar[type[config.Settings]] = DienSettings
     settings: DienSettings
 
-    def __init__(self, spec: FeatureSpec, settings: DienSettings) -> None:
-        super().__init__(spec, settings)
-        self.inputs = Inputs(spec, settings, self.name)
+    def __init__(self, spec: FeatureSpec, settings: DienSettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.inputs = Inputs(spec, settings, self.name, held)
         self.auxiliary = _auxiliary_weight(settings, has_negatives=bool(self.inputs.histories.negatives))
         width = self.inputs.event_dim
         self.evolution = Evolution(width, settings)
@@ -80,7 +76,7 @@ class Dien(Model):
         return self.inputs.features
 
     def loss_features(self) -> tuple[str, ...]:
-        """Those of `forward`, and the sampled ids where there is an auxiliary loss."""
+        """Those of `forward`, and the sampled ids if there is an auxiliary loss."""
         return (*self.features(), *(self.inputs.histories.negatives.values() if self.auxiliary else ()))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -88,13 +84,15 @@ class Dien(Model):
         return cast(Tensor, self.head(self._joined(batch, sampled=False)[0]))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy, and the auxiliary loss times its weight, in nats."""
+        """Mean binary cross-entropy plus the weighted auxiliary loss, in nats."""
         joined, auxiliary = self._joined(batch, sampled=self.auxiliary > 0)
         loss = self.head.loss(joined, batch[self.spec.label])
         return loss + self.auxiliary * auxiliary if self.auxiliary else loss
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request; the GRU runs once a request, AUGRU once a pair."""
+        if not may_replace(self):
+            return super().score_items(request, items)
         requests, candidates = num_rows(request), num_rows(items)
         if not torch.compiler.is_compiling() and not (requests and candidates):
             return torch.zeros(requests, candidates, device=self.device)
@@ -114,7 +112,7 @@ class Dien(Model):
         return torch.cat(scores)
 
     def _joined(self, batch: Batch, *, sampled: bool) -> tuple[Tensor, Tensor]:
-        """What the MLP reads (B, its width), and the auxiliary loss, 0 where it is not asked for."""
+        """The MLP's input (B, its width) and the auxiliary loss, 0 if not `sampled`."""
         events = self._events(batch)
         read = self.inputs(batch, events, sampled=sampled)
         states = self.evolution.interests(read.events, events)
@@ -128,7 +126,7 @@ class Dien(Model):
 
 
 class Evolution(nn.Module):
-    """Two recurrences over a history, the second one by what the first one's states have to do with the item."""
+    """Two recurrences over a history; the second is weighted by the relevance of the first one's states."""
 
     def __init__(self, event_dim: int, settings: DienSettings) -> None:
         super().__init__()

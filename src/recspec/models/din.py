@@ -1,8 +1,8 @@
-"""DIN: each event of a user's history weighed by what it has to do with the item, then an MLP.
+"""DIN: a sum of a user's events, weighted by their relevance to the item, then an MLP.
 
 Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
 
-Shapes: B rows; T events; D width of an item's vector; S width of what else is known; R requests; N items to score;
+Shapes: B rows; T events; D width of an item's vector; S width of the other features; R requests; N items to score;
 L the longest history of a block.
 """
 
@@ -10,42 +10,51 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from recspec import config, kernels
+from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
-from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, ids_and_numbers
-from recspec.mlp import comes_with_gradients, cross_entropy
 from recspec.models.base import Model
-from recspec.sequences import ActivatedMlp, Activation, AttentionUnit, Events, Histories, start_glorot
+from recspec.nn import (
+    ActivatedMlp,
+    Activation,
+    AttentionUnit,
+    Embeddings,
+    Events,
+    Histories,
+    RowsHeld,
+    cross_entropy,
+    ids_and_numbers,
+    may_replace,
+    start_glorot,
+)
+from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
-"""Numbers of the widest layer that `score_items` forms at once: 16 MB."""
+"""Numbers of the widest layer that `score_items` computes at once: 16 MB."""
 
 
 class SequenceSettings(config.Settings):
-    """What models of a user's history have in common."""
+    """Settings of every model of a user's history."""
 
     embedding_dim: int = Field(16, ge=1, description="width of every embedding")
     embedding_std: float | None = Field(
-        None, ge=0, description="deviation of an embedding's first values; null starts uniform within 1 / sqrt(rows)"
+        None, ge=0, description="standard deviation of initial embeddings; null: uniform within 1 / sqrt(rows)"
     )
-    combiner: Literal["sum", "mean"] = Field("mean", description="how a list's embeddings are pooled, not a history's")
+    combiner: Literal["sum", "mean"] = Field("mean", description="pooling of a list's embeddings, except histories")
     hidden: tuple[int, ...] = Field((200, 80), min_length=1, description="widths of the MLP, before the logit")
-    activation: Activation = Field("prelu", description="of the MLP's hidden layers")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden layer of the MLP")
+    activation: Activation = Field("prelu", description="activation of the MLP's hidden layers")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after each hidden layer of the MLP")
     attention_hidden: tuple[int, ...] = Field(
         (80, 40), min_length=1, description="widths of the attention unit's hidden layers"
     )
-    attention_activation: Activation = Field("sigmoid", description="of the attention unit's hidden layers")
+    attention_activation: Activation = Field("sigmoid", description="activation of the attention unit's hidden layers")
 
     @field_validator("hidden", "attention_hidden")
     @classmethod
@@ -59,16 +68,16 @@ class DinSettings(SequenceSettings):
     """Sizes of DIN; the defaults are those published for Amazon Books."""
 
     attention: Literal["unit", "dot"] = Field(
-        "unit", description="what weighs an event: unit, an MLP of event and item; dot, the product of their vectors"
+        "unit", description="weight of an event: unit, an MLP of event and item; dot, the product of their vectors"
     )
     softmax: bool = Field(False, description="make the weights of a row's events sum to 1; the paper doesn't")
 
 
 class Din(Model):
-    """DIN: the sum of a history's events, each weighed by an attention unit of the event and the item, then an MLP.
+    """DIN: the sum of a history's events, each weighted by an attention unit of event and item, then an MLP.
 
-    The MLP also reads the item, and what else is known of user, item and context: ids embedded, lists pooled, numbers
-    as they are. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
+    The MLP also reads the item and the other features of user, item and context: ids are embedded, lists pooled, and
+    numbers unchanged. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
     """
 
     name: ClassVar[str] = "din"
@@ -77,9 +86,9 @@ class Din(Model):
     Settings: ClassVar[type[config.Settings]] = DinSettings
     settings: DinSettings
 
-    def __init__(self, spec: FeatureSpec, settings: DinSettings) -> None:
-        super().__init__(spec, settings)
-        self.inputs = Inputs(spec, settings, self.name)
+    def __init__(self, spec: FeatureSpec, settings: DinSettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.inputs = Inputs(spec, settings, self.name, held)
         width = self.inputs.event_dim
         if settings.attention == "unit":
             self.unit = AttentionUnit(width, width, settings.attention_hidden, settings.attention_activation)
@@ -98,7 +107,7 @@ class Din(Model):
         return self.head.loss(self._joined(batch), batch[self.spec.label])
 
     def _joined(self, batch: Batch) -> Tensor:
-        """What the MLP reads: the item, the interest, and what else is known."""
+        """The MLP's input: the item, the interest and the other features."""
         events = self.inputs.histories.events(batch)
         read = self.inputs(batch, events)
         if self.settings.attention == "unit":
@@ -113,8 +122,10 @@ class Din(Model):
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
 
-        What comes of an event alone is computed once a request, what comes of an item alone once an item.
+        The parts of events alone are computed once a request, the parts of items alone once an item.
         """
+        if not may_replace(self):
+            return super().score_items(request, items)
         requests, candidates = num_rows(request), num_rows(items)
         if not torch.compiler.is_compiling() and not (requests and candidates):
             return torch.zeros(requests, candidates, device=self.device)
@@ -160,22 +171,22 @@ class Din(Model):
 
 @dataclass(frozen=True)
 class Read:
-    """What a batch's features look like to the rest of a model; empty where it was not asked for."""
+    """A batch's features as vectors; empty if not requested."""
 
     target: Tensor
-    """The item's vector (B, D): the features that have histories."""
+    """The item's vector (B, D), of the features with histories."""
     events: Tensor
     """(T, D)."""
     sampled: Tensor
-    """The ids that stand beside the events (T, D)."""
+    """The sampled ids of the events (T, D)."""
     side: Tensor
-    """What else the batch holds (B, S)."""
+    """The other features of the batch (B, S)."""
 
 
 class Inputs(nn.Module):
-    """Embeddings of item and history, which share tables, and of all other ids; numbers as they are."""
+    """Embeddings of item and history, which share tables, and of all other ids; numbers are unchanged."""
 
-    def __init__(self, spec: FeatureSpec, settings: SequenceSettings, who: str) -> None:
+    def __init__(self, spec: FeatureSpec, settings: SequenceSettings, who: str, held: RowsHeld | None = None) -> None:
         super().__init__()
         ids, self.numbers = ids_and_numbers(spec, spec.inputs())
         problems = [
@@ -195,32 +206,23 @@ class Inputs(nn.Module):
             start="uniform",
             std=settings.embedding_std,
             more_ids=self.histories.ids_per_event,
+            held=held,
         )
         self.event_dim = len(pairs) * settings.embedding_dim
         self.side_dim = len(self.others) * settings.embedding_dim + len(self.numbers)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is read, without sampled ids."""
+        """The features read, without sampled ids."""
         pairs = self.histories.pairs
         return (*pairs, *self.others, *self.numbers, *pairs.values())
-
-    def tables(self, more: int = 0) -> Embeddings | OneGradient:
-        """What to look vectors up in, for one step: once by `beside`, and `more` times otherwise."""
-        (key,) = self.embeddings.stores  # all features have one width
-        store, held = self.embeddings.stores[key], self.embeddings
-        elsewhere = key in held.fetch or key in held.updates or held.rows_of_hashed or store.device.type != "cpu"
-        learns = torch.is_grad_enabled() and store.requires_grad and key not in held.sparse
-        if elsewhere or not learns or torch.compiler.is_compiling() or kernels.uses_triton(held.backend, store.device):
-            return held
-        return OneGradient(held, iter(_Apart.apply(store, 2 + more)))  # type: ignore[no-untyped-call]
 
     def forward(
         self, batch: Batch, events: Events | None = None, *, target: bool = True, sampled: bool = False
     ) -> Read:
-        """Vectors of the item, of the events, and of what else the batch holds."""
+        """Vectors of the item, the events and the other features of the batch."""
         others = [name for name in self.others if name in batch]
-        found = self.histories.vectors(self.tables(), batch, events, target=target, sampled=sampled, others=others)
+        found = self.histories.vectors(self.embeddings, batch, events, target=target, sampled=sampled, others=others)
         none = self.embeddings.stores[next(iter(self.embeddings.stores))].new_zeros(num_rows(batch), 0)
         side = [none if found.others is None else found.others]
         side += [batch[name].unsqueeze(1) for name in self.numbers if name in batch]
@@ -232,69 +234,15 @@ class Inputs(nn.Module):
         )
 
     def side_columns(self, *batches: Collection[str]) -> tuple[list[int], ...]:
-        """Which of the columns of what else is known come from each of some batches, in order."""
+        """The columns of `Read.side` that each batch provides, in order."""
         order = self.embeddings.order(self.others)
         widths = {name: self.embeddings.widths[name] for name in order} | dict.fromkeys(self.numbers, 1)
         names = [name for name, width in widths.items() for _ in range(width)]
         return tuple([place for place, name in enumerate(names) if name in batch] for batch in batches)
 
 
-@dataclass(frozen=True)
-class OneGradient:
-    """Embeddings on a CPU of which all lookups of a step, whatever they are of, have one whole gradient together.
-
-    A whole gradient for each lookup is a table's memory filled with zeros, and added to the next one. With tables of
-    121,003 rows of 16 numbers either costs 1 ms, and SIM's step had six such gradients.
-    """
-
-    embeddings: Embeddings
-    stores: Iterator[Tensor]
-    """The only store, for each lookup anew: it wants gradients of the rows seen alone."""
-
-    def beside(self, batch: Batch, names: Collection[str], ids: Batch) -> tuple[Tensor | None, Tensor]:
-        """See `Embeddings.beside`."""
-        lists = [name for name in names if name in self.embeddings.lists]
-        scalars = [name for name in self.embeddings.order(names) if name not in lists]
-        parts = [self._vectors(batch, scalars)] if scalars else []
-        parts += [self.embeddings(batch, lists)] if lists else []
-        beside = torch.cat(parts, dim=1) if len(parts) > 1 else next(iter(parts), None)
-        return beside, self._vectors(ids, self.embeddings.order(ids))
-
-    def _vectors(self, ids: Batch, names: Sequence[str]) -> Tensor:
-        rows = torch.stack([ids[name].long() + self.embeddings.first_row[name] for name in names], dim=1)
-        return F.embedding(rows, next(self.stores), sparse=True).flatten(1)
-
-
-class _Apart(torch.autograd.Function):
-    """A store several times over; sparse gradients of all are summed at once, and laid into a whole one.
-
-    Of the same tensor torch would sum them two by two, which takes three times as long.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, store: Tensor, times: int) -> tuple[Tensor, ...]:
-        ctx.shape, ctx.dtype = store.shape, store.dtype
-        ctx.set_materialize_grads(False)
-        return tuple(store.view_as(store) for _ in range(times))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
-        found = [each for each in gradients if each is not None]
-        whole = torch.zeros(ctx.shape, dtype=ctx.dtype)
-        if found:
-            ids, values = (
-                torch.cat(own) for own in zip(*((each._indices()[0], each._values()) for each in found), strict=True)
-            )
-            whole.index_copy_(
-                0,
-                *kernels.sum_rows(torch.sparse_coo_tensor(ids.view(1, -1), values, ctx.shape, check_invariants=False)),
-            )
-        return whole, None
-
-
 class Head(nn.Module):
-    """The MLP over all that is known, and the logit, which stays in fp32 under autocast: (B, X) -> (B,)."""
+    """The MLP over all inputs, and the logit, in fp32 even under autocast: (B, X) -> (B,)."""
 
     def __init__(self, width: int, settings: SequenceSettings) -> None:
         super().__init__()
@@ -308,23 +256,21 @@ class Head(nn.Module):
 
     def loss(self, x: Tensor, label: Tensor, scale: float = 1.0) -> Tensor:
         """`scale` times the mean binary cross-entropy of the logits, in nats: (B, X), (B,) -> ()."""
-        if len(x) and comes_with_gradients(x) and self.mlp.can_go_by_blocks(x):
-            return self.mlp.cross_entropy(x, self.out, label.to(x.dtype), scale)
         return scale * cross_entropy(self(x), label)
 
     def after_first(self, x: Tensor) -> Tensor:
-        """Logits (B,) from what the first layer gives."""
+        """Logits (B,) from the first layer's output."""
         x = self.mlp.after_first(x)
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, self.out(x.to(self.out.weight.dtype))).squeeze(1)
 
     def parts(self, target: int, interest: int, *side: Sequence[int]) -> tuple[Tensor, ...]:
-        """Columns of the first layer: for the target, for what was made of the history, and for each part of the side.
+        """Columns of the first layer for the target, for the interest, and for each part of the other features.
 
         Args:
-            target: columns of the target.
-            interest: columns of what was made of the history.
-            side: which of the columns of the rest.
+            target: the number of the target's columns.
+            interest: the number of the interest's columns.
+            side: for each part, its columns among the rest.
         """
         weight = self.mlp.first.weight
         own, made, rest = torch.split(weight, [target, interest, weight.shape[1] - target - interest], dim=1)
@@ -332,10 +278,10 @@ class Head(nn.Module):
 
 
 def blocks(events: Events, values: Tensor, floats: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some rows at a time, what their events have (R, L, D), and which are there (R, L).
+    """Blocks of rows with the values of their events (R, L, D) and the mask of the events (R, L).
 
-    `floats` is how many numbers one event asks for; a block asks for `SCORE_FLOATS` or has one row. A program that is
-    exported, which takes any number of items, has one block.
+    `floats` is the number of floats that an event takes; a block takes `SCORE_FLOATS` or has one row. Exported
+    programs take any number of items and have one block.
     """
     if torch.compiler.is_compiling():
         yield slice(None), events.padded(values), events.there
@@ -347,10 +293,10 @@ def blocks(events: Events, values: Tensor, floats: int) -> Iterator[tuple[slice,
 
 
 def split(x: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Parts of at most `size` rows; in a program that is exported, which takes any number of rows, the whole."""
+    """Parts of at most `size` rows; the whole in exported programs, which take any number of rows."""
     return (x,) if torch.compiler.is_compiling() else torch.split(x, size)
 
 
 def columns_of(x: Tensor, columns: Sequence[int]) -> Tensor:
-    """Some columns of a matrix, named so that an exported program's shapes don't depend on values."""
+    """Some columns of a matrix, without shapes that depend on values, for exported programs."""
     return x.index_select(1, torch.tensor(columns, dtype=torch.int64, device=x.device))

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
-from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, beside_dots, dot_interaction, ids_and_numbers, linear_of_parts
-from recspec.mlp import Mlp
 from recspec.models.base import Model
+from recspec.nn import Embeddings, Mlp, RowsHeld, dot_interaction, ids_and_numbers, linear_of_parts, may_replace
+from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
-"""Floats of the top MLP's first layer that `score_items` forms at once: 16 MB."""
+"""Floats of the top MLP's first layer that `score_items` computes at once: 16 MB."""
 
 
 class DlrmSettings(config.Settings):
@@ -32,21 +31,23 @@ class DlrmSettings(config.Settings):
 
     embedding_dim: int = Field(128, ge=1, description="width of every embedding, and of the bottom MLP's last layer")
     bottom: tuple[int, ...] = Field(
-        (512, 256, 128), min_length=1, description="widths of the MLP over the numbers; the last is embedding_dim"
+        (512, 256, 128),
+        min_length=1,
+        description="widths of the MLP over the numbers; the last equals embedding_dim",
     )
     top: tuple[int, ...] = Field(
         (1024, 1024, 512, 256), min_length=1, description="widths of the MLP over the interactions, before the logit"
     )
     interaction: Literal["dot", "cat"] = Field(
-        "dot", description="dot: products of all pairs beside the bottom MLP's output; cat: all vectors side by side"
+        "dot", description="dot: dot products of all pairs and the bottom MLP's output; cat: all vectors side by side"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after every hidden ReLU of the top MLP")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after each hidden ReLU of the top MLP")
     embedding_std: float | None = Field(
-        None, ge=0, description="deviation of an embedding's first values; null starts uniform within 1 / sqrt(rows)"
+        None, ge=0, description="standard deviation of initial embeddings; null: uniform within 1 / sqrt(rows)"
     )
-    combiner: Literal["sum", "mean"] = Field("sum", description="how a list's embeddings are pooled")
+    combiner: Literal["sum", "mean"] = Field("sum", description="pooling of a list's embeddings")
     max_table_size: int | None = Field(
-        None, ge=2, description="most rows of a table; ids beyond share rows by remainder. null: a row for every id"
+        None, ge=2, description="maximum rows of a table; ids beyond share rows by remainder. null: a row for each id"
     )
 
     @field_validator("bottom", "top")
@@ -69,8 +70,8 @@ class Dlrm(Model):
     Settings: ClassVar[type[config.Settings]] = DlrmSettings
     settings: DlrmSettings
 
-    def __init__(self, spec: FeatureSpec, settings: DlrmSettings) -> None:
-        super().__init__(spec, settings)
+    def __init__(self, spec: FeatureSpec, settings: DlrmSettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
         self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
         _check(spec, settings, self.ids, self.numbers)
         if self.ids:
@@ -81,6 +82,7 @@ class Dlrm(Model):
                 start="uniform",
                 std=settings.embedding_std,
                 max_rows=settings.max_table_size,
+                held=held,
             )
         if self.numbers:
             self.bottom = Mlp((len(self.numbers), *settings.bottom))
@@ -103,9 +105,11 @@ class Dlrm(Model):
         """Logits (R, N) of every item for every request.
 
         Embeddings, the dot products within a side, and their part of the top MLP's first layer are computed once for
-        the request or the item; a pair costs the dot products of one side's vectors with the other's. The bottom MLP
-        runs once for a side that holds all numbers, else its first layer does.
+        the request or the item. A pair costs the dot products of one side's vectors with the other's. If one side holds
+        all numbers, the bottom MLP runs once for it; otherwise its first layer runs once for each side.
         """
+        if not may_replace(self):
+            return super().score_items(request, items)
         ours, theirs = self._side(request), self._side(items)
         if torch.compiler.is_compiling():
             return self._pairs(ours, theirs)
@@ -116,7 +120,7 @@ class Dlrm(Model):
         return torch.cat([self._pairs(block, theirs) for block in blocks])
 
     def _side(self, batch: Batch) -> _Side:
-        """What the features of a request or of an item bring to a pair."""
+        """The part of a request's or an item's features in a pair."""
         order = self.embeddings.order() if self.ids else ()
         names = [name for name in order if name in batch]
         rows, first = num_rows(batch), int(bool(self.numbers))
@@ -163,28 +167,28 @@ class Dlrm(Model):
             parts.append(self.bottom(torch.stack([batch[name] for name in self.numbers], dim=1)))
         if self.ids:
             parts.append(self.embeddings(batch))
+        joined = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if self.settings.interaction == "cat":
-            return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-        if len(parts) > 1:
-            return beside_dots(*parts)
-        return dot_interaction(parts[0].view(parts[0].shape[0], -1, self.settings.embedding_dim))
+            return joined
+        dots = dot_interaction(joined.view(joined.shape[0], -1, self.settings.embedding_dim))
+        return torch.cat([parts[0], dots], dim=1) if len(parts) > 1 else dots
 
 
 @dataclass(frozen=True)
 class _Side:
-    """What a request (R rows) or an item (N rows) brings to a pair."""
+    """The part of requests (R rows) or items (N rows) in a pair."""
 
     vectors: Tensor
-    """(rows, F, D): its embeddings."""
+    """(rows, F, D): embeddings."""
 
     places: Sequence[int]
-    """Where each stands among all vectors; the bottom MLP's output is the first of them."""
+    """The place of each among all vectors; the bottom MLP's output is the first."""
 
     dense: Tensor | None
-    """(rows, D): the bottom MLP's output, where it has all numbers."""
+    """(rows, D): the bottom MLP's output, if this side has all numbers."""
 
     bottom: tuple[Tensor, Sequence[int]] | None
-    """Its numbers (rows, n) and their places, where the other side has some too."""
+    """Numbers (rows, n) and their places, if the other side has numbers too."""
 
     def rows(self, chosen: slice) -> _Side:
         """Some of the rows."""
@@ -213,13 +217,13 @@ def _dots(groups: Sequence[tuple[Tensor, Sequence[int]]], offset: int) -> list[t
 
 
 def _column(offset: int, place: int, other: int) -> int:
-    """Where the product of two vectors stands in the top MLP's input: the lower triangle, row by row."""
+    """The column of two vectors' product in the top MLP's input: the lower triangle, row by row."""
     high, low = max(place, other), min(place, other)
     return offset + high * (high - 1) // 2 + low
 
 
 def start_normal(mlp: Mlp) -> None:
-    """First values as DLRM's: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
+    """Set first values as in DLRM: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
     for layer in mlp.layers:
         linear = cast(nn.Linear, layer)
         nn.init.normal_(linear.weight, std=(2 / (linear.in_features + linear.out_features)) ** 0.5)

@@ -22,44 +22,43 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
-from recspec.feature_spec import FeatureSpec
-from recspec.layers import Embeddings, embedding_widths, ids_and_numbers
-from recspec.mlp import Mlp, aligned_linear
 from recspec.models.base import Model
+from recspec.nn import Embeddings, Mlp, RowsHeld, aligned_linear, embedding_widths, ids_and_numbers, may_replace
+from recspec.spec import FeatureSpec
 
 INDICATOR_MOST_IDS = 10_000
-"""Cardinality up to which a feature may stand in the MLP's input one-hot."""
+"""The largest cardinality of a one-hot feature in the MLP's input."""
 
 HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
 """Odd 64-bit constants (xxHash's second and fourth prime) that spread a cross over its buckets."""
 
 SCORE_FLOATS = 1 << 22
-"""Floats of the MLP's first hidden layer that `score_items` forms at once: 16 MB."""
+"""Floats of the MLP's first hidden layer that `score_items` computes at once: 16 MB."""
 
 
 class WideDeepSettings(config.Settings):
-    """Sizes of Wide & Deep; the defaults are those published for Outbrain, but for the embeddings' widths."""
+    """Sizes of Wide & Deep; the defaults are those published for Outbrain, except the embeddings' widths."""
 
     hidden: tuple[int, ...] = Field((1024,) * 5, min_length=1, description="widths of the MLP's hidden layers")
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of units dropped after every hidden ReLU; 0 is none")
+    dropout: float = Field(0.1, ge=0, lt=1, description="share of units dropped after each hidden ReLU")
     embedding_dim: int | Literal["rule"] = Field(
-        16, description="width of every embedding; `rule` takes 6 times the fourth root of the cardinality"
+        16, description="width of every embedding; `rule`: 6 times the fourth root of the cardinality"
     )
-    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, whatever embedding_dim says")
+    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, instead of embedding_dim")
     embedding_std: float | None = Field(
-        None, ge=0, description="deviation of an embedding's first values; null takes sqrt(2 / (rows + width))"
+        None, ge=0, description="standard deviation of initial embeddings; null: sqrt(2 / (rows + width))"
     )
     indicators: tuple[str, ...] = Field((), description="features that enter the MLP one-hot, without an embedding")
-    combiner: Literal["sum", "mean"] = Field("sum", description="how the deep part pools a list's embeddings")
-    use_wide: bool = Field(True, description="the linear part; without it the model is deep only")
-    use_deep: bool = Field(True, description="the MLP; without it the model is a logistic regression")
-    wide_features: tuple[str, ...] | None = Field(None, description="features of the linear part; null takes all")
-    deep_features: tuple[str, ...] | None = Field(None, description="features of the MLP; null takes all")
+    combiner: Literal["sum", "mean"] = Field("sum", description="pooling of a list's embeddings in the deep part")
+    use_wide: bool = Field(True, description="use the linear part; without it the model is deep only")
+    use_deep: bool = Field(True, description="use the MLP; without it the model is a logistic regression")
+    wide_features: tuple[str, ...] | None = Field(None, description="features of the linear part; null: all")
+    deep_features: tuple[str, ...] | None = Field(None, description="features of the MLP; null: all")
     crosses: tuple[tuple[str, ...], ...] = Field(
-        (), description="combinations of scalar ids that the linear part has a weight for, as [[item_id, hour]]"
+        (), description="combinations of scalar ids with weights in the linear part, as [[item_id, hour]]"
     )
     cross_buckets: int = Field(
-        100_000, ge=1, description="weights of each cross; combinations beyond them are hashed together"
+        100_000, ge=1, description="weights of each cross; more combinations than that share them by a hash"
     )
 
     @field_validator("embedding_dim")
@@ -90,7 +89,7 @@ class WideDeepSettings(config.Settings):
 class WideDeep(Model):
     """Wide & Deep: a linear model and an MLP over any features, trained together; either alone by its settings.
 
-    Lists are summed in the linear part and pooled in the MLP; numbers enter both as they are. The linear part starts
+    Lists are summed in the linear part and pooled in the MLP; both read numbers unchanged. The linear part starts
     at 0, embeddings and hidden layers Glorot, hidden biases at 0.
     """
 
@@ -99,13 +98,15 @@ class WideDeep(Model):
     Settings: ClassVar[type[config.Settings]] = WideDeepSettings
     settings: WideDeepSettings
 
-    def __init__(self, spec: FeatureSpec, settings: WideDeepSettings) -> None:
-        super().__init__(spec, settings)
+    def __init__(self, spec: FeatureSpec, settings: WideDeepSettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
         _check(spec, settings)
         if settings.use_wide:
-            self.wide = Wide(spec, _chosen(spec, settings.wide_features), settings.crosses, settings.cross_buckets)
+            self.wide = Wide(
+                spec, _chosen(spec, settings.wide_features), settings.crosses, settings.cross_buckets, held
+            )
         if settings.use_deep:
-            self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings)
+            self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings, held)
 
     def features(self) -> tuple[str, ...]:
         """The features of both parts."""
@@ -120,17 +121,19 @@ class WideDeep(Model):
         deep = cast(Tensor, self.deep(batch))
         return deep + self.wide(batch) if self.settings.use_wide else deep
 
-    def settle(self) -> None:
-        """See `Model.settle`."""
+    def prepare_for_inference(self) -> None:
+        """See `Model.prepare_for_inference`."""
         if self.settings.use_deep:
-            self.deep.settle()
+            self.deep.prepare_for_inference()
 
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request.
 
-        A feature's share of the linear part and of the MLP's first layer is computed once for its request or its item;
-        crosses join both sides, and with them the pairs are formed.
+        A feature's share of the linear part and of the MLP's first layer is computed once for its request or item.
+        Crosses of features of both sides need the pairs.
         """
+        if not may_replace(self):
+            return super().score_items(request, items)
         crosses = self.wide.crosses if self.settings.use_wide else ()
         if any(set(cross) & set(request) and set(cross) & set(items) for cross in crosses):
             return super().score_items(request, items)
@@ -154,7 +157,12 @@ class Wide(nn.Module):
     """The linear part: a weight for every id, number and combination of ids, all 0 at first."""
 
     def __init__(
-        self, spec: FeatureSpec, features: Sequence[str], crosses: Sequence[Sequence[str]], cross_buckets: int
+        self,
+        spec: FeatureSpec,
+        features: Sequence[str],
+        crosses: Sequence[Sequence[str]],
+        cross_buckets: int,
+        held: RowsHeld | None = None,
     ) -> None:
         super().__init__()
         self.ids, self.numbers = ids_and_numbers(spec, features)
@@ -163,7 +171,7 @@ class Wide(nn.Module):
         self.cross_buckets = cross_buckets
         self.bias = nn.Parameter(torch.zeros(1))
         if self.ids:
-            self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0)
+            self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0, held=held)
         if self.numbers:
             self.slopes = nn.Parameter(torch.zeros(len(self.numbers)))
         if self.crosses:
@@ -171,7 +179,7 @@ class Wide(nn.Module):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the part reads."""
+        """The features that the linear part reads."""
         return tuple(dict.fromkeys((*self.ids, *self.numbers, *(name for cross in self.crosses for name in cross))))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -179,7 +187,7 @@ class Wide(nn.Module):
         return self.part(batch) + self.bias
 
     def part(self, batch: Batch) -> Tensor:
-        """What the features that a batch holds add to the logit, (B,), without the bias."""
+        """The share of a batch's features in the logit (B,), without the bias."""
         parts: list[Tensor] = []
         if ids := [name for name in self.ids if name in batch]:
             parts.append(self.tables(batch, ids).sum(1))
@@ -194,7 +202,7 @@ class Wide(nn.Module):
         return sum(parts[1:], parts[0]) if parts else torch.zeros(num_rows(batch), device=self.bias.device)
 
     def bucket(self, batch: Batch, cross: Sequence[str]) -> Tensor:
-        """The bucket (B,) of each row's combination: its own while the combinations fit, else a hash of it."""
+        """The bucket (B,) of each row's combination: its number if all combinations fit, else its hash."""
         combinations = 1
         for name in cross:
             combinations *= self.sizes[name]
@@ -208,19 +216,27 @@ class Wide(nn.Module):
 class Deep(nn.Module):
     """The MLP over embeddings, one-hot ids and numbers."""
 
-    def __init__(self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings) -> None:
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        features: Sequence[str],
+        settings: WideDeepSettings,
+        held: RowsHeld | None = None,
+    ) -> None:
         super().__init__()
         ids, self.numbers = ids_and_numbers(spec, features)
         self.indicators = {name: spec.num_ids(name) for name in ids if name in settings.indicators}
         embedded = [name for name in ids if name not in self.indicators]
         widths = embedding_widths(spec, embedded, settings.embedding_dim, settings.embedding_dims)
         if widths:
-            self.embeddings = Embeddings(spec, widths, combiner=settings.combiner, std=settings.embedding_std)
+            self.embeddings = Embeddings(
+                spec, widths, combiner=settings.combiner, std=settings.embedding_std, held=held
+            )
         self.width = sum(widths.values()) + sum(self.indicators.values()) + len(self.numbers)
         self.features = (*widths, *self.indicators, *self.numbers)
         self.mlp = Mlp((self.width, *settings.hidden), dropout=settings.dropout)
         self._first_parts: dict[tuple[str, ...], Tensor] | None = None
-        """Once the weights won't change any more: the first layer's, by features."""
+        """Parts of the first layer's weight by features, after `prepare_for_inference`."""
         for layer in self.mlp.layers:
             nn.init.zeros_(cast(nn.Linear, layer).bias)
         self.out = nn.Linear(settings.hidden[-1], 1)
@@ -229,10 +245,12 @@ class Deep(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The MLP's logits (B,)."""
+        if not may_replace(self.mlp, self.out):
+            return cast(Tensor, self.out(self.mlp(self.inputs(batch))).squeeze(1))
         return self.after_first(aligned_linear(self.inputs(batch), self.mlp.first))
 
     def inputs(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
-        """The MLP's input (B, X), or the part of it that comes from the features named."""
+        """The MLP's input (B, X), or the part from the features `names`."""
         names = self.features if names is None else names
         parts: list[Tensor] = []
         if any(name in names for name in self._embedded):
@@ -243,7 +261,7 @@ class Deep(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
 
     def first_layer(self, batch: Batch) -> Tensor:
-        """What the features that a batch holds bring to the first layer, (B, D); the bias goes with the first one."""
+        """The share of a batch's features in the first layer (B, D); the first feature brings the bias."""
         names = [name for name in self.features if name in batch]
         bias = self.mlp.first.bias if self.features[0] in names else None
         if not names:
@@ -251,7 +269,7 @@ class Deep(nn.Module):
         return F.linear(self.inputs(batch, names), self._first_weight(tuple(names)), bias)
 
     def _first_weight(self, names: tuple[str, ...]) -> Tensor:
-        """The part (D, X) of the first layer's weight that belongs to some features; kept once the model is settled."""
+        """The part (D, X) of the first layer's weight for some features; kept after `prepare_for_inference`."""
         kept = None if torch.is_grad_enabled() or torch.compiler.is_compiling() else self._first_parts
         if kept is None:
             return self.mlp.first.weight[:, self._columns(names)]
@@ -259,12 +277,12 @@ class Deep(nn.Module):
             kept[names] = self.mlp.first.weight[:, self._columns(names)]
         return kept[names]
 
-    def settle(self) -> None:
-        """The weights won't change any more, until training, loading or moving them."""
+    def prepare_for_inference(self) -> None:
+        """Keep products of the weights until they are trained, loaded or moved."""
         self._first_parts = {}
 
     def train(self, mode: bool = True) -> Self:
-        """As torch's; what was kept of the weights is let go."""
+        """As in torch; drops the kept parts of the weights."""
         self._first_parts = None
         return super().train(mode)
 
@@ -277,7 +295,7 @@ class Deep(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def after_first(self, x: Tensor) -> Tensor:
-        """Logits (...) from what the first linear layer gives, (..., D); overwrites it."""
+        """Logits (...) from the first linear layer's output (..., D), which this overwrites."""
         return self.mlp.logits(x, self.out)
 
     @property
@@ -285,7 +303,7 @@ class Deep(nn.Module):
         return self.embeddings.widths if hasattr(self, "embeddings") else {}
 
     def _columns(self, names: Collection[str]) -> Tensor:
-        """Which columns of the MLP's input come from the features named."""
+        """The columns of the MLP's input from the features `names`."""
         order = self.embeddings.order() if self._embedded else ()
         widths = {name: self._embedded[name] for name in order} | self.indicators | dict.fromkeys(self.numbers, 1)
         chosen = [name in names for name, width in widths.items() for _ in range(width)]
@@ -300,7 +318,7 @@ def _chosen(spec: FeatureSpec, names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _one_hot(ids: Tensor, size: int) -> Tensor:
-    """(B,) ids -> (B, size); of lists (B, L), how often each id stands in them, padding left out."""
+    """Ids (B,) -> (B, size); for lists (B, L), the count of each id without padding."""
     if ids.dim() == 1:
         return F.one_hot(ids.long(), size).float()
     counts = torch.zeros(ids.shape[0], size, device=ids.device)
@@ -309,14 +327,14 @@ def _one_hot(ids: Tensor, size: int) -> Tensor:
 
 
 def _mixed(hashed: Tensor, ids: Tensor) -> Tensor:
-    """A 64-bit hash that takes in one more id; products wrap around."""
+    """A 64-bit hash extended by one id; products wrap around."""
     first, second = HASH_FACTORS
     hashed = (hashed ^ (ids * first)) * second
     return hashed ^ (hashed >> 29)
 
 
 def _check(spec: FeatureSpec, settings: WideDeepSettings) -> None:
-    """Refuse settings that name what the specification does not have.
+    """Refuse settings that name features the specification does not have.
 
     Raises:
         SettingsError: with every problem.

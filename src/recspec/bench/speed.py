@@ -1,0 +1,333 @@
+"""How fast a model trains here, beside what the machine's matrix products can do; how fast it and exports answer."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recspec import config, latency, machine
+from recspec.bench.profiling import endless, profile_steps, wait, work_of_step
+from recspec.bundle import folder as bundle
+from recspec.distributed import Ranks
+from recspec.errors import SettingsError, unknown
+from recspec.export import Arrays, EagerModel, ExportedModel, find_export, open_exported_model, read_description
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec, Form, Signature, signature_of
+from recspec.storage import synthesize
+from recspec.training import TrainingRun, TrainSettings, arithmetic, make_plan
+
+ML_1M = {"users": 6040, "items": 3706, "rows": 994_169}
+"""Sizes of the NCF paper's ml-1m training split."""
+
+OUTBRAIN_ROWS = 1_000_000
+"""Made-up rows in Outbrain's shape: its 60 million cost nothing more a step, since a million exceed every cache."""
+
+OUTBRAIN_ITEM = {
+    "ad_id": 250_000,
+    "document_id_promo": 100_000,
+    "campaign_id": 5_000,
+    "advertiser_id": 2_500,
+    "source_id_promo": 4_000,
+    "publisher_id_promo": 1_000,
+}
+OUTBRAIN_CONTEXT = {
+    "document_id": 300_000,
+    "platform": 4,
+    "source_id": 4_000,
+    "publisher_id": 1_000,
+    "geo_location": 2_500,
+    "geo_location_country": 300,
+    "geo_location_state": 2_000,
+}
+OUTBRAIN_LISTS = {"topic_id_list": 350, "entity_id_list": 10_000, "category_id_list": 100}
+OUTBRAIN_NUMBERS = 13
+"""Cardinalities and numbers published for Wide & Deep on Outbrain; a list holds up to three ids."""
+
+BOOKS_USER, BOOKS_ITEM, BOOKS_LENGTH = {"user_id": 105_925}, {"item_id": 1_209_081, "category": 2_330}, 100
+"""Largest ids, and the most events of a history, that SIM was published with on Amazon's books."""
+
+BOOKS_ROWS = 200_000
+"""Made-up rows in their shape: 12 million cost nothing more a step."""
+
+MATRIX_SIZE = 2048
+TRIAD_BYTES = 1 << 28
+"""Of each of the three vectors: together three times the largest cache that a server's cores share."""
+
+LIMIT_SECONDS = 1.0
+"""Time that a limit of the machine is measured for."""
+
+
+def bench_training(
+    model: str,
+    spec: FeatureSpec | None,
+    *,
+    settings: TrainSettings,
+    model_settings: config.Settings,
+    ranks: Ranks,
+    steps: int,
+    warmup: int,
+    profiled: int = 0,
+) -> dict[str, object]:
+    """Samples/s of `steps` training steps after `warmup`, everything but evaluation and checkpoints included.
+
+    Without a specification the data is made up: in the shape of the NCF paper's ml-1m for a model that needs users and
+    items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` and
+    `share_of_memory_bandwidth` are as `measure_limits` says. With `profiled` steps, `profile` is where the time of so
+    many more of them goes (`recspec.bench.profiling.profile_steps`).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        data = spec if spec is not None else _made_up(model, Path(folder) / "data")
+        if spec is None and settings.negatives is None and "user" in MODELS[model].needs:
+            settings = settings.model_copy(update={"negatives": 4})
+        run = TrainingRun(make_plan(model, data, settings, model_settings, ranks), Path(folder) / "run", ranks)
+        precision = run.plan.precision.value
+        with arithmetic(precision, settings.deterministic):
+            before = matrix_rate(precision, ranks.device)
+            taken = endless(run)
+            seconds, samples = _timed_steps(run, taken, steps, warmup)
+            memory = machine.peak_memory()
+            limits = measure_limits(run, taken, steps / seconds, before)
+            profile = {"profile": profile_steps(run, taken, profiled)} if profiled else {}
+    speed = samples / seconds
+    return {
+        "model": model,
+        "settings": run.model.settings.model_dump(mode="json"),
+        "samples_per_second": round(speed),
+        "milliseconds_per_step": round(1000 * seconds / steps, 3),
+        "batch_size": run.plan.batch_size.value,
+        "negatives": run.plan.negatives.value,
+        "rows": run.loader.num_rows,
+        "loader": run.loader.mode,
+        **limits,
+        "precision": precision,
+        "device": str(ranks.device),
+        "world_size": ranks.world_size,
+        "threads": torch.get_num_threads(),
+        "peak_memory_bytes": memory,
+        "torch": torch.__version__,
+        "machine": machine.describe(),
+        **profile,
+    }
+
+
+def measure_limits(
+    run: TrainingRun, taken: Iterator[torch.Tensor], steps_per_second: float, rate_before: float
+) -> dict[str, Any]:
+    """How near to the machine's own limits a run came that took so many steps a second, as measured around it.
+
+    `share_of_matrix_rate`: the floating-point operations of all its matrix products over what square products of the
+    same precision reach (`matrix_rate`; the mean of before and now). `share_of_memory_bandwidth`: the bytes that a step
+    has to move over what a triad reaches (`memory_bandwidth`). One step more of `taken`, the run's `endless` steps,
+    tells what a step multiplies and moves (`recspec.bench.profiling.Work`).
+    """
+    device, work = run.ranks.device, work_of_step(run, taken)
+    rate = (rate_before + matrix_rate(run.plan.precision.value, device)) / 2
+    bandwidth = memory_bandwidth(device)
+    return {
+        "gflop_per_step": round(1e-9 * work.products, 3),
+        "gflops_per_second": round(1e-9 * work.products * steps_per_second, 1),
+        "matrix_rate_gflops_per_second": round(1e-9 * rate, 1),
+        "share_of_matrix_rate": round(work.products * steps_per_second / rate, 4),
+        "megabytes_per_step": {
+            name: round(1e-6 * getattr(work, name), 1) for name in ("weights", "tables", "activations", "total")
+        },
+        "memory_bandwidth_gigabytes_per_second": round(1e-9 * bandwidth, 1),
+        "share_of_memory_bandwidth": round(work.total * steps_per_second / bandwidth, 4),
+    }
+
+
+def bench_inference(
+    paths: Sequence[Path],
+    *,
+    batch_sizes: Sequence[int],
+    threads: Sequence[int] = (),
+    form: Form = "rows",
+    seconds: float = 1.0,
+    warmup: int = 10,
+    verify: bool = True,
+) -> dict[str, object]:
+    """Latency and rows/s of runs (the model as torch runs it) and exports, one caller, by batch size and threads.
+
+    Every call has the same random ids and numbers, in memory as the export takes them; reading raw values is not part.
+    A run is measured in the `form` given, an export in its own.
+
+    Raises:
+        BundleError: if a path is neither.
+        SettingsError: for a batch size or a number of threads below 1.
+    """
+    problems = [f"batch size {size}: expected 1 or more" for size in batch_sizes if size < 1]
+    problems += [f"{count} threads: expected 1 or more" for count in threads if count < 1]
+    if problems or not batch_sizes:
+        raise SettingsError.of("bench infer", problems or ["no batch size; give --batch-sizes 1,64"])
+    before = torch.get_num_threads()
+    measured: list[dict[str, object]] = []
+    try:
+        for count in threads or (before,):
+            torch.set_num_threads(count)
+            for path in paths:
+                exported, what = _opened(path, form, count, verify)
+                for size in batch_sizes:
+                    inputs = made_up_inputs(exported.signature, size)
+                    found = latency.measure(lambda: exported.run(inputs), size, seconds=seconds, warmup=warmup)  # noqa: B023
+                    measured.append({**what, "threads": count, **found.to_dict()})
+    finally:
+        torch.set_num_threads(before)
+    return {"measured": measured, "seconds": seconds, "warmup": warmup, "machine": machine.describe()}
+
+
+def _opened(path: Path, form: Form, threads: int, verify: bool) -> tuple[ExportedModel, dict[str, object]]:
+    """What a user named, ready to answer, and what it is."""
+    folder = find_export(path)
+    if folder is not None:
+        description = read_description(folder)
+        what = {name: description.get(name) for name in ("model", "format", "precision")}
+        exported = open_exported_model(folder, threads=threads, verify=verify)
+        return exported, {"path": str(path), **what, "form": exported.signature.form}
+    trained = bundle.load(path, verify=verify)
+    signature = signature_of(trained.spec, trained.model.features(), form)
+    what = {"model": trained.card.model, "format": "torch", "precision": "fp32", "form": form}
+    return EagerModel(trained.model, signature), {"path": str(path), **what}
+
+
+def made_up_inputs(signature: Signature, rows: int, seed: int = 0) -> Arrays:
+    """Random inputs of a call: uniform ids, numbers from 0 to 1; one row of what belongs to a request."""
+    random = np.random.default_rng(seed)
+    made: Arrays = {}
+    for port in signature.inputs:
+        shape = (1 if port.level == "request" else rows, port.width)
+        ids = random.integers(0, port.num_ids, shape) if port.num_ids is not None else random.random(shape)
+        made[port.name] = ids.astype(port.dtype)
+    return made
+
+
+def matrix_rate(precision: str, device: torch.device) -> float:
+    """Floating-point operations a second of square matrix products, at the precision that is in force."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    left = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
+    right = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
+    return 2 * MATRIX_SIZE**3 * _times_a_second(lambda: torch.mm(left, right), device)
+
+
+def memory_bandwidth(device: torch.device) -> float:
+    """Bytes a second of a triad, a <- b + 3 c, of vectors that no cache holds (McCalpin's STREAM: three each count)."""
+    size = TRIAD_BYTES // 4
+    a, b, c = (torch.ones(size, device=device) for _ in range(3))
+    return 3 * TRIAD_BYTES * _times_a_second(lambda: torch.add(b, c, alpha=3, out=a), device)
+
+
+def _times_a_second(work: Callable[[], object], device: torch.device) -> float:
+    """How often something can be done a second, after having been done once."""
+    started = time.perf_counter()
+    work()
+    wait(device)
+    if (first := time.perf_counter() - started) > 10 * LIMIT_SECONDS:  # on a CPU that has no kernel for it
+        return 1 / first
+    times, started, passed = 0, time.perf_counter(), 0.0
+    while times == 0 or passed < LIMIT_SECONDS:
+        for _ in range(4):
+            work()
+        wait(device)
+        times, passed = times + 4, time.perf_counter() - started
+    return times / passed
+
+
+def interactions_like_ml_1m(folder: Path) -> FeatureSpec:
+    """Made-up interactions with the sizes of ml-1m, ids uniform: the arithmetic is that of the real ones."""
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "user_id": {"dtype": "int32", "cardinality": ML_1M["users"]},
+                "item_id": {"dtype": "int32", "cardinality": ML_1M["items"]},
+                "label": {"dtype": "int8"},
+            },
+            "source_spec": {
+                "train": [{"type": "parquet", "features": ["user_id", "item_id", "label"], "files": ["train.parquet"]}]
+            },
+            "channel_spec": {"user": ["user_id"], "item": ["item_id"], "label": ["label"]},
+        }
+    )
+    return synthesize(shape, folder, ML_1M["rows"])
+
+
+def clicks_like_outbrain(folder: Path) -> FeatureSpec:
+    """Made-up clicks with the features that Wide & Deep was published with on Outbrain, ids uniform.
+
+    Uniform ids repeat least within a batch, so an update of the rows in use has more of them than with real clicks.
+    """
+    numbers = [f"number_{place}" for place in range(OUTBRAIN_NUMBERS)]
+    features: dict[str, dict[str, object]] = {
+        **{name: {"dtype": "int32", "cardinality": ids} for name, ids in {**OUTBRAIN_ITEM, **OUTBRAIN_CONTEXT}.items()},
+        **{
+            name: {"dtype": "int32", "cardinality": ids, "length": 3, "padding": 0}
+            for name, ids in OUTBRAIN_LISTS.items()
+        },
+        **{name: {"dtype": "float32"} for name in numbers},
+        "label": {"dtype": "int8"},
+    }
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
+            "channel_spec": {
+                "item": [*OUTBRAIN_ITEM],
+                "context": [*OUTBRAIN_CONTEXT, *OUTBRAIN_LISTS, *numbers],
+                "label": ["label"],
+            },
+        }
+    )
+    return synthesize(shape, folder, OUTBRAIN_ROWS)
+
+
+def reviews_like_books(folder: Path) -> FeatureSpec:
+    """Made-up rows with the features that SIM was published with on Amazon's books; ids and lengths uniform."""
+
+    def events(channel: str) -> dict[str, dict[str, object]]:
+        shared: dict[str, object] = {"dtype": "int32", "length": BOOKS_LENGTH, "padding": 0}
+        return {
+            f"{channel}_{name}": {**shared, "cardinality": ids + 1, "vocabulary": name}
+            for name, ids in BOOKS_ITEM.items()
+        }
+
+    ids = {name: {"dtype": "int32", "cardinality": count + 1} for name, count in {**BOOKS_USER, **BOOKS_ITEM}.items()}
+    features = {**ids, **events("history"), **events("negative_history"), "label": {"dtype": "int8"}}
+    shape = FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
+            "channel_spec": {
+                "user": [*BOOKS_USER],
+                "item": [*BOOKS_ITEM],
+                **{channel: [*events(channel)] for channel in ("history", "negative_history")},
+                "label": ["label"],
+            },
+        }
+    )
+    return synthesize(shape, folder, BOOKS_ROWS)
+
+
+def _made_up(model: str, folder: Path) -> FeatureSpec:
+    """Data of a shape that the model reads."""
+    if model not in MODELS:
+        raise SettingsError(unknown("model", model, MODELS))
+    needs = set(MODELS[model].needs)
+    if "history" in needs:
+        return reviews_like_books(folder)
+    return interactions_like_ml_1m(folder) if {"user", "item"} <= needs else clicks_like_outbrain(folder)
+
+
+def _timed_steps(run: TrainingRun, taken: Iterator[torch.Tensor], steps: int, warmup: int) -> tuple[float, int]:
+    """Seconds and samples of `steps` steps after `warmup`, or one: the first step makes what is made once."""
+    for _ in range(max(1, warmup)):
+        next(taken)
+    wait(run.ranks.device)
+    started, samples = time.perf_counter(), run.progress.samples
+    for _ in range(steps):
+        next(taken)
+    wait(run.ranks.device)
+    return time.perf_counter() - started, run.progress.samples - samples

@@ -1,0 +1,7 @@
+"""A trained model's folder, and checkpoints."""
+
+from recspec.bundle import checkpoint, folder
+from recspec.bundle.checkpoint import Checkpoint
+from recspec.bundle.folder import Bundle, Card, Seen
+
+__all__ = ["Bundle", "Card", "Checkpoint", "Seen", "checkpoint", "folder"]

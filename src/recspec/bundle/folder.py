@@ -1,0 +1,311 @@
+"""A trained model as a folder that says everything needed to rebuild it.
+
+bundle.json           model name, settings, how it was trained, what it reached
+feature_spec.yaml     the specification, without the training files
+weights.safetensors   never pickle
+seen.safetensors      which items each user acted on, and how often each item was chosen (if there are users, items)
+encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left them: raw values in, raw ids out
+manifest.json         the SHA-256 of every other file, compared whenever the bundle is opened
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from recspec import __version__, config
+from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
+from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
+from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
+from recspec.files import PathError, confined, local, manifest, read_json, whole_folder
+from recspec.models import MODELS, Model
+from recspec.nn import RowsHeld
+from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
+from recspec.storage import companion_problems, copy_companions
+
+FORMAT = 1
+SHOWN = 5
+"""Runs that a message names."""
+
+
+class Card(BaseModel):
+    """What `bundle.json` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    recspec: str = __version__
+    model: str
+    settings: dict[str, object]
+    train: dict[str, object] = {}
+    trained: dict[str, object] = {}
+    metrics: dict[str, dict[str, float]] = {}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Items that each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending.
+
+    `counts[i]` says how many users acted on item i: the popularity that unknown users are answered with.
+    """
+
+    offsets: Tensor
+    items: Tensor
+    counts: Tensor
+
+    def of(self, user: int) -> Tensor:
+        """The items of one user."""
+        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+
+    @property
+    def num_users(self) -> int:
+        """Rows of the user table, unknown included."""
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model rebuilt, and what it was built from."""
+
+    model: Model
+    card: Card
+    spec: FeatureSpec
+    folder: Path
+    seen: Seen | None = field(default=None, repr=False)
+    shards: Shards = field(default_factory=lambda: Shards({}, Placement(), Ranks()), repr=False)
+    """The tables that are divided among ranks or lie on the host."""
+
+
+def save(
+    folder: Path,
+    model: Model,
+    card: Card,
+    *,
+    seen: Seen | None = None,
+    weights: Mapping[str, Stored] | Path | None = None,
+) -> Path:
+    """Write a bundle beside `folder` and rename it into place; the one that was there before is replaced last.
+
+    `weights` (default: the model's own) are tensors, or the file that holds them: the best epoch's are then saved
+    without being loaded.
+
+    Raises:
+        BundleError: if the disk does not take it.
+    """
+    folder = local(folder, "the bundle's folder")
+    try:
+        with whole_folder(folder) as temporary:
+            copy_companions(model.spec, temporary)
+            model.spec.replace(sources={}).save(temporary)
+            _write_weights(temporary / "weights.safetensors", model.state_dict() if weights is None else weights)
+            if seen is not None:
+                tensors = {"offsets": seen.offsets, "items": seen.items, "counts": seen.counts}
+                write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
+            (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            manifest.write(temporary)
+    except (OSError, CheckpointError, DataError, SpecError) as error:
+        raise BundleError(f"{folder}: the bundle could not be written: {error}") from None
+    return folder
+
+
+def load(
+    path: str | Path, *, device: torch.device | None = None, ranks: Ranks | None = None, verify: bool = True
+) -> Bundle:
+    """Rebuild the model of a bundle, or of a run folder that holds one, ready to score.
+
+    With `ranks` its tables are divided among them as in training, where the settings of training and this machine's
+    memory want it; without, one process answers alone. Either way tables that a GPU can't hold stay on the host. A rank
+    reads the rows that it holds. With `verify` every file is compared with the bundle's manifest first; whether what
+    the files hold fits together is checked either way.
+
+    Raises:
+        BundleError: if the folder holds none, or a damaged one.
+    """
+    folder = find(local(path, "the bundle"))
+    if verify:
+        manifest.check(folder)
+    card = read_card(folder)
+    if card.model not in MODELS:
+        raise BundleError(f"{folder}: {unknown('model', card.model, MODELS)}")
+    spec = _read_spec(folder)
+    model_class = MODELS[card.model]
+    settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
+
+    def make(held: RowsHeld | None) -> Model:
+        return model_class(spec, settings, held)
+
+    here = ranks or Ranks(device=device or torch.device("cpu"))
+    placement = place(make, here, _placement_settings(card, folder, here), lambda _, width: 4 * width)
+
+    def rows(name: str) -> Sequence[range] | None:
+        return placement.plan.held(name, here.rank) if name in placement.plan.stores else None
+
+    try:
+        weights, _ = read_tensors(confined(folder, "weights.safetensors"), rows)
+        seen_file = confined(folder, "seen.safetensors")
+        seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
+    except (CheckpointError, PathError) as error:
+        raise BundleError(str(error)) from None
+    with torch.device("meta"):
+        model = make(placement.held_by(here.rank))
+    _assign(model, weights, folder)
+    shards = divide(model.eval(), here, placement)
+    return Bundle(model, card, spec, folder, seen, shards)
+
+
+def find(path: Path) -> Path:
+    """The bundle's folder for what the user named: itself, or the run that holds it.
+
+    Raises:
+        BundleError: saying what is there instead.
+    """
+    for folder in (path, path / "bundle"):
+        if (folder / "bundle.json").is_file():
+            return folder
+    if not path.exists():
+        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise BundleError(f"{path}: no such folder{nearest(path.name, known)}")
+    if (path / "checkpoints").is_dir():
+        raise BundleError(f"{path}: this run has checkpoints but no bundle yet; finish it with train --resume")
+    raise BundleError(f"{path}: {_instead(path)}")
+
+
+def _instead(path: Path) -> str:
+    """What a folder without a bundle is, and what to give in its place."""
+    if _is_export(path):
+        return (
+            "is an export, which knows features and no raw values; give the run that it was made of (`recspec serve` "
+            "and `recspec bench infer` take exports)"
+        )
+    exports = sorted(str(file.parent) for file in path.glob("*/config.pbtxt") if _is_export(file.parent))
+    if exports:
+        return (
+            "is a Triton model repository; give the run that it was made of (`recspec serve` and `recspec bench infer` "
+            f"take {listed(exports)})"
+        )
+    if (path / "config.pbtxt").is_file():
+        beside = sorted(str(file.parent) for file in path.parent.glob("*/config.pbtxt") if _is_export(file.parent))
+        return f"is a model of a Triton repository that holds no program; beside it: {listed(beside)}"
+    if (path / FILE_NAME).is_file():
+        return "is a prepared dataset; give the run of a model that was trained on it"
+    runs = sorted(str(file.parent.parent) for file in path.glob("*/bundle/bundle.json"))
+    runs += sorted(str(file.parent) for file in path.glob("*/bundle.json"))
+    there = f"; in it there are {listed(runs[:SHOWN])}, so name one" if runs else ""
+    return f"not a trained model: neither bundle.json nor bundle/bundle.json is there{there}"
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether the folder is an export, or holds versions of one."""
+    versions = (each for each in folder.glob("[0-9]*") if each.name.isdigit())
+    return any(find_export_file(each) is not None for each in (folder, *versions))
+
+
+def read_card(folder: Path) -> Card:
+    """What bundle.json says.
+
+    Raises:
+        BundleError: if it is damaged or was written in another format.
+    """
+    file = folder / "bundle.json"
+    try:
+        confined(folder, file.name)
+        data = read_json(file)
+        if isinstance(data, dict) and data.get("format") != FORMAT:
+            raise BundleError(f"{file}: bundle format {data.get('format')!r}; this recspec reads {FORMAT}")
+        return Card.model_validate(data)
+    except PathError as error:
+        raise BundleError(str(error)) from None
+    except ValidationError as error:
+        raise BundleError(f"{file}: damaged: {error}") from None
+
+
+def _read_spec(folder: Path) -> FeatureSpec:
+    """The specification of a bundle, its vocabularies and catalogues as long as their ids are many."""
+    try:
+        confined(folder, FILE_NAME)
+        spec = FeatureSpec.load(folder)
+    except PathError as error:
+        raise BundleError(f"{folder}: {error}") from None
+    if problems := companion_problems(spec):
+        raise BundleError.of(str(folder), problems)
+    return spec
+
+
+def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
+    """What users acted on, as the specification's users and items allow.
+
+    Raises:
+        BundleError: naming what does not fit.
+    """
+    names = [each.name for each in fields(Seen)]
+    if sorted(tensors) != sorted(names):
+        raise BundleError(f"{file}: holds {listed(sorted(tensors))}; expected {listed(names)}")
+    problems = [
+        f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected whole numbers in one dimension"
+        for name, tensor in tensors.items()
+        if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    ]
+    if problems:
+        raise BundleError.of(str(file), problems)
+    seen = Seen(**tensors)
+    users, items = spec.num_ids(spec.user_id), spec.num_ids(spec.item_id)
+    if seen.num_users != users:
+        problems.append(f"'offsets' holds {len(seen.offsets)} numbers; expected {users + 1}, one more than users")
+    elif int(seen.offsets[0]) != 0 or int(seen.offsets[-1]) != len(seen.items) or bool((seen.offsets.diff() < 0).any()):
+        problems.append(f"'offsets' does not rise from 0 to {len(seen.items)}, the number of 'items'")
+    if len(seen.items) and not 0 <= int(seen.items.min()) <= int(seen.items.max()) < items:
+        problems.append(f"'items' holds ids from {seen.items.min()} to {seen.items.max()}; expected 0 to {items - 1}")
+    if len(seen.counts) != items or bool((seen.counts < 0).any()):
+        problems.append(f"'counts' holds {len(seen.counts)} numbers; expected {items}, one for each item, 0 or more")
+    if problems:
+        raise BundleError.of(str(file), problems)
+    return seen
+
+
+def _write_weights(file: Path, weights: Mapping[str, Stored] | Path) -> None:
+    if isinstance(weights, Path):
+        read_tensors(weights, rows=lambda _: ())  # whole and undamaged?
+        shutil.copyfile(weights, file)
+    else:
+        write_tensors(file, weights, {"format": FORMAT})
+
+
+def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSettings:
+    """Those of training, as far as they mean something here: a lone process divides nothing, a CPU is the host."""
+    own = {name: card.train[name] for name in PlacementSettings.model_fields if name in card.train}
+    settings = config.build(PlacementSettings, f"{folder / 'bundle.json'}: train", own)
+    unused = {"shard_embeddings"} if ranks.world_size == 1 else set()
+    unused |= {"offload_embeddings"} if ranks.device.type == "cpu" else set()
+    return settings.model_copy(update=dict.fromkeys(unused, "never"))
+
+
+def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Give a model built without memory its weights; every name and shape must agree."""
+    expected = model.state_dict()
+    problems = [f"weight '{name}' is missing" for name in expected if name not in weights]
+    problems += [f"weight '{name}' is not the model's" for name in weights if name not in expected]
+    problems += [
+        f"weight '{name}' has shape {tuple(weights[name].shape)}; the model expects {tuple(expected[name].shape)}"
+        for name in expected
+        if name in weights and weights[name].shape != expected[name].shape
+    ]
+    problems += [
+        f"weight '{name}' is {weights[name].dtype}; the model expects {expected[name].dtype}"
+        for name in expected
+        if name in weights and weights[name].dtype != expected[name].dtype
+    ]
+    problems += [
+        f"weight '{name}' holds {int((~tensor.isfinite()).sum()):,} numbers that are not finite"
+        for name, tensor in weights.items()
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
+    if problems:
+        raise BundleError.of(str(folder / "weights.safetensors"), problems)
+    model.load_state_dict(weights, assign=True)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())), "a model hides a tensor"

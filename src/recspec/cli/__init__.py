@@ -1,0 +1,5 @@
+"""The command line: what `recspec --help` lists."""
+
+from recspec.cli.app import main
+
+__all__ = ["main"]

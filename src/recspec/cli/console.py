@@ -1,0 +1,145 @@
+"""Lines, tables and JSON on standard output; remarks and errors on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from recspec.errors import RecspecError
+
+WIDE = 160  # columns of a table that no terminal shows, but a file or a pipe takes
+out = Console(width=None if sys.stdout.isatty() else WIDE)
+err = Console(stderr=True, soft_wrap=True)
+
+
+def print_error(error: RecspecError) -> None:
+    """Print an error to standard error."""
+    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+class Stage(Protocol):
+    """Told how far a stage is; total is None where it is not known."""
+
+    def __call__(self, stage: str, done: float, total: float | None) -> None: ...
+
+
+@contextmanager
+def stages(*, show: bool = True) -> Iterator[Stage]:
+    """A live bar a stage on a terminal, with the time it took and the time left; nothing elsewhere."""
+    bars = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
+    )  # fmt: skip
+    tasks: dict[str, TaskID] = {}
+
+    def progress(stage: str, done: float, total: float | None) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done, total=total)
+
+    with bars:
+        yield progress
+
+
+def print_lines(title: str, lines: Sequence[Mapping[str, object]]) -> None:
+    """A table of lines that hold the same figures."""
+    table = titled_table(title)
+    for name in lines[0]:
+        table.add_column(name, justify="left" if isinstance(lines[0][name], str) else "right")
+    for line in lines:
+        table.add_row(*(cell(value) for value in line.values()))
+    out.print(table)
+
+
+def print_settings(title: str, model: type[BaseModel]) -> None:
+    """Print the settings of a model or dataset as a table."""
+    table = titled_table(title)
+    for name in ("name", "default", "what it is"):
+        table.add_column(name)
+    for name, field in model.model_fields.items():
+        default = (
+            "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
+        )
+        table.add_row(name, escape(default), escape(field.description or ""))
+    out.print(table)
+
+
+def print_section(title: str, value: object) -> None:
+    """A table with one row a name where the value is a table, else names and figures, else one line."""
+    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+        columns = [
+            column
+            for column in dict.fromkeys(column for row in value.values() for column in row)
+            if any(cell(row.get(column)) for row in value.values())
+        ]
+        table = titled_table(title)
+        for column in ("", *columns):
+            table.add_column(column, overflow="fold")
+        for name, row in value.items():
+            table.add_row(str(name), *(cell(row.get(column)) for column in columns))
+        out.print(table)
+    elif isinstance(value, Mapping) and value:
+        print_figures(title, value)
+    elif cell(value):
+        out.print(f"{title}: {cell(value)}", highlight=False, markup=False)
+
+
+def titled_table(title: str) -> Table:
+    """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
+    out.print(f"\n{title}", style="bold", highlight=False, markup=False)
+    return Table()
+
+
+def print_figures(title: str, figures: Mapping[str, object]) -> None:
+    """Print names and figures as a table."""
+    table = titled_table(title)
+    table.show_header = False
+    for name, value in figures.items():
+        table.add_row(name, cell(value))
+    out.print(table)
+
+
+def cell(value: object) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {cell(part)}" for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(part) for part in value)
+    return str(value)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def tell(stage: str) -> None:
+    """A line for each stage of a command that takes its time."""
+    err.print(f"{stage} ...", highlight=False, markup=False)
+
+
+def step(text: str) -> None:
+    """Print the title of a step of the demo."""
+    err.print(f"\n▸ {text}", style="bold", highlight=False, markup=False)
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a text."""
+    return (text or "").strip().partition("\n")[0]

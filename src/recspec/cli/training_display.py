@@ -1,0 +1,172 @@
+"""The progress, plan and result of a training, and of a search for settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from recspec.cli.console import cell, err, first_line, out, print_json, titled_table
+
+if TYPE_CHECKING:
+    from recspec.training import Found, Result, TrainingPlan
+
+FEW_STEPS = 5
+
+
+class TrainingDisplay:
+    """What a run shows while it goes: a live line on a terminal, one plain line an epoch elsewhere."""
+
+    def __init__(self, run: Path, *, live: bool, verbose: bool) -> None:
+        self.run, self.verbose = run, verbose
+        columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+        self.bars = Progress(*columns, console=err, disable=not live, transient=True)
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> TrainingDisplay:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def show(self, event: Mapping[str, object]) -> None:
+        """Show one event of the run."""
+        kind = event["event"]
+        if kind == "start":
+            self._start(event)
+        elif kind == "step" and self.task is not None:
+            loss, speed = _number(event, "loss"), _number(event, "samples_per_second")
+            text = f"epoch {_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s"
+            self.bars.update(self.task, completed=_number(event, "step"), description=text)
+        elif kind == "epoch":
+            err.print(_epoch_line(event), highlight=False, markup=False)
+        elif kind == "note":
+            err.print(f"note: {event['message']}", highlight=False, markup=False)
+
+    def _start(self, event: Mapping[str, object]) -> None:
+        rows, negatives = _number(event, "rows"), _number(event, "negatives")
+        drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
+        steps = _number(event, "steps_per_epoch")
+        epochs = _number(event, "steps") / max(1, steps)
+        err.print(
+            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; "
+            f"{rows:,.0f} rows{drawn}\n"
+            f"{event['device']}, {event['threads']} threads; "
+            f"precision {event['precision']}: {event['precision_reason']}\n"
+            f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
+            f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}; "
+            + (f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"),
+            highlight=False,
+            markup=False,
+        )
+        choices = event.get("choices")
+        if self.verbose:
+            for name, what in choices.items() if isinstance(choices, Mapping) else ():
+                if name != "precision":
+                    err.print(f"{name}: {what}", highlight=False, markup=False)
+        else:
+            err.print(f"all choices and their reasons: -v, or {self.run / 'log.jsonl'}", highlight=False, markup=False)
+        for line in _placement_lines(event):
+            err.print(line, highlight=False, markup=False)
+        if event["not_read"]:
+            err.print(f"not read by this model: {cell(event['not_read'])}", highlight=False, markup=False)
+        if steps < FEW_STEPS < rows:
+            err.print(
+                f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them",
+                highlight=False,
+                markup=False,
+            )
+        if _number(event, "resumed_at_step"):
+            epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
+            err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
+        self.task = self.bars.add_task("training", total=_number(event, "steps"))
+
+
+def _frozen(event: Mapping[str, object]) -> str:
+    """How many parameters are trained, and which parts are not, where any is frozen."""
+    frozen = event.get("frozen")
+    if not isinstance(frozen, Mapping) or not frozen:
+        return ""
+    parts = ", ".join(f"{part} ({size:,})" for part, size in frozen.items())
+    return f", {_number(event, 'trained_parameters'):,.0f} of them trained; frozen: {parts}"
+
+
+def _placement_lines(event: Mapping[str, object]) -> list[str]:
+    """Which rank holds which tables, where they are divided, and which lie on the host."""
+    sharding, offloaded = event.get("sharding"), event.get("offloaded")
+    lines = [f"{event['placement_reason']}"] if sharding else []
+    if isinstance(sharding, list) and len(sharding) > 1:
+        lines += [f"{line}" for line in sharding]
+    if isinstance(offloaded, list) and offloaded:
+        lines.append(f"in the host's memory: {', '.join(offloaded)}")
+    return lines
+
+
+def _epoch_line(event: Mapping[str, object]) -> str:
+    line = (
+        f"epoch {_number(event, 'epoch'):.0f}/{_number(event, 'epochs'):.0f}  "
+        f"loss {_number(event, 'train_loss'):.4f}  {_number(event, 'samples_per_second'):,.0f} samples/s"
+    )
+    metrics = event.get("metrics")
+    metric = str(event.get("metric"))
+    protocol, _, name = metric.partition("/")
+    values = metrics.get(protocol) if isinstance(metrics, Mapping) else None
+    if isinstance(values, Mapping) and name in values:
+        best = " (best)" if event.get("best_epoch") == event.get("epoch") else ""
+        line += f"  valid {metric} {values[name]:.4f}{best}"
+    return line
+
+
+def show_trial(trial: int, event: Mapping[str, object]) -> None:
+    """One line an epoch of each trial, while it goes."""
+    if event["event"] == "epoch":
+        err.print(f"trial {trial}  {_epoch_line(event)}", highlight=False, markup=False)
+
+
+def print_found(found: Found) -> None:
+    """The trials, best first, and where the best recipe is."""
+    order = sorted(found.trials, key=lambda trial: (trial is not found.best, trial.state != "complete", trial.number))
+    table = titled_table(f"{len(order)} trials, {found.metric} on valid")
+    for name in ("trial", "value", "", "seconds", "settings"):
+        table.add_column(name, justify="right" if name in ("trial", "value", "seconds") else "left")
+    for trial in order:
+        told = "best" if trial is found.best else trial.state
+        table.add_row(
+            f"{trial.number}",
+            "" if trial.value is None else f"{trial.value:.5f}",
+            f"{told}: {first_line(trial.reason)}" if trial.reason else told,
+            "" if trial.seconds is None else f"{trial.seconds:.1f}",
+            ", ".join(f"{name.partition('.')[2]} {cell(value)}" for name, value in trial.settings.items()),
+        )
+    out.print(table)
+    if found.best is not None:
+        out.print(f"{found.recipe}: the best recipe; its bundle lies beside", highlight=False)
+    if found.left:
+        out.print(f"{found.left} trials are left; the same command goes on", highlight=False)
+
+
+def print_plan(plan: TrainingPlan, json_output: bool) -> None:
+    """Every choice of a run and its reason."""
+    if json_output:
+        print_json(plan.to_dict())
+        return
+    for name, choice in plan.choices.items():
+        out.print(f"{name}: {choice}", highlight=False, markup=False, soft_wrap=True)
+    for note in plan.notes:
+        err.print(f"note: {note}", highlight=False, markup=False)
+
+
+def print_result(result: Result) -> None:
+    """Print what a training reached, and where its bundle is."""
+    where = f"{result.bundle}: bundle of epoch {result.best_epoch:g}"
+    speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
+    why = "" if result.stopped == "epochs" else f", stopped by {result.stopped}"
+    err.print(f"{where}; {speed}{why}", highlight=False, markup=False)
+
+
+def _number(event: Mapping[str, object], name: str) -> float:
+    value = event.get(name)
+    return float(value) if isinstance(value, (int, float)) else float("nan")

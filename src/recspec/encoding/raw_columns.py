@@ -1,0 +1,203 @@
+"""Columns of raw values as arrow arrays: texts, numbers, whole numbers and lists, however they are spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recspec.encoding.raw_values import MISSING_NUMBERS, number, whole
+from recspec.errors import DataError
+
+TEXT_BYTES = 2**31 - 1
+"""Text that one array of type `string` can hold; more text is held as `large_string`."""
+
+SMALL = 4096
+"""Rows up to which looking each value up costs less than finding the different ones, or than pyarrow's hash table."""
+
+RawValues: TypeAlias = Any
+"""A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
+
+
+def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArray[np.int64]]:
+    """All values of a column of lists, and the offset of each row; a text is cut at the separator.
+
+    Empty values (as in `a||b` or an empty text) are left out; a missing list is empty.
+    """
+    if not _is_list(array.type):
+        if separator is None:
+            array = pc.list_slice(pa.array([[v] for v in array.to_pylist()], pa.list_(array.type)), 0)
+        else:
+            array = pc.split_pattern(pc.fill_null(as_text(array), ""), separator)
+    array = array.cast(pa.large_list(array.type.value_type))
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    flat = pc.list_flatten(array)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    kept = flat.is_valid()
+    if is_text(flat.type):
+        kept = pc.and_(kept, pc.fill_null(pc.not_equal(flat, ""), False))
+    mask = kept.to_numpy(zero_copy_only=False)
+    return flat.filter(kept), np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
+
+
+def as_column(values: Sequence[object]) -> pa.Array:
+    """Raw values as JSON gives them; numbers and texts together become texts."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([_text(value) for value in values], pa.string())
+
+
+def as_array(values: RawValues) -> pa.Array:
+    """Raw values as one array; booleans as whole numbers, dictionaries as their values."""
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = as_column(values)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if isinstance(values, pa.ChunkedArray):
+        values = combined(values)
+    return values.cast(pa.int64()) if pa.types.is_boolean(values.type) else values
+
+
+def combined(column: pa.ChunkedArray) -> pa.Array:
+    """All of a column in one array, which holds more than 2 GiB of text if need be."""
+    return widened(column).combine_chunks()
+
+
+def widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose text can be copied into one array: beyond 2 GiB as large_string, in lists too."""
+    held = column.type.value_type if _is_list(column.type) else column.type
+    if not pa.types.is_string(held) or column.nbytes <= TEXT_BYTES:
+        return column
+    return column.cast(pa.large_string() if is_text(column.type) else pa.large_list(pa.large_string()))
+
+
+def narrowed(array: pa.Array) -> pa.Array:
+    """The array as string if its text fits, so that a vocabulary's type depends on its own size alone."""
+    if not pa.types.is_large_string(array.type) or array.nbytes > TEXT_BYTES:
+        return array
+    return array.cast(pa.string())
+
+
+def in_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What `widened` made as it was before, in more pieces: a file does not show how its text was held."""
+    held = column.type.value_type if _is_list(column.type) else column.type
+    if not pa.types.is_large_string(held):
+        return column
+    kind = pa.string() if is_text(column.type) else pa.list_(pa.string())
+    if column.nbytes <= TEXT_BYTES or len(column) < 2:
+        return column.cast(kind)
+    half = len(column) // 2
+    return pa.chunked_array([*in_strings(column[:half]).chunks, *in_strings(column[half:]).chunks], kind)
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def whole_or_text(array: pa.Array) -> pa.Array:
+    """The array as int64 where its type is a whole number, else as text."""
+    is_whole = pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type)
+    return array.cast(pa.int64()) if is_whole else as_text(array)
+
+
+def as_text(array: pa.Array) -> pa.Array:
+    """Values as texts; a whole number as its decimal digits, also where it is a float."""
+    if is_text(array.type):
+        return array
+    if pa.types.is_floating(array.type):  # a table with missing values spells 42 as 42.0, and a missing value as NaN
+        numbers = pc.if_else(pc.is_nan(array), None, array)
+        return pc.coalesce(as_int64(array).cast(pa.string()), numbers.cast(pa.string()))
+    if pa.types.is_nested(array.type):
+        held = "lists" if _is_list(array.type) else "objects"
+        raise DataError(f"holds {held}; expected one value a row")
+    return array.cast(pa.string())
+
+
+def as_int64(array: pa.Array) -> pa.Array:
+    """Whole numbers, null where a value is not one."""
+    if pa.types.is_integer(array.type):
+        if pa.types.is_uint64(array.type):
+            array = pc.if_else(pc.less_equal(array, pa.scalar(np.iinfo(np.int64).max, pa.uint64())), array, None)
+        return array.cast(pa.int64())
+    if pa.types.is_floating(array.type):
+        array = array.cast(pa.float64())
+        is_whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), 2.0**53))
+        return pc.if_else(pc.fill_null(is_whole, False), array, None).cast(pa.int64())
+    if pa.types.is_nested(array.type):
+        held = "lists" if _is_list(array.type) else "objects"
+        raise DataError(f"holds {held}; expected one value a row")
+    return _parsed(as_text(array), whole, pa.int64())
+
+
+def each_once(array: pa.Array, encode: Callable[[pa.Array], NDArray[Any]], missing: int = 0) -> NDArray[Any]:
+    """What `encode` makes of values; of many rows each different value is encoded once, and null becomes `missing`."""
+    if len(array) <= SMALL:
+        return encode(array)
+    coded = array.dictionary_encode()
+    made = encode(coded.dictionary)
+    made = np.append(made, np.array([missing], made.dtype))
+    found: NDArray[Any] = made[pc.fill_null(coded.indices, len(made) - 1).to_numpy(zero_copy_only=False)]
+    return found
+
+
+def _parsed(texts: pa.Array, parse: Callable[[str], int | float | None], kind: pa.DataType) -> pa.Array:
+    """What `parse` makes of each text; each different text is parsed once."""
+    coded = texts.dictionary_encode()
+    return pa.array([parse(text) for text in coded.dictionary.to_pylist()], kind).take(coded.indices)
+
+
+def as_numbers(array: pa.Array) -> NDArray[np.float64]:
+    """Numbers as float64, NaN where one is missing."""
+    if is_text(array.type):
+        text = pc.utf8_trim_whitespace(array)
+        array = pc.if_else(pc.equal(text, ""), None, text)
+    try:
+        numbers: NDArray[np.float64] = _cast_to_numbers(array).to_numpy(zero_copy_only=False)
+    except (ValueError, pa.ArrowNotImplementedError):
+        raise DataError.of("numbers", _not_numbers(array)) from None
+    infinite = np.flatnonzero(np.isinf(numbers))
+    if len(infinite):
+        raise DataError(f"row {infinite[0] + 1} is infinite; expected a finite number")
+    return numbers
+
+
+def _cast_to_numbers(array: pa.Array) -> pa.Array:
+    try:
+        return array.cast(pa.float64())
+    except pa.ArrowInvalid:
+        if not is_text(array.type):
+            raise
+    says_missing = pc.is_in(pc.utf8_lower(array), pa.array(MISSING_NUMBERS, array.type))
+    array = pc.if_else(says_missing, None, array)
+    try:  # five times as fast as to parse the different texts
+        return array.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return _parsed(array, number, pa.float64())
+
+
+def _not_numbers(array: pa.Array) -> list[str]:
+    problems = []
+    for row, value in enumerate(array.to_pylist(), 1):
+        try:
+            number(str(value) if value is not None else "")
+        except ValueError:
+            problems.append(f"row {row} is {str(value).strip()[:60]!r}; expected a number")
+        if len(problems) == 3:
+            break
+    return problems or [f"holds {array.type}; expected numbers"]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is text, of whatever size."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,183 @@
+"""The raw values of one request to the inputs of an exported model, in microseconds instead of milliseconds.
+
+It takes scalar features and clean values only: texts, whole numbers, numbers. It remembers ids by raw value, and asks
+`Encoders.encode_values` for new ones. It leaves everything else to `Encoders.encode`, which takes columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.encoding.encoder_kinds import (
+    BucketEncoder,
+    Encoder,
+    HashEncoder,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+    is_far,
+)
+from recspec.encoding.encoders import Encoders
+from recspec.encoding.raw_values import UNKNOWN, encode_numbers, is_outside
+from recspec.spec import Port
+
+REMEMBERED = 1 << 16
+"""Raw values whose ids a feature remembers, beyond as many as its vocabulary has; then it forgets all."""
+
+LONGEST = 256
+"""Characters of a text that is encoded here."""
+
+WHOLE = 1 << 53
+"""Whole numbers below this are exact as float64, and fit 64 bits."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class RequestEncoder:
+    """Encodes those features of a request's user and context, of its candidates, or of whole rows that it can."""
+
+    def __init__(self, encoders: Encoders, ports: Sequence[Port]) -> None:
+        found = {port.name: encoders.encoders.get(port.name) for port in ports}
+        self._ids = [
+            (name, _sources(name, encoder), _RememberedIds(encoders, name))
+            for name, encoder in found.items()
+            if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None
+        ]
+        self._numbers = [(name, _sources(name, encoder), encoder) for name, encoder in found.items()
+                         if encoder and _is_one_number(encoder)]  # fmt: skip
+        self.features = frozenset(name for name, *_ in (*self._ids, *self._numbers))
+        self.sources = tuple(dict.fromkeys(name for port in ports for name in _sources(port.name, found[port.name])))
+        """Possible names of the raw columns."""
+        self._types = {port.name: np.dtype(port.dtype) for port in ports}
+
+    def columns(self, columns: Mapping[str, Sequence[Any]], *, strict: bool = False) -> Arrays | None:
+        """Inputs (B, 1) of raw columns of B values each; None if a column is missing or holds anything unusual.
+
+        Args:
+            strict: A value that is missing, unknown or out of range is unusual too.
+        """
+        made: Arrays = {}
+        found: list[list[int]] = []
+        for _, sources, remembered in self._ids:
+            values = _given(columns, sources)
+            ids = None if values is None else remembered.of(values)
+            if ids is None or (strict and UNKNOWN in ids):
+                return None
+            found.append(ids)
+        if found:
+            matrix = np.array(found)
+            for (name, *_), row in zip(self._ids, matrix, strict=True):
+                made[name] = row.astype(self._types[name], copy=False)[:, None]
+        if not self._numbers:
+            return made
+        given = [_given(columns, sources) for _, sources, _ in self._numbers]
+        numbers = _as_numbers([values for values in given if values is not None], strict=strict)
+        if numbers is None or len(numbers) < len(given):
+            return None
+        for (name, _, encoder), row in zip(self._numbers, numbers, strict=True):
+            if strict and not _is_in_range(encoder, row):
+                return None
+            made[name] = encode_numbers(encoder, row)[:, None].astype(self._types[name])
+        return made
+
+
+class _RememberedIds:
+    """The ids of a feature's raw values, by value."""
+
+    def __init__(self, encoders: Encoders, feature: str) -> None:
+        self._encoders, self._feature = encoders, feature
+        self._known: dict[type, dict[str | int | None, int]] = {str: {}, int: {}}
+        encoder = encoders.encoders[feature]
+        vocabulary = encoders.vocabularies[encoder.vocabulary] if isinstance(encoder, VocabularyEncoder) else ()
+        self._most = REMEMBERED + len(vocabulary)
+
+    def of(self, values: Sequence[Any]) -> list[int] | None:
+        """An id for each value; None unless they are all texts or all whole numbers, missing ones aside."""
+        if len(values) == 1:  # the common case in a request: a known value skips the set of types
+            value = values[0]
+            known = self._known.get(type(value))
+            if known is not None and (id_ := known.get(value)) is not None:
+                return [id_]
+        kinds = set(map(type, values))
+        kinds.discard(type(None))
+        if len(kinds) != 1:
+            return None
+        known = self._known.get(kinds.pop())
+        if known is None:
+            return None
+        ids = list(map(known.get, values))
+        if None not in ids:
+            return ids  # type: ignore[return-value]
+        learned = self._learn({value for value, id_ in zip(values, ids, strict=True) if id_ is None}, known)
+        if learned is None:
+            return None
+        return [learned[value] if id_ is None else id_ for value, id_ in zip(values, ids, strict=True)]
+
+    def _learn(
+        self, values: set[str | int | None], known: dict[str | int | None, int]
+    ) -> dict[str | int | None, int] | None:
+        """Ids of new values; None if one is too long or too large. Unknown values are not remembered."""
+        new = list(values)
+        are_texts = known is self._known[str]
+        if not all(value is None or (_is_usual(value) if isinstance(value, str) else abs(value) < WHOLE)
+                   for value in new):  # fmt: skip
+            return None
+        found = self._encoders.encode_values(self._feature, new, are_texts=are_texts)
+        learned = dict(zip(new, found.tolist(), strict=True))
+        if len(known) + len(learned) > self._most:
+            known.clear()
+        known.update({value: id_ for value, id_ in learned.items() if id_ != UNKNOWN})
+        return learned
+
+
+def _is_usual(text: str) -> bool:
+    """Whether a text is short enough, and Unicode."""
+    if len(text) <= LONGEST and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return len(text) <= LONGEST
+
+
+def _as_numbers(columns: Sequence[Sequence[Any]], *, strict: bool) -> NDArray[np.float64] | None:
+    """Numbers (C, B) of C columns as float64, NaN where one is missing; None if anything else is among them."""
+    kinds = set[type]().union(*(map(type, values) for values in columns))
+    if not kinds <= {float, int, type(None)}:
+        return None
+    try:
+        numbers = np.array(columns, np.float64)
+    except OverflowError:
+        return None
+    if np.isinf(numbers).any() or (int in kinds and (np.abs(numbers) >= WHOLE).any()):
+        return None
+    return None if strict and np.isnan(numbers).any() else numbers
+
+
+def _is_in_range(encoder: Encoder, numbers: NDArray[np.float64]) -> bool:
+    if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        return True
+    return not (is_outside(encoder, numbers).any() or is_far(encoder, numbers).any())
+
+
+def _is_one_number(encoder: Encoder) -> bool:
+    if isinstance(encoder, NumberEncoder) and encoder.length is not None:
+        return False
+    return isinstance(encoder, (NumberEncoder, ScaleEncoder, BucketEncoder)) and not encoder.missing_values
+
+
+def _sources(feature: str, encoder: Encoder | None) -> tuple[str, ...]:
+    """Possible names of the feature's raw column."""
+    column = getattr(encoder, "column", None)
+    return (feature,) if column is None else (feature, column)
+
+
+def _given(columns: Mapping[str, Sequence[Any]], sources: Sequence[str]) -> Sequence[Any] | None:
+    for name in sources:
+        if name in columns:
+            return columns[name]
+    return None

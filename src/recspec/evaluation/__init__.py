@@ -1,0 +1,21 @@
+"""Protocols, scores, baselines and the evaluation report."""
+
+from recspec.evaluation.evaluations import evaluate, evaluate_model
+from recspec.evaluation.interactions import positives
+from recspec.evaluation.question import PROTOCOLS, EvaluateSettings
+from recspec.evaluation.report import LOWER_IS_BETTER, Report
+from recspec.evaluation.rows import id_feature
+from recspec.evaluation.scoring import as_batch, check_same_features
+
+__all__ = [
+    "LOWER_IS_BETTER",
+    "PROTOCOLS",
+    "EvaluateSettings",
+    "Report",
+    "as_batch",
+    "check_same_features",
+    "evaluate",
+    "evaluate_model",
+    "id_feature",
+    "positives",
+]

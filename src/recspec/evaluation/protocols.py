@@ -1,0 +1,184 @@
+"""Metrics of an evaluation, each under a named protocol.
+
+    rows      every row of the split is scored: AUC, log loss, accuracy, GAUC
+    sampled   the candidates of each group are ranked: those in the split, in groups of any size, or drawn ones if the
+              split lists positives only
+    full      each user's positives are ranked among all items that the user has not acted on before
+
+A number means something only under its protocol: HR@10 among 100 candidates and among all items differ sevenfold for
+the same model (Krichene and Rendle, "On sampled metrics for item recommendation", KDD 2020). So every result carries
+the protocol's name, and `Evaluation.protocols` describes the candidates.
+
+A model and a classic baseline are evaluated alike. With several ranks each scores its share of the groups, and all of
+them get the numbers of one process.
+
+Shapes: R users or requests; N items; P positives or pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recspec import metrics
+from recspec.distributed import Ranks
+from recspec.errors import DataError
+from recspec.evaluation.interactions import history_of_items
+from recspec.evaluation.item_baselines import Ranker
+from recspec.evaluation.question import Question
+from recspec.evaluation.report import Evaluation
+from recspec.evaluation.rows import Ids, Scores
+from recspec.evaluation.scoring import ModelRanker, Progress, SplitScores
+from recspec.metrics import Ranking, Values
+
+SCORES_PER_BLOCK = 1 << 22
+"""Scores of users x items held at once: 16 MB in fp32, which still fits a core's caches."""
+
+
+def run_protocols(answers: SplitScores, question: Question, ranks: Ranks, progress: Progress) -> Evaluation:
+    """Metrics under each protocol of a question."""
+    chosen, left_out = question.choose()
+    result = Evaluation({}, left_out=left_out)
+    for protocol in chosen:
+        if protocol == "rows":
+            result.metrics["rows"], result.protocols["rows"] = _rows(answers, question, progress)
+            continue
+        if protocol == "sampled":
+            ranking, facts, leaked = _sampled(answers, question, progress)
+        else:
+            (ranking, facts), leaked = _full(answers, question, ranks, progress), None
+        ks = question.ks
+        # Lists of a chosen length refuse a longer cut-off; natural groups, as Outbrain's 2 to 12 ads, may be shorter.
+        if protocol == "full" or question.spec.has_series or not question.lists_candidates:
+            ks = question.cut_offs(ranking)
+            metrics.check_cut_offs(ranking, ks)
+        certain = metrics.certain(ranking, ks)
+        values = _ranked(ranking, ks, leaked)
+        values = {name: of for name, of in values.items() if name not in certain}
+        result.values[protocol] = values
+        result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
+        result.protocols[protocol] = {**facts, **_facts(ranking)}
+        if certain:
+            result.protocols[protocol]["certain"] = list(certain)
+    return result
+
+
+def _rows(answers: SplitScores, question: Question, progress: Progress) -> tuple[dict[str, float], dict[str, object]]:
+    scores, rows = answers.of_rows(progress), question.rows
+    reached = {"auc": metrics.auc(scores, rows.labels)}
+    if answers.gives_logits:
+        reached["log_loss"] = metrics.log_loss(scores, rows.labels)
+        reached["accuracy"] = metrics.accuracy(scores, rows.labels)
+    if rows.groups is not None:
+        reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
+    defined = {name: value for name, value in reached.items() if not np.isnan(value)}
+    return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+
+
+def _sampled(
+    answers: SplitScores, question: Question, progress: Progress
+) -> tuple[Ranking, dict[str, object], Ranking | None]:
+    """The ranking, a description of its candidates, and the ranking with the leak, if the dataset names one."""
+    rows, ids = question.candidates, question.candidate_ids
+    assert rows.groups is not None
+    scores = answers.of_candidates(progress)
+    ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=ids)
+    leaked = None
+    if rows.leak is not None:
+        leaked = metrics.rank_groups(_with_leak(scores, rows.leak), rows.labels, rows.groups, candidates=ids)
+    drawn = f"{question.settings.num_negatives} uniform negatives a user, seed {question.settings.seed}"
+    return ranking, {"candidates": "the dataset's own" if question.lists_candidates else drawn}, leaked
+
+
+def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
+    """(rows,) scores in the order of probability + leak, without its rounding: leaked rows first, then by score.
+
+    A probability is in [0, 1], so a leak of 1 puts a row above all others; 1 + probability would merge small ones.
+    """
+    distinct, places = np.unique(scores, return_inverse=True)
+    return np.asarray(places + leak * len(distinct), dtype=np.float64)
+
+
+def _full(
+    answers: SplitScores, question: Question, ranks: Ranks, progress: Progress
+) -> tuple[Ranking, dict[str, object]]:
+    """Ranks the positives of this rank's share of the users among all items, then joins the results of all ranks."""
+    truth, ranker = question.truth, answers.ranker()
+    users = np.flatnonzero(np.diff(truth.offsets))
+    step = max(1, SCORES_PER_BLOCK // truth.num_items)
+    blocks = range(0, len(users), step)
+    share = ranks.share(len(blocks))
+    found: list[Tensor] = []
+    sizes: list[Tensor] = []
+    with torch.inference_mode():
+        for number, start in enumerate(blocks[share]):
+            progress("full", number, share.stop - share.start)
+            here = users[start : start + step]
+            positions, of_each = _count_higher(ranker, here, question, step)
+            positions[:, 0] += start
+            found.append(positions)
+            sizes.append(of_each)
+    progress("full", 1, 1)
+    none = torch.zeros((0, 3), dtype=torch.int64)
+    group, higher, tied = ranks.gather(torch.cat([none, *found])).numpy().T
+    candidates = ranks.gather(torch.cat([none[:, 0], *sizes])).numpy()
+    earlier = " and ".join(question.before)
+    if earlier and history_of_items(question.spec) is not None:
+        earlier += ", histories included"
+    described = f"all items without those of the user in {earlier}" if earlier else "all items"
+    return Ranking.of_positives(group, higher, tied, candidates), {"candidates": described}
+
+
+def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> tuple[Tensor, Tensor]:
+    """For each positive of some users (place of the user, higher, tied); for each user the number of candidates.
+
+    Counting the higher scores takes one pass over the scores; sorting them would take many.
+    """
+    scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
+    device, truth, seen = scores.device, question.truth, question.seen
+    (rows, items), (seen_rows, seen_items) = truth.of(users), seen.of(users)
+    excluded = (seen_items >= question.first_item) & ~truth.contain(users[seen_rows], seen_items)
+    num_candidates = truth.num_items - question.first_item - np.bincount(seen_rows[excluded], minlength=len(users))
+
+    at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))
+    # NaN marks items that are no candidates: NaN is neither higher than any number nor equal to one.
+    out = (torch.from_numpy(seen_rows[excluded]).to(device), torch.from_numpy(seen_items[excluded]).long().to(device))
+    scores[out] = torch.nan
+    scores[:, : question.first_item] = torch.nan
+    if not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):
+        raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
+    values = scores[at]
+    higher, tied = torch.empty_like(at[0]), torch.empty_like(at[0])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        lists = scores if len(rows) == len(users) else scores[at[0][part]]  # one positive each: no copy
+        higher[part] = _num_true(lists > values[part, None])
+        tied[part] = _num_true(lists == values[part, None])
+    return torch.stack((at[0], higher, tied), dim=1).cpu(), torch.from_numpy(num_candidates)
+
+
+def _num_true(mask: Tensor) -> Tensor:
+    """(R,) the number of true values of each row; summed as bytes, eight times as fast as booleans."""
+    return mask.view(torch.uint8).sum(dim=1, dtype=torch.int32)
+
+
+def _ranked(ranking: Ranking, ks: Sequence[int], leaked: Ranking | None = None) -> dict[str, Values]:
+    values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()}
+    if leaked is not None:
+        values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
+    return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
+
+
+def _facts(ranking: Ranking) -> dict[str, object]:
+    return {
+        "groups": ranking.num_groups,
+        "positives": int(ranking.num_positives.sum()),
+        "fewest_candidates": int(ranking.num_candidates.min()) if ranking.num_groups else 0,
+        "most_candidates": int(ranking.num_candidates.max(initial=0)),
+        "groups_without_positive": ranking.num_left_out,
+        "duplicates_counted_once": ranking.num_duplicates,
+    }

@@ -1,0 +1,152 @@
+"""The report of an evaluation: a model beside baselines, under named protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from recspec.metrics import Values
+
+Metrics = dict[str, dict[str, float]]
+"""Protocol -> metric -> value."""
+
+LOWER_IS_BETTER = ("log_loss",)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of a model or baseline on a split."""
+
+    metrics: Metrics
+    protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
+    values: dict[str, dict[str, Values]] = field(default_factory=dict, repr=False)  # metric values of each group
+    left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
+    fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
+
+    @property
+    def standard_errors(self) -> Metrics:
+        """Standard errors of the metrics that are means over groups."""
+        return {
+            protocol: {name: _standard_error(values) for name, values in named.items() if len(values) > 1}
+            for protocol, named in self.values.items()
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A model and the baselines on one split."""
+
+    split: str
+    model: Evaluation
+    beside: Mapping[str, Evaluation] = field(default_factory=dict)
+    not_fitted: Mapping[str, str] = field(default_factory=dict)  # baseline -> reason
+
+    @property
+    def metrics(self) -> Metrics:
+        """Metrics of the model."""
+        return self.model.metrics
+
+    @property
+    def baselines(self) -> dict[str, Metrics]:
+        """Baseline -> protocol -> metric -> value."""
+        return {name: evaluation.metrics for name, evaluation in self.beside.items()}
+
+    @cached_property
+    def verdicts(self) -> tuple[str, ...]:
+        """A sentence for each baseline and protocol that beats the model."""
+        return verdicts(self.model, self.beside)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Protocol or baseline -> the reason for leaving it out."""
+        return {**self.model.left_out, **self.not_fitted}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each reason to leave something out, and for each baseline fitted on a part of the rows."""
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.not_fitted.items():
+            by_reason.setdefault(why, []).append(name)
+        absent = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        absent += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
+        return tuple(absent) + tuple(
+            f"{name} was fitted on an even sample of {_count(found.fitted, 'rows')} of "
+            f"{_count(found.fitted, 'of_rows')} rows"
+            for name, found in self.beside.items()
+            if found.fitted.get("rows") != found.fitted.get("of_rows")
+        )
+
+    def described(self, protocol: str) -> str:
+        """The protocol's name and candidates, in a line."""
+        return describe(protocol, self.model.protocols.get(protocol, {}))
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return {
+            "split": self.split,
+            "metrics": self.model.metrics,
+            "standard_errors": self.model.standard_errors,
+            "protocols": self.model.protocols,
+            "baselines": self.baselines,
+            "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
+            "verdicts": list(self.verdicts),
+            "left_out": self.left_out,
+        }
+
+
+def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:
+    """A sentence for each protocol and baseline that beats the model.
+
+    For a metric that is a mean over groups, the difference is given in standard errors over the same groups.
+    """
+    sentences = []
+    for protocol, reached in model.metrics.items():
+        for name, baseline in baselines.items():
+            wins: dict[tuple[float, float], str] = {}  # equal metrics count once, as HR and recall of one positive
+            for metric, ours in reached.items():
+                theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
+                if theirs < ours if metric in LOWER_IS_BETTER else theirs > ours:
+                    by = _significance(model, baseline, protocol, metric)
+                    wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
+            if wins:
+                first, others = list(wins.values())[:2], len(wins) - 2
+                more = f" and {others} more" if others > 0 else ""
+                sentences.append(f"{protocol}: {name} beats the model: {', '.join(first)}{more}")
+    return tuple(sentences)
+
+
+def describe(protocol: str, facts: Mapping[str, object]) -> str:
+    """A protocol's name and candidates, in a line."""
+    if protocol == "rows":
+        return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
+    candidates = facts.get("candidates", "")
+    fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
+    many = f"{most}" if fewest == most else f"{fewest} to {most}"
+    without = f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+    if not facts.get("groups_without_positive"):
+        without = ""
+    certain = facts.get("certain")
+    if isinstance(certain, list):
+        without += f"; {', '.join(certain)} left out, 1 for any model"
+    return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {candidates}{without})"
+
+
+def _standard_error(values: Values) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _significance(model: Evaluation, baseline: Evaluation, protocol: str, metric: str) -> str:
+    ours = model.values.get(protocol, {}).get(metric)
+    theirs = baseline.values.get(protocol, {}).get(metric)
+    if ours is None or theirs is None or len(ours) != len(theirs) or len(ours) < 2:
+        return ""
+    error = _standard_error(theirs - ours)
+    return f" ({(theirs - ours).mean() / error:.1f} standard errors)" if error else ""
+
+
+def _count(facts: Mapping[str, object], name: str) -> str:
+    value = facts.get(name, 0)
+    return f"{value:,}" if isinstance(value, int) else str(value)

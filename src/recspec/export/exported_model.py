@@ -1,0 +1,205 @@
+"""Exported models: the form in which a model is exported, and the runtimes that run an export.
+
+Shapes: B rows of an input; L a list's length.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recspec.batch import Batch
+from recspec.errors import BundleError, nearest, require_extra
+from recspec.files import PathError, confined, local, manifest, read_json
+from recspec.models import Model
+from recspec.spec import EXPORT_FILE, LOGIT, OUTPUTS, PROBABILITY, Port, Signature, find_export_file
+
+ONNX_FILE, PT2_FILE = "model.onnx", "model.pt2"
+
+BLOCK = 1024
+"""Rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows."""
+
+Arrays = dict[str, NDArray[Any]]
+"""Input name -> (B, 1) or (B, L)."""
+
+TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+
+
+class Exportable(nn.Module):
+    """A model as a function of its inputs in the order of the signature: probability (B, 1) and logit (B, 1).
+
+    With `autocast`, matrix products use that type.
+    """
+
+    def __init__(self, model: Model, signature: Signature, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model, self.signature, self.autocast = model, signature, autocast
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The two outputs."""
+        with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            logit = self._logits(inputs).float().unsqueeze(1)
+        return torch.sigmoid(logit), logit
+
+    def _logits(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        batch = as_model_batch(dict(zip(self.signature.inputs, inputs, strict=True)))
+        if self.signature.form == "rows":
+            return self.model(batch)  # type: ignore[no-any-return]
+        item_names = {port.name for port in self.signature.of_level("item")}
+        request = {name: tensor for name, tensor in batch.items() if name not in item_names}
+        items = {name: tensor for name, tensor in batch.items() if name in item_names}
+        return self.model.score_items(request, items)[0]
+
+
+def as_model_batch(inputs: Mapping[Port, Tensor]) -> Batch:
+    """Inputs (B, 1) and (B, L) as the batch a model reads: ids int64, scalars (B,)."""
+    batch: Batch = {}
+    for port, tensor in inputs.items():
+        ids = tensor.long() if port.num_ids is not None else tensor
+        batch[port.name] = ids if port.is_list else ids.squeeze(1)
+    return batch
+
+
+def as_inputs(batch: Mapping[str, Tensor], signature: Signature) -> Arrays:
+    """A model's batch as the inputs of an exported model."""
+    return {
+        port.name: batch[port.name].reshape(len(batch[port.name]), -1).to(TYPES[port.dtype]).contiguous().numpy()
+        for port in signature.inputs
+    }
+
+
+# --- running an export -----------------------------------------------------------------------------------------------
+
+
+class ExportedModel(Protocol):
+    """An export in memory."""
+
+    signature: Signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        ...
+
+
+def open_exported_model(folder: Path, *, threads: int | None = None, verify: bool = True) -> ExportedModel:
+    """Load the export in a folder, or a version of a model in a Triton repository.
+
+    Args:
+        threads: Threads for one call; by default all cores. AOTInductor and torch use torch's number.
+        verify: Compare every file with the export's manifest first.
+
+    Raises:
+        BundleError: if the folder holds no export, or a damaged one.
+    """
+    folder = local(folder, "the export")
+    if verify and find_export_file(folder) is not None:
+        manifest.check(folder)
+    signature = Signature.from_dict(read_description(folder)["signature"])
+    try:
+        if (file := confined(folder, ONNX_FILE)).is_file():
+            return OnnxModel(file, signature, threads=threads)
+        if (file := confined(folder, PT2_FILE)).is_file():
+            return Pt2Model(file, signature)
+    except PathError as error:
+        raise BundleError(f"{folder}: {error}") from None
+    raise BundleError(f"{folder}: {EXPORT_FILE} is there, but neither {ONNX_FILE} nor {PT2_FILE}; export it again")
+
+
+def find_export(path: Path) -> Path | None:
+    """The folder of an export, or of the newest version of a repository's model; None if there is neither."""
+    versions = sorted((int(each.name), each) for each in path.glob("[0-9]*") if each.name.isdecimal())
+    for folder in (path, *(each for _, each in reversed(versions))):
+        if find_export_file(folder) is not None:
+            return folder
+    return None
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The content of an export's `export.json`; of an old export's `sheet.json`, with a warning.
+
+    Raises:
+        BundleError: if it is missing or damaged.
+    """
+    file = find_export_file(folder)
+    if file is None:
+        known = [found.name for found in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise BundleError(f"{folder / EXPORT_FILE}: no such file; not an export{nearest(folder.name, known)}")
+    if file.name != EXPORT_FILE:
+        warnings.warn(f"{file}: is now {EXPORT_FILE}; export again before the next release", FutureWarning)
+    try:
+        confined(folder, file.name)
+        description = read_json(file)
+    except PathError as error:
+        raise BundleError(str(error)) from None
+    if not isinstance(description, dict) or "signature" not in description:
+        raise BundleError(f"{file}: damaged: it has no signature")
+    return description
+
+
+class OnnxModel:
+    """An ONNX model under ONNX Runtime, on the CPU."""
+
+    def __init__(self, source: Path | bytes, signature: Signature, *, threads: int | None = None) -> None:
+        runtime = require_extra("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors; a warning a constant-folded node would fill the terminal
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        given = str(source) if isinstance(source, Path) else source
+        try:
+            self._session = runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no other common base
+            raise BundleError(f"{source if isinstance(source, Path) else 'ONNX model'}: {error}") from None
+        self.signature = signature
+        self._of_request = {port.name for port in signature.of_level("request")}
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each. Many rows go in blocks, so that hidden layers stay in the cache."""
+        rows = max(len(each) for name, each in inputs.items() if name not in self._of_request)
+        if rows <= BLOCK:
+            return dict(zip(OUTPUTS, self._session.run(OUTPUTS, inputs), strict=True))
+        parts = [
+            self._session.run(OUTPUTS, {name: each if name in self._of_request else each[start : start + BLOCK]
+                                        for name, each in inputs.items()})
+            for start in range(0, rows, BLOCK)
+        ]  # fmt: skip
+        return {name: np.concatenate(part) for name, part in zip(OUTPUTS, zip(*parts, strict=True), strict=True)}
+
+
+class Pt2Model:
+    """A model compiled by AOTInductor, on the CPU it was compiled for."""
+
+    def __init__(self, file: Path, signature: Signature) -> None:
+        from torch._inductor import aoti_load_package
+
+        try:
+            self._run = aoti_load_package(str(file))
+        except (RuntimeError, OSError) as error:
+            raise BundleError(f"{file}: {error}") from None
+        self.signature = signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        outputs = self._run(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
+        return {name: tensor.numpy() for name, tensor in zip((PROBABILITY, LOGIT), outputs, strict=True)}
+
+
+class EagerModel:
+    """A model as torch runs it, with the inputs and outputs of an export."""
+
+    def __init__(self, model: Model, signature: Signature) -> None:
+        self._module = Exportable(model, signature).eval()
+        self.signature = signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        with torch.inference_mode():
+            outputs = self._module(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
+        return {name: tensor.numpy() for name, tensor in zip((PROBABILITY, LOGIT), outputs, strict=True)}

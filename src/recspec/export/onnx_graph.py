@@ -1,0 +1,303 @@
+"""A module as an ONNX program, and the same program with narrower weights.
+
+What each precision does is told by `HOW`; a narrowed program keeps the inputs and outputs of the one it was made from.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recspec.errors import ExportError, require_extra
+from recspec.export.onnx_rewrite import numbers_apart, simplify
+from recspec.spec import OUTPUTS, Signature
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TensorProto
+
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
+
+HOW: dict[Precision, str] = {
+    "fp32": "weights and products in fp32",
+    "bf16": "weights stored in bf16 and widened to fp32 when the program is loaded; products in fp32, since ONNX "
+    "Runtime multiplies no bf16 on this kind of CPU (format pt2 does)",
+    "fp16": "weights in fp16; matrix products in fp16 where the device has them (a GPU), in fp32 on a CPU, which "
+    "widens both factors",
+    "int8": "matrix products with at least 64 inputs and outputs in int8: weights with a step for each output, inputs "
+    "with a step for each row, found as it comes; raw numbers beside embeddings, and all else, in fp32",
+}
+
+MOST_ROWS = 1 << 24
+"""Upper end of the dynamic number of rows."""
+
+LARGEST_FILE = 1 << 30
+"""Bytes of weights up to which a program is one file: protobuf ends at 2 GiB."""
+
+NARROWEST = 64
+"""Products with fewer inputs or outputs than this stay in fp32 under int8: they cost little, and err most."""
+
+
+def trace(module: nn.Module, signature: Signature, examples: Sequence[Tensor]) -> torch.export.ExportedProgram:
+    """A module as torch's graph, with any number of rows (or candidates).
+
+    Raises:
+        ExportError: with torch's reason, if the module can't be traced.
+    """
+    rows = torch.export.Dim("rows", min=1, max=MOST_ROWS)
+    dynamic = tuple({} if port.level == "request" else {0: rows} for port in signature.inputs)
+    try:
+        with torch.no_grad(), quietly():
+            return torch.export.export(module, tuple(examples), dynamic_shapes=(dynamic,))
+    except Exception as error:  # torch raises many kinds, some of them private
+        raise ExportError(f"torch.export can't trace the model: {short(error)}") from error
+
+
+def to_onnx(program: torch.export.ExportedProgram, signature: Signature) -> ModelProto:
+    """A traced program as ONNX, checked.
+
+    Raises:
+        ExportError: with the exporter's reason.
+        MissingExtraError: if onnx or onnxscript is not installed.
+    """
+    require_extra("onnx", "onnx")
+    require_extra("onnxscript", "onnx")
+    names = [port.name for port in signature.inputs]
+    try:
+        with quietly():
+            made = torch.onnx.export(
+                program, input_names=names, output_names=list(OUTPUTS), dynamo=True, optimize=True, verbose=False
+            )
+    except Exception as error:
+        raise ExportError(f"torch.onnx can't express the model: {short(error)}") from error
+    assert made is not None, "torch.onnx.export gives a program where it is given no file"
+    model: ModelProto = made.model_proto
+    del model.graph.value_info[:]  # shapes inside the graph, which narrowing would make wrong
+    model.producer_name, model.doc_string = "recspec", ""
+    for node in model.graph.node:
+        del node.metadata_props[:]  # stack traces, with the paths of the machine that exported
+        node.doc_string = ""
+    for found in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        del found.metadata_props[:]
+    del model.graph.metadata_props[:]
+    del model.functions[:]
+    return simplify(model)
+
+
+def save(model: ModelProto, file: str) -> None:
+    """Write a program; weights beyond `LARGEST_FILE` lie beside it in `<file>.data`."""
+    onnx = require_extra("onnx", "onnx")
+    large = num_weight_bytes(model) > LARGEST_FILE
+    beside = f"{file.rsplit('/', 1)[-1]}.data"
+    onnx.save_model(model, file, save_as_external_data=large, location=beside if large else None)
+
+
+def num_weight_bytes(model: ModelProto) -> int:
+    """Bytes of all weights."""
+    return sum(len(each.raw_data) for each in model.graph.initializer)
+
+
+# --- narrower --------------------------------------------------------------------------------------------------------
+
+
+def narrow(model: ModelProto, precision: Precision) -> ModelProto:
+    """The program with weights of another precision; `model` itself is used up."""
+    if precision == "int8":
+        return with_int8_products(model, wide_products(model))
+    if precision == "fp32":
+        return model
+    return _with_narrow_weights(model, precision)
+
+
+def _with_narrow_weights(model: ModelProto, precision: Precision) -> ModelProto:
+    """Weights of two dimensions in 16 bits, widened before what reads them; products themselves in fp16 if asked."""
+    from onnx import TensorProto, helper
+
+    narrow_type = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.BFLOAT16
+    weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
+    made: list[NodeProto] = []
+    for node in model.graph.node:
+        product = precision == "fp16" and node.op_type in ("MatMul", "Gemm")
+        if product and node.input[1] in weights and node.output:
+            made += _narrow_product(node, weights, narrow_type)
+        else:
+            made.append(node)
+    del model.graph.node[:]
+    widened: list[NodeProto] = []
+    for name, weight in weights.items():
+        weight.CopyFrom(_converted(weight, narrow_type))
+        weight.name = f"{name}.{precision}"
+        widened.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT, name=f"widen {name}"))
+    used = {name for node in made for name in node.input}
+    model.graph.node.extend([*(node for node in widened if node.output[0] in used), *made])
+    return model
+
+
+def _narrow_product(node: NodeProto, weights: Collection[str], narrow_type: int) -> list[NodeProto]:
+    """A product with a weight in 16 bits: cast what comes in, multiply, cast what goes out."""
+    from onnx import TensorProto, helper
+
+    nodes: list[NodeProto] = []
+    inputs = []
+    for place, name in enumerate(node.input):
+        if not name or name in weights:
+            inputs.append(f"{name}.fp16" if name else name)
+            continue
+        cast = f"{node.output[0]}.in{place}"
+        nodes.append(helper.make_node("Cast", [name], [cast], to=narrow_type, name=cast))
+        inputs.append(cast)
+    output = node.output[0]
+    own = helper.make_node(node.op_type, inputs, [f"{output}.fp16"], name=node.name)
+    own.attribute.extend(node.attribute)
+    back = helper.make_node("Cast", [f"{output}.fp16"], [output], to=TensorProto.FLOAT, name=f"{output}.out")
+    return [*nodes, own, back]
+
+
+def wide_products(model: ModelProto) -> list[str]:
+    """Names of the products with a constant matrix that `int8` narrows, in the order of the program."""
+    weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
+    return [
+        node.name
+        for node in model.graph.node
+        if node.op_type in ("MatMul", "Gemm")
+        and node.input[1] in weights
+        and len(weights[node.input[1]].dims) == 2
+        and min(weights[node.input[1]].dims) >= NARROWEST
+        and not {"transA", "alpha", "beta"}
+        & {each.name for each in node.attribute if each.i or each.f not in (0.0, 1.0)}
+    ]
+
+
+def with_int8_products(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """The program with some of its `wide_products` in int8; `model` itself is used up.
+
+    Inputs x (B, K) of a product are rounded to whole numbers of a row's own step s = (max - min) / 255, from min on (0
+    where all are at least 0); weights W (K, N) to those of a column's own step. Per row, because one large value would
+    else take digits from all rows of a batch; ONNX Runtime's own dynamic quantisation has one step for the batch, and
+    erred half as much again on an MLP of 5 x 1024.
+    """
+    from onnx import helper
+
+    model = numbers_apart(model, names)
+    weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
+    positive = _never_negative(model)
+    made: list[NodeProto] = []
+    new: list[TensorProto] = []
+    for node in model.graph.node:
+        if node.name not in names:
+            made.append(node)
+            continue
+        transposed = any(each.name == "transB" and each.i for each in node.attribute)
+        nodes, tensors = _int8_product(node, weights[node.input[1]], transposed, node.input[0] in positive)
+        made += nodes
+        new += tensors
+    del model.graph.node[:]
+    model.graph.node.extend(made)
+    model.graph.initializer.extend(new)
+    used = {name for node in made for name in node.input}
+    kept = [each for each in model.graph.initializer if each.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    if new and not any(each.domain == "com.microsoft" for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+def _never_negative(model: ModelProto) -> set[str]:
+    """Names of tensors that hold what a ReLU gave, in whatever shape."""
+    found: set[str] = set()
+    for node in model.graph.node:  # in the order of computing
+        reshaped = node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity") and node.input[0] in found
+        if reshaped or node.op_type in ("Relu", "Sigmoid"):
+            found.update(node.output)
+    return found
+
+
+def _int8_product(
+    node: NodeProto, weight: TensorProto, transposed: bool, positive: bool
+) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Nodes and constants of one product, and of the bias that a Gemm adds."""
+    from onnx import helper, numpy_helper
+
+    own = node.output[0]
+    columns = numpy_helper.to_array(weight).T if not transposed else numpy_helper.to_array(weight)  # (N, K)
+    steps = np.maximum(np.abs(columns).max(axis=1), np.float32(1e-12)) / np.float32(127)
+    whole = np.rint(columns / steps[:, None]).astype(np.int8)
+    constants = {
+        "weight": np.ascontiguousarray(whole.T),
+        "steps": steps.astype(np.float32),
+        "share": np.array(1 / 255, np.float32),
+        "one": np.array(1, np.float32),
+        "zero": np.array(0, np.float32),
+        "last": np.array([-1], np.int64),
+        "sums": (whole.sum(axis=1, dtype=np.float32) * steps).astype(np.float32),
+    }
+    nodes: list[NodeProto] = []
+
+    def add(kind: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
+        given = [f"{own}.{name}" if name in constants else name for name in inputs]
+        nodes.append(
+            helper.make_node(kind, given, [f"{own}.{output}"], name=f"{own}.{output}", domain=domain, **attributes)
+        )
+        return f"{own}.{output}"
+
+    x = node.input[0]
+    if not positive:
+        lowest = add("Min", [add("ReduceMin", [x, "last"], "minimum", keepdims=1), "zero"], "lowest")
+        x = add("Sub", [x, lowest], "above")
+    # A row of zeros has the step 0 and divides by it; whatever digits come out, they are multiplied by 0 again.
+    step = add("Mul", [add("ReduceMax", [x, "last"], "maximum", keepdims=1), "share"], "step")
+    digits = add("QuantizeLinear", [x, add("Squeeze", [step, "last"], "row step")], "digits", axis=0)
+    product = add("MatMulIntegerToFloat", [digits, "weight", "one", "steps"], "product", domain="com.microsoft")
+    product = add("Mul", [product, step], "scaled")
+    if not positive:
+        product = add("Add", [product, add("Mul", [lowest, "sums"], "moved")], "restored")
+    if len(node.input) > 2 and node.input[2]:
+        product = add("Add", [product, node.input[2]], "with bias")
+    nodes[-1].output[0] = own
+    used = {name for made in nodes for name in made.input}
+    tensors = [numpy_helper.from_array(value, f"{own}.{name}") for name, value in constants.items()]
+    return nodes, [tensor for tensor in tensors if tensor.name in used]
+
+
+def _is_matrix(weight: TensorProto) -> bool:
+    from onnx import TensorProto
+
+    return len(weight.dims) >= 2 and weight.data_type == TensorProto.FLOAT
+
+
+def _converted(weight: TensorProto, to: int) -> TensorProto:
+    from onnx import TensorProto, helper, numpy_helper
+
+    values = numpy_helper.to_array(weight)
+    if to == TensorProto.FLOAT16:
+        highest = float(np.finfo(np.float16).max)
+        return numpy_helper.from_array(values.clip(-highest, highest).astype(np.float16))
+    rounded = torch.from_numpy(values.copy()).bfloat16().view(torch.int16).numpy()
+    return helper.make_tensor("", TensorProto.BFLOAT16, weight.dims, rounded.tobytes(), raw=True)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Exporters report progress on standard output and warn of what is no concern of a user's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def short(error: object) -> str:
+    """The first lines of an exporter's message, which may be a whole graph."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600] or type(error).__name__

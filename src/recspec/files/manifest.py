@@ -1,0 +1,127 @@
+"""The SHA-256 of every file of a folder, in its `manifest.json`.
+
+A manifest finds what was changed, lost or added by mistake. Whoever can write to the folder can write a manifest too:
+its own digest, noted elsewhere, shows that nobody did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from recspec.errors import BundleError
+from recspec.files.outputs import whole_file
+from recspec.files.paths import PathError, confined, read_json, read_text
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+ASIDE = ("export",)
+"""Folders that have a manifest of their own."""
+
+log = logging.getLogger("recspec.manifest")
+
+
+def write(folder: Path) -> str:
+    """Write the manifest of all files that the folder holds now; its digest."""
+    files = {name: _digest(folder / name) for name in _names(folder)}
+    text = json.dumps({"format": FORMAT, "files": files}, indent=2, sort_keys=True) + "\n"
+    with whole_file(folder / FILE_NAME) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check(folder: Path) -> str | None:
+    """Compare every file with the manifest; gives the manifest's digest, or None where there is none.
+
+    A folder without one, as older versions of recspec wrote, is accepted with a warning.
+
+    Raises:
+        BundleError: naming every file that is missing, was changed or was added, leads outside the folder, or is a
+            special file.
+    """
+    names = set(_names(folder))
+    if not (folder / FILE_NAME).exists() and not (folder / FILE_NAME).is_symlink():
+        log.warning(
+            "%s: has no %s, so its files can't be checked: an older version of recspec wrote it, or the file was "
+            "removed",
+            folder,
+            FILE_NAME,
+        )
+        return None
+    listed, digest = _read(folder)
+    problems = [f"'{name}' is missing" for name in listed if name not in names]
+    problems += [f"'{name}' is not in {FILE_NAME}" for name in names if name not in listed]
+    problems += [
+        f"'{name}' was changed: its SHA-256 is not the one in {FILE_NAME}"
+        for name, expected in listed.items()
+        if name in names and _digest(folder / name) != expected
+    ]
+    if problems:
+        raise BundleError.of(
+            f"{folder}: its files are not as they were written; restore them or write it again, or pass --no-verify if "
+            "you changed them",
+            problems,
+        )
+    return digest
+
+
+def _read(folder: Path) -> tuple[dict[str, str], str]:
+    """The digests that a manifest lists, and its own."""
+    file = folder / FILE_NAME
+    try:
+        confined(folder, FILE_NAME)
+        data = read_json(file)
+        digest = hashlib.sha256(read_text(file).encode()).hexdigest()
+    except PathError as error:
+        raise BundleError(str(error)) from None
+    files = data.get("files") if isinstance(data, dict) else None
+    if (
+        not isinstance(data, dict)
+        or not isinstance(files, dict)
+        or not all(isinstance(each, str) for each in files.values())
+    ):
+        raise BundleError(f"{file}: damaged: expected {{'format': {FORMAT}, 'files': {{NAME: SHA-256}}}}")
+    if data.get("format") != FORMAT:
+        raise BundleError(f"{file}: manifest format {data.get('format')!r}; this recspec reads {FORMAT}")
+    return files, digest
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Files of a folder and of those below it, sorted; hidden ones, which recspec never reads, are left out.
+
+    Raises:
+        BundleError: naming everything that leads outside the folder or is a special file.
+    """
+    problems: list[str] = []
+    names: list[str] = []
+
+    def walk(below: str) -> None:
+        for child in sorted((folder / below).iterdir()):
+            name = f"{below}{child.name}"
+            if child.name.startswith(".") or name in (FILE_NAME, *ASIDE):
+                continue
+            try:
+                confined(folder, name)
+            except PathError as error:
+                problems.append(str(error))
+                continue
+            if child.is_dir():
+                walk(f"{name}/")
+            else:
+                names.append(name)
+
+    walk("")
+    if problems:
+        raise BundleError.of(str(folder), problems)
+    return iter(names)
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise BundleError(f"{file}: can't be read: {error.strerror}") from None

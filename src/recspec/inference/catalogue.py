@@ -1,0 +1,181 @@
+"""Catalogues: the users and items that a model knows, by id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from recspec.batch import Batch, num_rows, take
+from recspec.encoding import Encoders, Vocabulary
+from recspec.errors import BundleError, DataError
+from recspec.inference.columns import as_tensor
+from recspec.spec import FeatureSpec
+from recspec.storage import Ragged
+
+TITLE_COLUMNS = ("title", "name", "product_title")
+
+Role = Literal["user", "item"]
+ROLES: tuple[Role, ...] = ("user", "item")
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Features of every user or item, by id: row i of each tensor is id i; ids below `first_id` are nobody's."""
+
+    features: Batch
+    first_id: int
+    titles: pa.Array | None
+    lists: Mapping[str, Ragged] = field(default_factory=dict)
+    """Histories of users, by id; they lie on the host, for most are not asked for."""
+
+    def __len__(self) -> int:
+        return num_rows(self.features) - self.first_id
+
+    def lists_of(self, name: str, ids: NDArray[np.int64]) -> Ragged:
+        """The histories of some users."""
+        lists = self.lists[name]
+        lengths = lists.lengths[ids]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(lists.offsets[ids] - offsets[:-1], lengths)
+        return Ragged(lists.values[places], offsets)
+
+    @property
+    def candidates(self) -> Batch:
+        """Every real user or item as a batch."""
+        return take(self.features, slice(self.first_id, None))
+
+    def titles_of(self, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
+        """Titles (N,) of ids (N,); null where there is none."""
+        if self.titles is None:
+            return pa.nulls(len(ids), pa.string())
+        return self.titles.take(pa.array(ids - self.first_id))
+
+
+def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Catalogue:
+    """The catalogue in the model's bundle; without one, the ids alone."""
+    id_name = own_id(spec, role)
+    first_id = int(spec.reserves_unknown(id_name))
+    features: Batch = {id_name: torch.arange(spec.num_ids(id_name), device=device)}
+    file = spec.catalogue(role)
+    if file is None:
+        return Catalogue(features, first_id, None)
+    try:
+        table = pq.read_table(file, partitioning=None)
+        _check_catalogue(table, spec, id_name)
+    except (pa.ArrowException, OSError, ValueError, DataError) as error:
+        raise BundleError(f"{file}: damaged, or of another specification: {error}") from None
+    past = {name for name in table.column_names if name in spec.role("history")}
+    lists = {name: _history(_column(table.column(name)), first_id) for name in past}
+    for name in table.column_names:
+        if name in spec.role(role) and name != id_name:  # a readable column may have the name of another feature
+            tensor = as_tensor(_column(table.column(name)), spec, name)
+            nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
+            features[name] = torch.cat([nobody, tensor]).to(device)
+    title = next((name for name in TITLE_COLUMNS if name in table.column_names), None)
+    titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
+    return Catalogue(features, first_id, titles, lists)
+
+
+def _check_catalogue(table: pa.Table, spec: FeatureSpec, id_name: str) -> None:
+    """Every feature's column in range, a row for each id.
+
+    Raises:
+        DataError: naming every column that is not.
+    """
+    problems = []
+    for name in table.column_names:
+        feature = spec.features.get(name)
+        if feature is None or name == id_name:
+            continue
+        column = table.column(name).combine_chunks()
+        of_lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        values = column.flatten() if of_lists else column
+        whole = pa.types.is_integer(values.type)
+        fits = whole or (pa.types.is_floating(values.type) and not feature.is_categorical)
+        if of_lists != feature.is_list or not fits:
+            what = f"{'lists of ' * feature.is_list}{'ids' if feature.is_categorical else 'numbers'}"
+            problems.append(f"column '{name}' holds {column.type}; expected {what}")
+        elif column.null_count or values.null_count:
+            problems.append(f"column '{name}' has missing values; expected one in every row")
+        elif len(values):
+            low, high = (each.as_py() for each in pc.min_max(values).values())
+            if feature.is_categorical and not 0 <= low <= high < spec.num_ids(name):
+                problems.append(f"column '{name}' holds ids {low} to {high}; expected 0 to {spec.num_ids(name) - 1}")
+            elif not feature.is_categorical and not pc.all(pc.is_finite(values)).as_py():
+                problems.append(f"column '{name}' holds numbers that are not finite")
+    own = spec.features[id_name].cardinality
+    expected = spec.num_ids(id_name) - int(spec.reserves_unknown(id_name))
+    if isinstance(own, int) and len(table) != expected:
+        problems.append(f"has {len(table)} rows; expected {expected}, one for each id of '{id_name}'")
+    if problems:
+        raise DataError.of("its columns", problems)
+
+
+def _history(column: object, first_id: int) -> Ragged:
+    """A user catalogue's column of lists, by id: those below the first have none."""
+    assert isinstance(column, tuple), "a history is a list"
+    values, offsets = column
+    return Ragged(np.array(values), np.concatenate([np.zeros(first_id, np.int64), np.asarray(offsets, np.int64)]))
+
+
+def _column(column: pa.ChunkedArray) -> object:
+    """A Parquet column as an array, or for lists as values and offsets."""
+    array = column.combine_chunks()
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return array.flatten().to_numpy(zero_copy_only=False), np.asarray(array.offsets, np.int64)
+    return array.to_numpy(zero_copy_only=False)
+
+
+class Catalogues:
+    """The users and items of a model, read when they are first needed, and their ids."""
+
+    def __init__(self, spec: FeatureSpec, encoders: Encoders | None, device: torch.device) -> None:
+        self._spec, self._encoders, self._device = spec, encoders, device
+
+    @cached_property
+    def users(self) -> Catalogue:
+        """Every user, in order of id."""
+        return _read_catalogue(self._spec, "user", self._device)
+
+    @cached_property
+    def items(self) -> Catalogue:
+        """Every item, in order of id."""
+        return _read_catalogue(self._spec, "item", self._device)
+
+    def of(self, role: Role) -> Catalogue:
+        """Every user or item."""
+        return self.users if role == "user" else self.items
+
+    def user_ids(self, users: Sequence[str | int]) -> NDArray[np.int64]:
+        """Prepared ids; 0 (or -1 where 0 is a real user) for unknown ones."""
+        vocabulary = self._vocabulary("user")
+        if vocabulary is not None:
+            return vocabulary.encode(list(users))
+        shift, count = self._spec.shift(self._spec.user_id), self._spec.num_ids(self._spec.user_id)
+        numbers = [int(user) + shift if re.fullmatch(r"-?[0-9]{1,18}", str(user)) else -1 for user in users]
+        return np.array([number if shift <= number < count else -1 for number in numbers], np.int64)
+
+    def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
+        """Raw values of prepared ids (N,) of users or items."""
+        vocabulary = self._vocabulary(role)
+        if vocabulary is not None:
+            return vocabulary.decode(ids)
+        return pa.array(ids - self._spec.shift(own_id(self._spec, role)))
+
+    def _vocabulary(self, role: Role) -> Vocabulary | None:
+        return self._encoders.vocabulary_of(own_id(self._spec, role)) if self._encoders is not None else None
+
+
+def own_id(spec: FeatureSpec, role: Role) -> str:
+    """The feature that holds the id of users or items."""
+    return spec.user_id if role == "user" else spec.item_id

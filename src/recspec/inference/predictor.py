@@ -1,0 +1,122 @@
+"""Predictor: a trained model that takes raw rows and users, and gives probabilities and items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from recspec.batch import Batch, take
+from recspec.bundle import Bundle, Seen
+from recspec.bundle import folder as bundle
+from recspec.distributed import pick_device
+from recspec.encoding import Encoders, MissingValues, Predictions
+from recspec.inference.catalogue import Catalogue, Catalogues, Role
+from recspec.inference.recommender import Recommendation, Recommender
+from recspec.inference.row_encoder import RowEncoder
+from recspec.inference.row_files import ROWS
+
+
+class Predictor:
+    """A trained model with what `prepare` fitted, so that it takes raw values.
+
+    Unknown values get id 0 and are reported. An unknown user gets the most popular items.
+    """
+
+    def __init__(self, trained: Bundle, device: torch.device) -> None:
+        self.bundle, self.spec, self.device = trained, trained.spec, device
+        self.model = trained.model.eval()
+        self.model.prepare_for_inference()
+        self.encoders = Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
+        self.catalogues = Catalogues(self.spec, self.encoders, device)
+        self.row_encoder = RowEncoder(self.spec, self.model.features(), self.encoders, self.catalogues, device)
+
+    @classmethod
+    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True) -> Predictor:
+        """Open a bundle, or a run that holds one; with `verify`, compare its files with its manifest.
+
+        Raises:
+            BundleError: if there is none, or it is damaged.
+        """
+        chosen = pick_device(device)
+        return cls(bundle.load(path, device=chosen, verify=verify), chosen)
+
+    def predict(self, rows: pa.Table) -> tuple[NDArray[np.float32], Predictions]:
+        """Probability (B,) of the label for each of B raw rows, and a report on what was unknown in them.
+
+        A user's or item's own features may be left out where the catalogue knows them.
+
+        Raises:
+            DataError: naming every column that is missing, and every value that can't be encoded.
+        """
+        rows = self.row_encoder.named(rows)
+        batch, missing = self.encode(rows)
+        probability = self.probabilities(batch, rows.num_rows)
+        return probability, self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
+
+    def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, MissingValues]]:
+        """Features of raw rows (by default all of the model's), and what was missing or unknown in them.
+
+        Raises:
+            DataError: as `predict`.
+        """
+        return self.row_encoder.encode(rows, features)
+
+    def probabilities(self, batch: Batch, num_rows: int) -> NDArray[np.float32]:
+        """The probability (B,) of the label for each row of a batch of any size."""
+        with torch.inference_mode():
+            parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, num_rows, ROWS)]
+        logits = torch.cat(parts) if parts else torch.zeros(0)
+        return torch.sigmoid(logits).cpu().numpy()
+
+    @property
+    def recommender(self) -> Recommender:
+        """Scores every item for users."""
+        return Recommender(self.bundle, self.catalogues, self.device)
+
+    def recommend(self, users: Sequence[str | int], *, k: int = 10, include_seen: bool = False) -> list[Recommendation]:
+        """The k best items of each raw user id, best first, without those the user acted on.
+
+        Equal scores are ordered by id. Items that nobody acted on in training are left out, because the model knows
+        nothing of them. An unknown user gets the most popular items, and `known` is False.
+        """
+        return self.recommender.recommend(users, k=k, include_seen=include_seen)
+
+    def liked(self, user: str | int, *, k: int = 5) -> list[str]:
+        """Titles (or raw ids) of some items the user acted on, the most popular first."""
+        return [item.title or str(item.item) for item in self.recommender.liked(user, k=k)]
+
+    def busiest_user(self) -> str | int:
+        """The raw id of the user who acted on most items."""
+        return self.recommender.busiest_user()
+
+    @property
+    def seen(self) -> Seen:
+        """Which items each user acted on.
+
+        Raises:
+            BundleError: if the model was trained without users or items.
+        """
+        return self.recommender.seen
+
+    @property
+    def users(self) -> Catalogue:
+        """Every user, in order of id."""
+        return self.catalogues.users
+
+    @property
+    def items(self) -> Catalogue:
+        """Every item, in order of id."""
+        return self.catalogues.items
+
+    def user_ids(self, users: Sequence[str | int]) -> NDArray[np.int64]:
+        """Prepared ids; 0 (or -1 where 0 is a real user) for unknown ones."""
+        return self.catalogues.user_ids(users)
+
+    def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
+        """Raw values of prepared ids (N,) of users or items."""
+        return self.catalogues.raw_ids(role, ids)

@@ -1,0 +1,320 @@
+"""Requests in raw values to a trained model: rank candidates, recommend to a user, score rows.
+
+Functions over an open `Predictor`, for JSON: plain values in, plain values out. Unknown values are flagged.
+`recommend` answers an unknown user with the most popular items; `rank` and `predict` score an unknown user, item or
+other value with the id of unknown values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from recspec.batch import Batch
+from recspec.encoding import CrossEncoder, MissingValues, column_notes, renumbered, row_at
+from recspec.errors import DataError, RequestError
+from recspec.evaluation import id_feature
+from recspec.inference.catalogue import ROLES, Role
+from recspec.inference.predictor import Predictor
+from recspec.inference.request_rows import Row, check_columns, known_columns, row_name, table_of
+
+
+@dataclass(frozen=True)
+class RankedItem:
+    """A candidate with its place in the answer (from 1) and in the request (from 0)."""
+
+    rank: int
+    index: int
+    item: Any
+    title: str | None
+    score: float
+    """The logit."""
+    probability: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of one request, best first; equal ones in the order of the request."""
+
+    items: tuple[RankedItem, ...]
+    unknown_user: bool = False
+    unknown_items: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """The probability of each row, and how many rows lack a value or hold one that is unknown, by feature."""
+
+    probabilities: tuple[float, ...]
+    missing_values: Mapping[str, MissingValues]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        gaps = {name: {"missing": each.missing, "unknown": each.unknown} for name, each in self.missing_values.items()}
+        return {"probabilities": list(self.probabilities), "gaps": gaps, "notes": list(self.notes)}
+
+
+def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
+    """The probability of each raw row.
+
+    Raises:
+        RequestError: naming the rows and columns that can't be read.
+    """
+    if not rows:
+        return RowScores((), {})
+    known = known_columns(predictor)
+    check_columns(rows, "rows", known)
+    table = table_of(rows, "rows", known)
+    with _naming("rows"):
+        probabilities, found = predictor.predict(table)
+    _check_finite(probabilities, "rows")
+    return RowScores(tuple(probabilities.tolist()), found.missing_values, tuple(found.notes()))
+
+
+def rank(
+    predictor: Predictor, request: Row, candidates: Sequence[str | int] | Sequence[Row], *, top_k: int | None = None
+) -> Ranking:
+    """The best candidates (raw item ids, or rows of item columns) for one request, whose part is computed once.
+
+    Raises:
+        RequestError: naming what can't be read; or if the model reads no item feature.
+    """
+    names, of_items = predictor.model.features(), set(predictor.spec.role("item"))
+    theirs = [name for name in names if name in of_items]
+    if not theirs:
+        raise RequestError("this model reads no feature of an item, so candidates can't differ; POST /predict rows")
+    rows = [each if isinstance(each, Mapping) else {_item_id(predictor): each} for each in candidates]
+    ours = [name for name in names if name not in of_items]
+    if rows and (usual := _encode_clean(predictor, request, rows)) is not None:
+        return _ranked(predictor, rows, _scored(predictor, *usual, ()), top_k)
+    known = known_columns(predictor)
+    check_columns([request], "request", known)
+    check_columns(rows, "candidates", known)
+    user = predictor.row_encoder.anonymous_id(list(request))
+    asked, items = (
+        table_of([request if user is None else {**request, user: None}], "request", known),
+        table_of(rows, "candidates", known),
+    )
+    if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
+        return _ranked(predictor, rows, _joined(predictor, request, rows), top_k)
+    once, missing = _encoded(predictor, asked, ours, "request") if ours else ({}, {})
+    notes = _notes(predictor, asked, missing)
+    if not rows:
+        return Ranking(
+            (), _unknown(predictor, once, "user").any().item(), (), (*notes, *_unused(predictor, asked, absent=False))
+        )
+    many, missing = _encoded(predictor, items, theirs, "candidates")
+    notes += [*_notes(predictor, items, missing), *_unused(predictor, asked, items)]
+    return _ranked(predictor, rows, _scored(predictor, once, many, notes), top_k)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Encoded request and candidates, with their logits (N,)."""
+
+    request: Batch
+    items: Batch
+    logits: torch.Tensor
+    notes: Sequence[str]
+
+
+def _encode_clean(predictor: Predictor, request: Row, rows: Sequence[Row]) -> tuple[Batch, Batch] | None:
+    """Request and candidates encoded value by value; None if a value or column is missing, unknown or unusual.
+
+    So the answer needs no notes.
+    """
+    of_request, of_items = predictor.row_encoder.request_encoders
+    if {*of_request.features, *of_items.features} != {*predictor.model.features()}:
+        return None
+    read, names = {*of_request.sources, *of_items.sources}, [*rows[0]]
+    if not read.issuperset(request) or not read.issuperset(names):
+        return None
+    try:
+        columns = {name: [row[name] for row in rows] for name in names}
+    except KeyError:
+        return None
+    if any(len(row) != len(names) for row in rows):
+        return None
+    once = of_request.columns({name: (value,) for name, value in request.items()}, strict=True)
+    many = of_items.columns(columns, strict=True)
+    if once is None or many is None:
+        return None
+    return _batch(predictor, once), _batch(predictor, many)
+
+
+def _batch(predictor: Predictor, inputs: Mapping[str, NDArray[Any]]) -> Batch:
+    found = {name: torch.from_numpy(values[:, 0]).to(predictor.device) for name, values in inputs.items()}
+    return {name: tensor if tensor.is_floating_point() else tensor.long() for name, tensor in found.items()}
+
+
+def _scored(predictor: Predictor, once: Batch, many: Batch, notes: Sequence[str]) -> _Scored:
+    with torch.inference_mode():
+        logits = predictor.model.score_items(once, many)[0] if once else predictor.model(many)
+    return _Scored(once, many, logits.float(), notes)
+
+
+def _must_join(
+    predictor: Predictor, asked: Sequence[str], ours: Sequence[str], items: Sequence[str], theirs: Sequence[str]
+) -> bool:
+    """Whether a feature is made from columns of both sides, as a cross of a user's column and an item's is."""
+    both, names = [*asked, *items], [*ours, *theirs]
+    apart = all(predictor.row_encoder.can_encode(name, asked, ours) for name in ours) and all(
+        predictor.row_encoder.can_encode(name, items, theirs) for name in theirs
+    )
+    return not apart and all(predictor.row_encoder.can_encode(name, both, names) for name in names)
+
+
+def _joined(predictor: Predictor, request: Row, rows: Sequence[Row]) -> _Scored:
+    """Scores of candidates that each hold all of the request's columns, where a feature needs both."""
+    table = table_of([{**request, **row} for row in rows], "candidates", known_columns(predictor))
+    batch, missing = _encoded(predictor, table, None, "candidates")
+    with torch.inference_mode():
+        logits = predictor.model(batch).float()
+    notes = [*_notes(predictor, table, missing), *_unused(predictor, table)]
+    return _Scored({name: tensor[:1] for name, tensor in batch.items()}, batch, logits, notes)
+
+
+def _ranked(predictor: Predictor, rows: Sequence[Row], scored: _Scored, top_k: int | None) -> Ranking:
+    logits = scored.logits.cpu()
+    _check_finite(logits.numpy(), "candidates")
+    order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
+    given = _given(predictor, rows, "item")
+    ids = scored.items.get(id_name(predictor, "item") or "")
+    titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
+    scores, probabilities = logits.tolist(), torch.sigmoid(logits).tolist()
+    items = tuple(
+        RankedItem(place, index, given[index], title, scores[index], probabilities[index])
+        for place, (index, title) in enumerate(zip(order, titles, strict=True), start=1)
+    )
+    strange = np.flatnonzero(_unknown(predictor, scored.items, "item")).tolist()
+    unknown_items = tuple(dict.fromkeys(given[index] for index in strange))
+    return Ranking(items, bool(_unknown(predictor, scored.request, "user").any()), unknown_items, tuple(scored.notes))
+
+
+def recommend(
+    predictor: Predictor, user: str | int, *, k: int = 10, exclude_seen: bool = True, liked: int = 0
+) -> dict[str, Any]:
+    """The k best items for a raw user id; for an unknown user the most popular ones.
+
+    With `liked`, also as many items that the user acted on.
+
+    Raises:
+        RequestError: for a model that knows no users and items.
+    """
+    if not can_recommend(predictor):
+        raise RequestError(
+            "this model can't recommend: it knows no users and items, or reads what belongs to neither; "
+            "POST /rank candidates or /predict rows"
+        )
+    found = predictor.recommend([user], k=k, include_seen=not exclude_seen)[0]
+    taken = predictor.recommender.liked(user, k=liked) if found.known else ()
+    return {
+        "user": user,
+        "unknown_user": not found.known,
+        "liked": [{"item": item.item, "title": item.title} for item in taken],
+        "items": [{"rank": rank, **asdict(item)} for rank, item in enumerate(found.items, start=1)],
+        "notes": list(found.notes),
+    }
+
+
+def knows_users_and_items(predictor: Predictor) -> bool:
+    """Whether the bundle keeps who acted on what."""
+    return predictor.bundle.seen is not None and all(id_name(predictor, role) is not None for role in ROLES)
+
+
+def can_recommend(predictor: Predictor) -> bool:
+    """Whether `recommend` answers: the model knows users and items, and reads nothing that belongs to neither."""
+    if not knows_users_and_items(predictor):
+        return False
+    owned = {*predictor.users.features, *predictor.users.lists, *predictor.spec.role("item")}
+    return all(name in owned for name in predictor.model.features())
+
+
+# --- flags and notes -------------------------------------------------------------------------------------------------
+
+
+def _encoded(
+    predictor: Predictor, table: pa.Table, features: Sequence[str] | None, where: str
+) -> tuple[Batch, dict[str, MissingValues]]:
+    with _naming(where):
+        return predictor.encode(predictor.row_encoder.named(table), features)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Name the part of the request in problems with its rows."""
+    try:
+        yield
+    except DataError as error:
+        problems = [problem.removeprefix("raw rows: ") for problem in error.problems]
+        raise RequestError.of(
+            where, [renumbered(problem, lambda row: row_name(row, where)) for problem in problems]
+        ) from None
+    except (pa.ArrowException, OverflowError) as error:
+        raise RequestError(f"{where}: a value can't be read: {str(error)[:200]}") from None
+
+
+def _check_finite(values: NDArray[np.float32], where: str) -> None:
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise RequestError(
+            f"{row_at(int(wrong[0]), where)}: the model gives no finite number for it; a value is too large"
+        )
+
+
+def _notes(predictor: Predictor, table: pa.Table, missing: dict[str, MissingValues]) -> list[str]:
+    return predictor.row_encoder.report(table, missing).notes()
+
+
+def _unused(predictor: Predictor, *tables: pa.Table, absent: bool = True) -> list[str]:
+    """Notes on unused columns of a request and its candidates; the label is not counted."""
+    unused, lacking = predictor.row_encoder.unused_columns([name for table in tables for name in table.column_names])
+    return column_notes(unused, lacking if absent else ())
+
+
+def _unknown(predictor: Predictor, batch: Batch, role: Role) -> NDArray[np.bool_]:
+    """Which rows have a user or item without an id of its own (B,); none where the model does not read it."""
+    name = id_name(predictor, role)
+    if name is None or name not in batch or not predictor.spec.reserves_unknown(name):
+        return np.zeros(0, bool)
+    return np.asarray((batch[name] == 0).cpu().numpy())
+
+
+def id_name(predictor: Predictor, role: Role) -> str | None:
+    """The feature that tells users or items apart; None where the model's data has none."""
+    return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
+
+
+def _item_id(predictor: Predictor) -> str:
+    name = id_name(predictor, "item")
+    if name is None:
+        raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
+    return name
+
+
+def _given(predictor: Predictor, rows: Sequence[Row], role: Role) -> list[Any]:
+    """The raw id of each row as it was sent; None where a row has none."""
+    name = id_name(predictor, role)
+    encoder = predictor.encoders.encoders.get(name or "") if predictor.encoders is not None else None
+    column = None if encoder is None or isinstance(encoder, CrossEncoder) else encoder.column
+    return [row.get(name or "", row.get(column or "")) for row in rows]
+
+
+def _titles(predictor: Predictor, ids: NDArray[np.int64]) -> list[str | None]:
+    """Titles (N,) of items; None for unknown ones and those without."""
+    known = ids >= predictor.items.first_id
+    found = iter(predictor.items.titles_of(ids[known]).to_pylist())
+    return [next(found) if is_known else None for is_known in known.tolist()]

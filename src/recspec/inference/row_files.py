@@ -1,0 +1,154 @@
+"""Files of rows, read and written in blocks: csv, jsonl and parquet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from recspec.encoding import as_column
+from recspec.errors import DataError, SettingsError, nearest
+from recspec.files import lines, local, special, whole_file
+
+ROWS = 65_536
+"""Rows read, scored and written at once."""
+
+ROW_FORMATS = (".csv", ".jsonl", ".parquet")
+
+
+def read_rows(path: Path) -> Iterator[pa.Table]:
+    """Read tables of at most `ROWS` rows.
+
+    Raises:
+        DataError: if the file can't be read in the format of its ending.
+    """
+    if not local(path, "rows").is_file():
+        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+        wrong = special(path) or f"no such file{nearest(path.name, known)}"
+        raise DataError(f"{path}: {wrong}")
+    if path.suffix not in ROW_FORMATS:
+        raise DataError(f"{path}: rows are read from {', '.join(ROW_FORMATS)}; found '{path.suffix}'")
+    try:
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as file:
+                yield from (pa.Table.from_batches([batch]) for batch in file.iter_batches(ROWS))
+        elif path.suffix == ".csv":
+            with path.open("rb") as names, path.open("rb") as values:
+                with pa_csv.open_csv(names) as reader:
+                    texts = dict.fromkeys(reader.schema.names, pa.string())
+                # Text as it is written: `007` is not 7, and the encoders know where numbers are meant.
+                convert = pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True)
+                with pa_csv.open_csv(values, convert_options=convert, parse_options=_CSV) as reader:
+                    for batch in reader:
+                        yield from _cut(pa.Table.from_batches([batch]))
+        else:
+            yield from _read_objects(path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
+
+
+_CSV = pa_csv.ParseOptions(newlines_in_values=True)
+
+
+def _read_objects(path: Path) -> Iterator[pa.Table]:
+    """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them.
+
+    Raises:
+        DataError: naming a line that is not a JSON object.
+    """
+    waiting: list[dict[str, object]] = []
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number:,}: is no JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise DataError(f"{path}: line {number:,}: is no JSON object: {line[:60]!r}")
+        waiting.append(found)
+        if len(waiting) == ROWS:
+            yield _table_of(waiting)
+            waiting = []
+    if waiting:
+        yield _table_of(waiting)
+
+
+def _table_of(objects: Sequence[Mapping[str, object]]) -> pa.Table:
+    names = dict.fromkeys(name for each in objects for name in each)
+    return pa.table({name: as_column([each.get(name) for each in objects]) for name in names})
+
+
+def _cut(table: pa.Table) -> Iterator[pa.Table]:
+    yield from (table.slice(start, ROWS) for start in range(0, table.num_rows, ROWS))
+
+
+@contextmanager
+def row_writer(out: Path | None) -> Iterator[Callable[[pa.Table], None]]:
+    """Write tables in the format of the ending of `out`; without `out`, CSV to standard output."""
+    if out is None:
+        yield _csv_to(sys.stdout.buffer)
+        return
+    if out.suffix not in ROW_FORMATS:
+        raise SettingsError(f"--out {out}: expected a name that ends in {', '.join(ROW_FORMATS)}")
+    if out.suffix == ".parquet":
+        with parquet_writer(out, None) as write:
+            yield write
+        return
+    with whole_file(local(out, "out")) as temporary, temporary.open("wb") as file:
+        yield _csv_to(file) if out.suffix == ".csv" else _jsonl_to(file)
+
+
+def _csv_to(file: BinaryIO) -> Callable[[pa.Table], None]:
+    written: list[bool] = []
+
+    def write(table: pa.Table) -> None:
+        table = _with_lists_as_texts(table)
+        pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=not written, quoting_style="needed"))
+        written.append(True)
+
+    return write
+
+
+def _with_lists_as_texts(table: pa.Table) -> pa.Table:
+    """The same table, each list one text with its values between `|`: CSV has no lists."""
+    for place, column in enumerate(table.columns):
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            texts = pc.binary_join(column.cast(pa.list_(pa.string())), "|")
+            table = table.set_column(place, table.field(place).name, texts)
+    return table
+
+
+def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
+    def write(table: pa.Table) -> None:
+        file.writelines((json.dumps(row, default=str, ensure_ascii=False) + "\n").encode() for row in table.to_pylist())
+
+    return write
+
+
+@contextmanager
+def parquet_writer(out: Path, schema: pa.Schema | None) -> Iterator[Callable[[pa.Table], None]]:
+    """Write tables to a Parquet file under a temporary name, renamed at the end; without rows it has the schema."""
+    with whole_file(local(out, "out")) as temporary:
+        writers: list[pq.ParquetWriter] = []
+
+        def write(table: pa.Table) -> None:
+            if not writers:
+                writers.append(pq.ParquetWriter(temporary, table.schema, compression="zstd"))
+            writers[0].write_table(table)
+
+        try:
+            yield write
+            if not writers:
+                pq.write_table((schema or pa.schema([])).empty_table(), temporary)
+        finally:
+            for writer in writers:
+                writer.close()

@@ -1,0 +1,17 @@
+"""Prepared rows to batches."""
+
+from recspec.loading.ahead import Share
+from recspec.loading.blocks import Part
+from recspec.loading.loader import Loader
+from recspec.loading.sampling import NegativeSampler, holds_negatives, item_features, negatives_by_default, sampler_for
+
+__all__ = [
+    "Loader",
+    "NegativeSampler",
+    "Part",
+    "Share",
+    "holds_negatives",
+    "item_features",
+    "negatives_by_default",
+    "sampler_for",
+]

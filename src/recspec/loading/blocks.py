@@ -1,0 +1,140 @@
+"""Blocks of rows: which rows of some splits are wanted, cut into pieces that are read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.spec import FeatureSpec
+from recspec.storage import Columns, Ragged, open_split
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a split: a share of them held out, or all others. Which ones depends on the seed alone."""
+
+    share: float
+    held_out: bool
+    seed: int = 0
+
+    def mask(self, reader: int, first: int, last: int) -> NDArray[np.bool_]:
+        """Whether each of the rows [first, last) belongs to the part: a hash of its number, as a fraction of 2^64."""
+        bits = np.arange(first, last, dtype=np.uint64) + np.uint64(mixed_seed(self.seed, reader))
+        with np.errstate(over="ignore"):  # splitmix64, which wraps around
+            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        chosen: NDArray[np.bool_] = (bits ^ (bits >> np.uint64(31))) < np.uint64(int(self.share * 2**64))
+        return chosen if self.held_out else ~chosen
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [first, last) of a split, of which `num_rows` are wanted."""
+
+    reader: int
+    first: int
+    last: int
+    num_rows: int
+
+
+class WantedRows:
+    """The wanted rows of one or several splits: all, those with a positive label, those of a `part`."""
+
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        splits: Sequence[str],
+        features: Sequence[str],
+        *,
+        positives_only: bool,
+        part: Part | None,
+    ) -> None:
+        self._spec, self._features, self._part = spec, features, part
+        self._label = spec.label if positives_only else None
+        read = dict.fromkeys((*features, *([spec.label] if positives_only else [])))
+        self._readers = [open_split(spec, name, tuple(read)) for name in splits]
+
+    @property
+    def num_values(self) -> dict[str, int]:
+        """How many values each list feature holds, in all rows."""
+        counts = [reader.num_values for reader in self._readers]
+        return {name: sum(count[name] for count in counts) for name in counts[0]}
+
+    def cut(self, rows: int) -> list[Block]:
+        """The blocks of all splits, each with how many of its rows are wanted."""
+        blocks = []
+        for number, reader in enumerate(self._readers):
+            cuts = reader.blocks(rows).tolist()
+            kept = self._count_kept(number, cuts) if self._chooses else np.diff(cuts)
+            blocks += [
+                Block(number, first, last, int(count))
+                for (first, last), count in zip(pairwise(cuts), kept, strict=True)
+            ]
+        return blocks
+
+    @property
+    def _chooses(self) -> bool:
+        return self._label is not None or self._part is not None
+
+    def _count_kept(self, reader: int, cuts: list[int]) -> NDArray[np.int64]:
+        """Wanted rows of each block: one pass over the label where it decides."""
+        labels = open_split(self._spec, self._readers[reader].split, [self._label]) if self._label else None
+        return np.array(
+            [self._kept(reader, a, b, labels.read(a, b) if labels else {}).sum() for a, b in pairwise(cuts)]
+        )
+
+    def _kept(self, reader: int, first: int, last: int, columns: Columns) -> NDArray[np.bool_]:
+        """Which rows [first, last) of a split are wanted."""
+        keep = np.ones(last - first, dtype=bool)
+        if self._label is not None:
+            keep &= _positive(columns, self._label)
+        if self._part is not None:
+            keep &= self._part.mask(reader, first, last)
+        return keep
+
+    def read(self, block: Block) -> Columns:
+        """The wanted rows of a block."""
+        columns = self._readers[block.reader].read(block.first, block.last)
+        if not self._chooses:
+            return columns
+        keep = self._kept(block.reader, block.first, block.last, columns)
+        return {name: _where(columns[name], keep) for name in self._features}
+
+
+def grouped(blocks: Sequence[Block], rows: int) -> Iterator[list[Block]]:
+    """Consecutive blocks, at least one and else no more than hold `rows` rows."""
+    group: list[Block] = []
+    held = 0
+    for block in blocks:
+        if group and held + block.num_rows > rows:
+            yield group
+            group, held = [], 0
+        group.append(block)
+        held += block.num_rows
+    if group:
+        yield group
+
+
+def mixed_seed(*numbers: int) -> int:
+    """A seed that differs wherever one of the numbers does."""
+    return int(np.random.SeedSequence([number % 2**64 for number in numbers]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _positive(columns: Columns, label: str) -> NDArray[np.bool_]:
+    values = columns[label]
+    assert not isinstance(values, Ragged)
+    positive: NDArray[np.bool_] = np.greater(values, 0)
+    return positive
+
+
+def _where(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:
+    """The marked rows."""
+    if not isinstance(column, Ragged):
+        return column[keep]
+    lengths = column.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
+    return Ragged(column.values[np.repeat(keep, lengths)], offsets)

@@ -1,0 +1,350 @@
+"""Embedding tables.
+
+Shapes: B rows; D a vector's width; L a list feature's length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recspec.batch import Batch
+from recspec.errors import DataError
+from recspec.nn import kernels
+from recspec.nn.hand_written import Gather, RowsOf, may_replace
+from recspec.spec import FeatureSpec
+
+Combiner = Literal["sum", "mean"]
+Start = Literal["glorot", "uniform"]
+
+Fetch: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Rows of a store (n,), -1 for padding -> a table (m + 1, width) of zeros for padding and then the m distinct rows, and
+the place of each row in it (n,)."""
+
+RowsHeld: TypeAlias = Callable[["Embeddings", str], Sequence[range]]
+"""The rows of a store of some embeddings that this process holds, ascending."""
+
+
+class Embeddings(nn.Module):
+    """Embedding tables of several features, looked up together, with vectors side by side: (B, sum of widths).
+
+    One tensor, a store, holds all tables of one width one after the other, so that a batch takes one gather a width
+    instead of one a feature. Features that share a vocabulary share a table. A list's vectors are pooled without
+    padding (id 0): it neither adds to the sum nor counts in the mean, and an empty list gives zeros.
+
+    A row starts Glorot-normal for its table, N(0, 2 / (rows + width)) cut off at two standard deviations, with the
+    given standard deviation, or uniform within 1 / sqrt(rows) as in DLRM. With `max_rows` no table has more rows than
+    that, and an id beyond them takes the row of its remainder.
+
+    `more_ids` gives the number of ids that a row looks up besides a feature's own, as those of a history. `held`
+    chooses the rows that this process holds, by default all. They start with the same values as among all rows: every
+    table is drawn, and only the held rows are kept.
+    """
+
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        widths: Mapping[str, int],
+        *,
+        combiner: Combiner = "sum",
+        start: Start = "glorot",
+        std: float | None = None,
+        max_rows: int | None = None,
+        more_ids: Mapping[str, int] | None = None,
+        held: RowsHeld | None = None,
+    ) -> None:
+        super().__init__()
+        self.combiner = combiner
+        self.widths = dict(widths)
+        self.lengths = {name: (spec.features[name].length or 1) + (more_ids or {}).get(name, 0) for name in widths}
+        self.lists = frozenset(name for name in widths if spec.features[name].is_list)
+        self.first_row: dict[str, int] = {}
+        self.num_rows: dict[str, int] = {}
+        self.rows_of_hashed: dict[str, int] = {}
+        """Rows of tables with fewer rows than their feature has ids."""
+        tables: dict[int, dict[str, range]] = {}
+        for name, width in widths.items():
+            store = tables.setdefault(width, {})
+            first = max((table.stop for table in store.values()), default=0)
+            rows = spec.num_ids(name) if max_rows is None else min(max_rows, spec.num_ids(name))
+            table = store.setdefault(spec.vocabulary(name), range(first, first + rows))
+            self.first_row[name], self.num_rows[name] = table.start, len(table)
+            if rows < spec.num_ids(name):
+                self.rows_of_hashed[name] = rows
+        self.tables: dict[str, dict[str, range]] = {str(width): store for width, store in tables.items()}
+        """The rows of each store's tables, by vocabulary."""
+        self.stores = nn.ParameterDict(
+            {
+                key: _filled_tables(
+                    [len(table) for table in store.values()], int(key), start, std, held and held(self, key)
+                )
+                for key, store in self.tables.items()
+            }
+        )
+        self.sparse: set[str] = set()
+        """Stores whose gradient holds only the rows of the batch; training sets it."""
+        self.fetch: dict[str, Fetch] = {}
+        """How to get rows of stores that this process does not hold; `recspec.distributed` sets it."""
+        self.backend: kernels.Backend | None = None
+        """What looks rows up; by default Triton on a GPU that has it, else torch."""
+        self.updates: dict[str, kernels.FusedUpdate] = {}
+        """Stores that FBGEMM updates in the backward pass; training sets it."""
+        self._bounds: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+
+    @property
+    def width(self) -> int:
+        """The sum of all features' widths."""
+        return sum(self.widths.values())
+
+    def ids_per_row(self, store: str) -> int:
+        """The most ids that a row of a batch looks up in a store: one for a scalar, its length for a list."""
+        return sum(self.lengths[name] for name, width in self.widths.items() if width == int(store))
+
+    def order(self, names: Collection[str] | None = None) -> tuple[str, ...]:
+        """The features in the order of their vectors in `forward`'s output for `names`."""
+        chosen = self.widths if names is None else names
+        return tuple(
+            name
+            for store in self.stores
+            for part in (self._scalars(int(store), chosen), self._lists(int(store), chosen))
+            for name in part
+        )
+
+    def forward(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
+        """The vectors of all features, or of `names`, side by side: (B, sum of their widths)."""
+        chosen = self.widths if names is None else names
+        parts: list[Tensor] = []
+        for key in self.stores:
+            parts += self._parts(batch, key, chosen)
+        return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def _parts(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
+        """The parts of `forward` from one store."""
+        store, width = self.stores[key], int(key)
+        if key in self.fetch:
+            return self._fetched(batch, key, names)
+        if key in self.updates and self.training and torch.is_grad_enabled():
+            return self._updating(batch, store, key, names)
+        scalars, lists = self._scalars(width, names), self._lists(width, names)
+        parts = [self._gathered(batch, store, key, scalars)] if scalars else []
+        return parts + [self._pooled(batch[name], store, name, key) for name in lists]
+
+    def beside(self, batch: Batch, names: Collection[str], ids: Batch) -> tuple[Tensor | None, Tensor]:
+        """`forward` of `names`, if any, and the vectors of `ids` of other, scalar features: (n, sum of their widths).
+
+        All `ids` are (n,), for any n. A store that its lookup updates in the backward pass is looked up once for both,
+        so that it moves once a step.
+        """
+        if not (names and self.updates and self.training and torch.is_grad_enabled()):
+            return self(batch, names) if names else None, self(ids, ids)
+        asked, rows = {**{name: batch[name] for name in names}, **ids}, len(batch[next(iter(names))])
+        ours, theirs = list[Tensor](), list[Tensor]()
+        for key, store in self.stores.items():
+            if key not in self.updates:
+                ours += self._parts(batch, key, names)
+                theirs += self._parts(ids, key, ids)
+            elif laid := (*self._scalars(int(key), asked), *self._lists(int(key), asked)):
+                vectors = torch.cat(self._updating(asked, store, key, asked), dim=1)
+                for name, part in zip(laid, torch.split(vectors, int(key), dim=1), strict=True):
+                    (theirs if name in ids else ours).append(part[: len(ids[name]) if name in ids else rows])
+        return torch.cat(ours, dim=1), torch.cat(theirs, dim=1)
+
+    def _fetched(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
+        """The parts of `forward` from one store, of which it fetches all rows of the batch at once."""
+        scalars, lists = self._scalars(int(key), names), self._lists(int(key), names)
+        if not scalars and not lists:
+            return []
+        wanted = [(self._rows(name, batch[name]) + self.first_row[name]).flatten() for name in scalars]
+        for name in lists:
+            rows = self._rows(name, batch[name]) + self.first_row[name]
+            wanted.append(torch.where(batch[name] != 0, rows, -1).flatten())
+        table, places = self.fetch[key](torch.cat(wanted))
+        # On a CPU, summing gradients of equal rows later, in sorted order, takes a fifth of the time.
+        sparse = table.requires_grad and table.device.type == "cpu" and not torch.compiler.is_compiling()
+        place_of = dict(zip((*scalars, *lists), torch.split(places, [len(ids) for ids in wanted]), strict=True))
+        parts = []
+        if scalars:
+            ids = torch.stack([place_of[name] for name in scalars], dim=1)
+            parts.append(F.embedding(ids, table, sparse=sparse).flatten(1))
+        for name in lists:
+            bags = place_of[name].view(batch[name].shape)
+            parts.append(F.embedding_bag(bags, table, mode=self.combiner, padding_idx=0, sparse=sparse))
+        return parts
+
+    def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
+        """The vectors of scalar features, side by side (B, sum of widths)."""
+        if not kernels.uses_triton(self.backend, store.device):
+            ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
+            # An exporter is asked first: it would take the number of ids for one of the program's conditions.
+            if torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu" or ids.numel() < MANY:
+                return F.embedding(ids, store, sparse=key in self.sparse).flatten(1)
+            if not may_replace():
+                return F.embedding(ids, store).flatten(1)
+            return cast(Tensor, RowsOf.apply(ids, store)).flatten(1)  # type: ignore[no-untyped-call]
+        ids = torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
+        place = (str(store.device), *scalars)
+        if place not in self._bounds:  # kept, so that a GPU does not wait for them at every step
+            firsts = torch.tensor([self.first_row[name] for name in scalars])
+            sizes = torch.tensor([self.num_rows[name] for name in scalars])
+            self._bounds[place] = firsts.to(store.device), (firsts + sizes).to(store.device)
+        vectors = Gather.apply(store, ids, *self._bounds[place], store.dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+        return cast(Tensor, vectors.flatten(1))
+
+    def _updating(self, batch: Batch, store: Tensor, key: str, names: Collection[str]) -> list[Tensor]:
+        """The parts of `forward` from one store, by one lookup whose backward pass updates the store.
+
+        Features may have different numbers of rows; shorter ones are padded with zeros at the end.
+        """
+        width = int(key)
+        laid = (*self._scalars(width, names), *self._lists(width, names))
+        if not laid:
+            return []
+        order = sorted(laid, key=self.first_row.__getitem__)
+        ids, counts = [], []
+        for name in order:
+            own = self._rows(name, batch[name])
+            present = batch[name] != 0 if name in self.lists else None
+            ids.append(own if present is None else own[present])
+            counts.append(torch.ones_like(own) if present is None else present.sum(1))
+        self._check(order, ids)
+        most = max(len(own) for own in counts)
+        count = torch.cat([F.pad(own, (0, most - len(own))) for own in counts])
+        averaged = self.combiner == "mean" and any(name in self.lists for name in order)
+        vectors = kernels.fbgemm_lookup(
+            store,
+            [self.first_row[name] for name in order],
+            [self.num_rows[name] for name in order],
+            torch.cat(ids),
+            F.pad(count.cumsum(0), (1, 0)),
+            (1 / count).repeat_interleave(count) if averaged else None,
+            self.updates[key],
+        )
+        if order == list(laid):
+            return [vectors]
+        part_of = dict(zip(order, torch.split(vectors, width, dim=1), strict=True))
+        return [part_of[name] for name in laid]
+
+    def _check(self, names: Sequence[str], ids: Sequence[Tensor]) -> None:
+        """Refuse ids outside their tables, where nothing else does.
+
+        Raises:
+            DataError: naming every feature.
+        """
+        sizes = torch.tensor([self.num_rows[name] for name in names])
+        lengths = torch.tensor([len(own) for own in ids])
+        every = torch.cat(list(ids))
+        if bool(((every < 0) | (every >= sizes.repeat_interleave(lengths))).any()):
+            raise DataError.of(
+                "a batch holds ids outside their tables",
+                [
+                    f"feature '{name}': ids from {int(own.min())} to {int(own.max())}; "
+                    f"its table has rows 0 to {self.num_rows[name] - 1}"
+                    for name, own in zip(names, ids, strict=True)
+                    if len(own) and not 0 <= int(own.min()) <= int(own.max()) < self.num_rows[name]
+                ],
+            )
+
+    def _rows(self, name: str, ids: Tensor) -> Tensor:
+        """The row of each id in its table; id 0 keeps row 0."""
+        ids = ids.long()
+        if name not in self.rows_of_hashed:
+            return ids
+        return torch.where(ids > 0, 1 + (ids - 1).remainder(self.rows_of_hashed[name] - 1), 0)
+
+    def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
+        """A list's sum or mean without padding: (B, L) -> (B, width)."""
+        first = self.first_row[name]
+        bags = self._rows(name, ids) + first
+        if torch.compiler.is_compiling():  # exporters do not support padding in a bag
+            present = (ids != 0).unsqueeze(-1).to(store.dtype)
+            total = (F.embedding(bags, store) * present).sum(1)
+            return total if self.combiner == "sum" else total / present.sum(1).clamp(min=1)
+        return F.embedding_bag(bags, store, mode=self.combiner, padding_idx=first, sparse=key in self.sparse)
+
+    def _scalars(self, width: int, names: Collection[str]) -> list[str]:
+        return [name for name, own in self.widths.items() if own == width and name in names and name not in self.lists]
+
+    def _lists(self, width: int, names: Collection[str]) -> list[str]:
+        return [name for name, own in self.widths.items() if own == width and name in names and name in self.lists]
+
+
+MANY = 1 << 14
+"""Ids from which sorting them pays before their gradients are summed."""
+
+
+def _filled_tables(
+    num_rows: Sequence[int], width: int, start: Start, std: float | None, held: Sequence[range] | None = None
+) -> nn.Parameter:
+    """Tables of one width, one after the other, with their first values; zeros for a deviation of 0.
+
+    With `held`, only those rows.
+    """
+    store = torch.zeros(sum(num_rows) if held is None else sum(len(rows) for rows in held), width)
+    first = 0
+    for rows in num_rows:
+        table = store[first : first + rows] if held is None else None
+        for place, block in _drawn(rows, width, start, std, into=table):
+            _keep(store, held or (), first + place, block)
+        first += rows
+    return nn.Parameter(store)
+
+
+def _drawn(rows: int, width: int, start: Start, std: float | None, into: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    """A table's first values in blocks of rows, with the first row of each block; drawn into `into` if given.
+
+    Uniform numbers are drawn in order, so blocks equal a whole table. Numbers of a truncated normal distribution are
+    redrawn until all fit, so such a table is one block.
+    """
+    spread = (2 / (rows + width)) ** 0.5 if std is None else std
+    if std is None and start == "uniform":
+        step = rows if into is not None else max(1, DRAWN // width)
+        for place in range(0, rows, step):
+            block = torch.empty(min(step, rows - place), width) if into is None else into
+            nn.init.uniform_(block, -(rows**-0.5), rows**-0.5)
+            yield place, block
+    elif spread:
+        # Truncation at two standard deviations multiplies the deviation by .87963.
+        own = spread / 0.87962566103423978
+        block = torch.empty(rows, width) if into is None else into
+        nn.init.trunc_normal_(block, std=own, a=-2 * own, b=2 * own)
+        yield 0, block
+
+
+DRAWN = 1 << 24
+"""Numbers that are drawn at once if only some rows are kept."""
+
+
+def _keep(store: Tensor, held: Sequence[range], first: int, block: Tensor) -> None:
+    """Copy the held rows of a block, which begins at row `first` of the store."""
+    start = 0
+    for rows in held:
+        here = range(max(rows.start, first), min(rows.stop, first + len(block)))
+        if here:
+            place = start + here.start - rows.start
+            store[place : place + len(here)] = block[here.start - first : here.stop - first]
+        start += len(rows)
+
+
+def ids_and_numbers(spec: FeatureSpec, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The categorical and the numerical ones of some features."""
+    ids = tuple(name for name in names if spec.features[name].is_categorical)
+    return ids, tuple(name for name in names if name not in ids)
+
+
+def embedding_widths(
+    spec: FeatureSpec, names: Sequence[str], width: int | Literal["rule"], own: Mapping[str, int]
+) -> dict[str, int]:
+    """The width of each feature's embedding: its own, else the common one.
+
+    `rule` is 6 x cardinality ^ (1/4): Wang et al., Deep & Cross Network for Ad Click Predictions, 2017, section 4.1.
+    """
+
+    def common(name: str) -> int:
+        return round(6 * math.pow(spec.num_ids(name), 0.25)) if width == "rule" else width
+
+    return {name: own[name] if name in own else common(name) for name in names}

@@ -1,0 +1,215 @@
+"""A user's events in the jagged form: histories of any length without work for padding.
+
+A batch holds histories padded, (B, L). The *jagged* form holds the T events present, step by step: the first events of
+all rows, then all second ones, and so on. Within a step, rows stand from the longest history to the shortest. So the
+rows of a step are the first rows of the step before, and a recurrence touches slices only.
+
+The *padded* form has T = B L places, row by row, some of them without an event. Compiled and exported programs use it,
+because their shapes must not depend on values. `Events` hides the form; both give equal results.
+
+Shapes: B rows; L the history's length in this batch; T events; W any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+SLICED = 64
+"""Mean rows of a step from which code written by hand takes histories step by step."""
+
+BLOCK = 2048
+"""Rows of a step that are computed together: their layers of some hundred units stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """Where the T events of a batch of histories stand."""
+
+    places: Tensor
+    """The place of each event in a flattened (B, L) tensor (T,)."""
+    rows: Tensor
+    """The row of each event (T,)."""
+    lengths: Tensor
+    """Events of each row (B,)."""
+    length: int
+    """L."""
+    present: Tensor | None = None
+    """The places that hold an event (T,); only in the padded form."""
+    sizes: tuple[int, ...] = ()
+    """The number of rows of each step, descending and above 0; only in the jagged form."""
+    order: Tensor | None = None
+    """The rows from the longest history to the shortest (B,); only in the jagged form."""
+    rank: Tensor | None = None
+    """The place of each row in `order` (B,); only in the jagged form."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return self.lengths.shape[0]  # an exporter fixes len(), and leaves this open
+
+    @property
+    def num_events(self) -> int:
+        """T; in the padded form with the places without an event."""
+        return self.rows.shape[0]
+
+    @property
+    def in_large_steps(self) -> bool:
+        """Whether steps hold enough rows, on a CPU and in the jagged form, for code that takes them one by one."""
+        many = bool(self.sizes) and len(self.rows) >= SLICED * len(self.sizes)
+        return many and self.present is None and self.rows.device.type == "cpu"
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The blocks of the jagged form, which forward and backward passes share."""
+        return Blocks.of(self)
+
+    @property
+    def there(self) -> Tensor:
+        """The places that hold an event (B, L)."""
+        if self.present is not None:
+            return self.present.view(self.num_rows, self.length)
+        return self.padded(torch.ones_like(self.rows, dtype=torch.bool), False)
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """The values at the events: (B, L, ...) -> (T, ...)."""
+        flat = padded.flatten(0, 1)
+        return flat if self.present is not None else flat.index_select(0, self.places)
+
+    def padded(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """(T, ...) -> (B, L, ...), with `fill` at places without an event."""
+        shape = (self.num_rows, self.length, *x.shape[1:])
+        if self.present is not None:
+            return torch.where(self._mask(x), x, fill).view(shape)
+        empty = x.new_full((self.num_rows * self.length, *x.shape[1:]), fill)
+        return empty.index_copy(0, self.places, x).view(shape)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Each row's value at its events: (B, W) -> (T, W)."""
+        if self.present is not None:
+            return x.unsqueeze(1).expand(-1, self.length, -1).reshape(-1, x.shape[1])
+        return x.index_select(0, self.rows)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over each row's events: (T, W) -> (B, W); zeros for an empty history."""
+        if self.present is not None:
+            kept = torch.where(self._mask(x), x, 0)
+            return kept.view(self.num_rows, self.length, x.shape[1]).sum(1)
+        return x.new_zeros(self.num_rows, x.shape[1]).index_add(0, self.rows, x)
+
+    def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum over each row's events: (T, W), (T,) -> (B, W)."""
+        return self.sum(x * weights.unsqueeze(1))
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """The softmax of scores over each row's events: (T,) -> (T,)."""
+        shares = self.padded(scores, torch.finfo(scores.dtype).min).softmax(1)
+        return self.flat(shares) if self.present is None else shares.flatten() * self.present
+
+    def successors(self) -> tuple[Tensor, Tensor]:
+        """Pairs of an event and the next event of its row, as indices of events: (P,), (P,).
+
+        In the padded form P is B (L - 1), and `follows` marks the pairs of two events.
+        """
+        if self.present is not None:
+            places = torch.arange(self.num_events, device=self.rows.device).view(self.num_rows, self.length)
+            # The last event so far; before the first event, the row's first place.
+            latest = torch.where(self.there, places, places[:, :1]).cummax(1).values
+            return latest[:, :-1].flatten(), places[:, 1:].flatten()
+        if not self.sizes:
+            return self.rows, self.rows  # none
+        later = torch.arange(self.sizes[0], self.num_events, device=self.rows.device)
+        sizes = torch.tensor(self.sizes, device=self.rows.device)
+        return later - sizes[:-1].repeat_interleave(sizes[1:]), later
+
+    def follows(self, earlier: Tensor, later: Tensor) -> Tensor | None:
+        """The pairs of `successors` that join two events; None for all."""
+        return None if self.present is None else self.present[earlier] & self.present[later]
+
+    def _mask(self, x: Tensor) -> Tensor:
+        assert self.present is not None
+        return self.present.view(-1, *[1] * (x.dim() - 1))
+
+
+def events_of(present: Tensor) -> Events:
+    """Events at the places `present` (B, L), in the padded form while compiling, else in the jagged form."""
+    return padded_events(present) if torch.compiler.is_compiling() else jagged_events(present)
+
+
+def jagged_events(present: Tensor) -> Events:
+    """Events at the places `present` (B, L) in the jagged form."""
+    rows, length = present.shape
+    lengths = present.sum(1)
+    _, order = lengths.sort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(rows, device=order.device)
+    places = present.flatten().nonzero().squeeze(1)
+    row = places // max(length, 1)
+    step = torch.arange(len(places), device=row.device) - (lengths.cumsum(0) - lengths)[row]
+    sizes = torch.bincount(step, minlength=1)
+    position = (sizes.cumsum(0) - sizes)[step] + rank[row]
+    by_step = torch.empty_like(places)
+    by_step[position] = places
+    counts = tuple(size for size in sizes.tolist() if size)
+    return Events(by_step, by_step // max(length, 1), lengths, length, sizes=counts, order=order, rank=rank)
+
+
+def padded_events(present: Tensor) -> Events:
+    """Events at the places `present` (B, L) in the padded form."""
+    rows, length = present.shape
+    places = torch.arange(rows * length, device=present.device)
+    return Events(places, places // length, present.sum(1), length, present=present.flatten())
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of rows of a step in the order of a recurrence: all steps of some rows, then of the next rows."""
+
+    rows: Sequence[slice]
+    """The rows of each block, as places in `Events.order`."""
+    first: Sequence[bool]
+    """Whether a block's step is the first."""
+    sizes: Sequence[int]
+    """The number of events of each block, step by step."""
+    stay: Sequence[int]
+    """The number of those events that have a next event."""
+    places: Sequence[int]
+    """The place of each block in `sizes`."""
+    earlier: Sequence[int]
+    """The place in `sizes` of the same rows one step before; 0 at the first step."""
+
+    @classmethod
+    def of(cls, events: Events) -> Blocks:
+        """The blocks of events in the jagged form."""
+        sizes = [min(BLOCK, size - first) for size in events.sizes for first in range(0, size, BLOCK)]
+        starts = [0, *accumulate(-(-size // BLOCK) for size in events.sizes)]  # the first block of each step
+        stay = [0] * len(sizes)
+        rows, first, places, earlier = list[slice](), list[bool](), list[int](), list[int]()
+        for column in range(-(-events.num_rows // BLOCK)):
+            for step, start in enumerate(starts[:-1]):
+                place = start + column
+                if place >= starts[step + 1]:
+                    break
+                rows.append(slice(column * BLOCK, column * BLOCK + sizes[place]))
+                first.append(step == 0)
+                places.append(place)
+                earlier.append(starts[step - 1] + column if step else 0)
+                if step:
+                    stay[earlier[-1]] = sizes[place]
+        return cls(rows, first, sizes, stay, places, earlier)
+
+    def cut(self, x: Tensor) -> list[Tensor]:
+        """The part of each block, of a tensor with one entry an event."""
+        parts = x.split_with_sizes(self.sizes)  # a third of the cost of separate slices
+        return [parts[place] for place in self.places]
+
+    def cut_before(self, x: Tensor) -> list[Tensor]:
+        """The part of the same rows one step before; at a first step any."""
+        sizes = [part for size, stay in zip(self.sizes, self.stay, strict=True) for part in (stay, size - stay)]
+        parts = x.split_with_sizes(sizes)[::2]
+        return [parts[place] for place in self.earlier]

@@ -1,0 +1,484 @@
+"""Backward passes written by hand, each at least a tenth faster in a training step than plain torch.
+
+Every class here has the gradient of a formula in plain torch, to which `tests/nn/test_hand_written.py` holds it.
+docs/decisions.md has the ratios. Callers ask `may_replace` first, and run plain modules where it says no.
+
+Shapes: B rows; T events; D width of an event's vector; H of a state; F vectors a row; R rows of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from recspec.nn import kernels
+from recspec.nn.blocks import Scratch, Tail
+from recspec.nn.dropout import relu_and_drop_
+from recspec.nn.events import BLOCK, Events
+from recspec.nn.stored_rows import Places, bags_of_rows, dots_of_rows, gradient_of, weighted_sums
+
+
+def may_replace(*modules: nn.Module) -> bool:
+    """Whether hand-written code may run instead of these modules and all modules in them.
+
+    It may not if one has a hook, another class than torch's or ours, or a `forward` of its own, because these expect a
+    call. It may not under a transform of `torch.func`, which knows only torch's own operations. Hooks of all modules at
+    once do not count: profilers set them, and a profile must not change the run.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return not torch._C._are_functorch_transforms_active() and all(map(_is_plain, modules))
+
+
+def _is_plain(module: nn.Module | None) -> bool:
+    if module is None:
+        return True
+    if not type(module).__module__.startswith(("torch.nn.modules.", "recspec.")):
+        return False
+    held = vars(module)
+    if held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"] or held["_backward_pre_hooks"]:
+        return False
+    return "forward" not in held and all(map(_is_plain, held["_modules"].values()))
+
+
+def times(gradients: Sequence[Tensor | None], factor: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of a loss that was computed with them, times the loss's own gradient, which is mostly 1.
+
+    Raises:
+        NotImplementedError: for second derivatives (`create_graph`), which these losses do not have.
+    """
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "this loss computes its gradients with it and has no second derivatives (create_graph); use torch's binary "
+            "cross-entropy of the model's logits instead"
+        )
+    if factor.item() == 1.0:
+        return tuple(gradients)
+    return tuple(None if gradient is None else gradient * factor for gradient in gradients)
+
+
+@contextmanager
+def own_precision(x: Tensor) -> Iterator[None]:
+    """Compute products in the parameters' own type until the end of the block; on a CPU, by its BLAS.
+
+    torch sends products of narrow types, and of tf32 or bf16 precision, through oneDNN. That compiles a kernel for
+    every new number of rows, in 1.0 to 1.5 ms; the product of 1024 rows takes 0.06. Every batch has steps of other
+    numbers of rows.
+    """
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(x.device.type, enabled=False):
+        if x.device.type != "cpu" or before == "highest":
+            yield
+            return
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+class EventWeights(torch.autograd.Function):
+    """The weights of `AttentionUnit`, for a block of rows of a step at a time.
+
+    Layers over all events move every activation and its gradient through memory several times. Here they leave the
+    cache once, for the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        events: Events,
+        kind: str,
+        happened: Tensor,
+        target: Tensor,
+        of_targets: Tensor,
+        by_event: Tensor,
+        by_product: Tensor,
+        *tail: Tensor,
+    ) -> Tensor:
+        order = cast(Tensor, events.order)
+        target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
+        kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
+        scratch, network = Scratch(happened, min(len(happened), BLOCK)), Tail(kind, tail)
+        weights = happened.new_empty(len(happened))
+        blocks, event, product = events.blocks, by_event.t(), by_product.t()
+        for rows, x, own, *parts in zip(blocks.rows, *map(blocks.cut, (happened, weights, *kept)), strict=True):
+            first = torch.addmm(of_targets[rows], x, event, out=parts[0])
+            first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), product)
+            network.forward(parts, own)
+        ctx.save_for_backward(happened, target, by_event, by_product, *tail, *kept)
+        ctx.events, ctx.kind, ctx.num_tail = events, kind, len(tail)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        happened, target, by_event, by_product, *rest = ctx.saved_tensors
+        network, kept = Tail(ctx.kind, rest[: ctx.num_tail]), rest[ctx.num_tail :]
+        events: Events = ctx.events
+        of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
+        of_first = target.new_zeros(len(target), len(by_event))
+        of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
+        scratch, blocks = Scratch(happened, min(len(happened), BLOCK)), events.blocks
+        cut = map(blocks.cut, (happened, of_happened, gradient, *kept))
+        with own_precision(happened):
+            for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
+                own = target[rows]
+                slope = network.backward(of_own, parts, scratch)
+                of_first[rows].add_(slope)
+                turned = slope.t()
+                of_by_event.addmm_(turned, x)
+                joined = torch.mul(x, own, out=scratch("joined", *x.shape))
+                of_by_product.addmm_(turned, joined)
+                of_joined = torch.mm(slope, by_product, out=joined)
+                of_target[rows].addcmul_(of_joined, x)
+                torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
+        rank = cast(Tensor, events.rank)
+        to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
+        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *network.gradients()
+
+
+class NextEventLoss(torch.autograd.Function):
+    """The loss of `NextEvent`, for a block of rows of a step at a time.
+
+    The loss is one number, so a block's logits determine its gradient but for a factor. It is computed at once, and no
+    activation is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        events: Events,
+        states: Tensor,
+        happened: Tensor,
+        sampled: Tensor,
+        by_state: Tensor,
+        by_event: Tensor,
+        bias: Tensor,
+        *tail: Tensor,
+    ) -> Tensor:
+        given = (states, happened, sampled, by_state, by_event, bias)
+        slopes = [torch.zeros_like(each) for each in given]
+        of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias = slopes
+        share = ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows)).to(states.dtype).reciprocal()
+        share = share.index_select(0, cast(Tensor, events.order))
+        total, scratch = states.new_zeros(()), Scratch(states, min(len(states), BLOCK))
+        network, blocks = Tail("sigmoid", tail), events.blocks
+        events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))
+        states_before = map(blocks.cut_before, (states, of_states))
+        for rows, first_step, right_event, wrong_event, of_right, of_wrong, state, of_state in zip(
+            blocks.rows, blocks.first, *events_of_block, *states_before, strict=True
+        ):
+            if first_step:
+                continue
+            own = share[rows]
+            size = len(own)
+            known = torch.addmm(bias, state, by_state.t(), out=scratch("known", size, len(bias)))
+            # Both answers share the network's tensors.
+            first = scratch("0", 2 * size, len(bias))
+            right, wrong = slice(0, size), slice(size, 2 * size)
+            for half, each in ((right, right_event), (wrong, wrong_event)):
+                torch.addmm(known, each, by_event.t(), out=first[half])
+            layers = network.layers(first, scratch)
+            logits = network.forward(layers, scratch("logits", 2 * size, 1).squeeze(1))
+            total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
+            gradient = logits.sigmoid_()
+            gradient[right] -= 1
+            gradient.view(2, size).mul_(own)
+            slope = network.backward(gradient, layers, scratch)
+            for half, each, of_each in ((right, right_event, of_right), (wrong, wrong_event, of_wrong)):
+                of_by_event.addmm_(slope[half].t(), each)
+                torch.mm(slope[half], by_event, out=of_each)
+            of_known = torch.add(slope[right], slope[wrong], out=known)
+            of_by_state.addmm_(of_known.t(), state)
+            of_bias += of_known.sum(0)
+            torch.mm(of_known, by_state, out=of_state)
+        slopes += network.gradients()
+        ctx.save_for_backward(*slopes)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *times(ctx.saved_tensors, gradient)
+
+
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
+
+class Recurrence(torch.autograd.Function):
+    """`Gru` over events in the jagged form.
+
+    A block of rows takes all its steps before the next block does, so that it stays in the cache. Blocks also compute
+    the inputs' part of the gates and the gradients of weights: one product for all steps would read the events from
+    memory again, at half the speed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        attention: Tensor | None,
+        weight_x: Tensor,
+        weight_h: Tensor,
+        bias: Tensor,
+        events: Events,
+    ) -> tuple[Tensor, Tensor]:
+        hidden = weight_h.shape[1]
+        both = 2 * hidden
+        gates = x.new_empty(len(x), both)  # u and r
+        candidates, recalled, states = (x.new_empty(len(x), hidden) for _ in range(3))  # recalled: U_c h
+        x_gates, x_candidate, h_gates, h_candidate = (
+            each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
+        )
+        of_gates, of_candidate = bias[:both], bias[both:]
+        blocks, scratch = events.blocks, Scratch(x, min(len(x), BLOCK))
+        kept = (x, gates, *gates.split_with_sizes([hidden, hidden], 1), candidates, recalled, states)
+        for first, weight, old, own, gate, u, r, c, memory, state in zip(
+            blocks.first,
+            [None] * len(blocks.rows) if attention is None else blocks.cut(attention.unsqueeze(1)),
+            blocks.cut_before(states),
+            *map(blocks.cut, kept),
+            strict=True,
+        ):
+            torch.addmm(of_gates, own, x_gates, out=gate)
+            torch.addmm(of_candidate, own, x_candidate, out=c)
+            if first:
+                gate.sigmoid_()
+            else:
+                gate.addmm_(old, h_gates).sigmoid_()
+                c.addcmul_(r, torch.mm(old, h_candidate, out=memory))
+            c.tanh_()
+            update = u if weight is None else torch.mul(u, weight, out=scratch("update", *state.shape))
+            _ = torch.mul(c, update, out=state) if first else torch.lerp(old, c, update, out=state)
+        ctx.save_for_backward(x, attention, weight_x, weight_h, gates, candidates, recalled, states)
+        ctx.events = events
+        ctx.set_materialize_grads(False)
+        return states, last_states(states, events)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_states: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, attention, weight_x, weight_h, gates, candidates, recalled, states = ctx.saved_tensors
+        events: Events = ctx.events
+        hidden = weight_h.shape[1]
+        # (B, H): the gradient of each row's state so far.
+        carried = (
+            x.new_zeros(events.num_rows, hidden)
+            if of_last is None
+            else of_last.index_select(0, cast(Tensor, events.order))
+        )
+        of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
+        by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
+        of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
+        blocks, scratch = events.blocks, Scratch(x, min(len(x), BLOCK))
+        none = [None] * len(blocks.rows)
+        parts = zip(
+            blocks.rows,
+            blocks.first,
+            none if of_states is None else blocks.cut(of_states),
+            none if attention is None else blocks.cut(attention.unsqueeze(1)),
+            none if of_attention is None else blocks.cut(of_attention),
+            *map(blocks.cut, (x, of_x)),
+            blocks.cut_before(states),
+            *map(blocks.cut, (*gates.split_with_sizes([hidden, hidden], 1), candidates, recalled)),
+            strict=True,
+        )
+        with own_precision(x):
+            for rows, first, of_state, weight, of_weight, own, of_own, old, u, r, c, memory in reversed([*parts]):
+                here = carried[rows]
+                if of_state is not None:
+                    here += of_state
+                # The gradients of c, u, r and U_c h: the first three reach x, the last three the state.
+                slope = scratch("slope", len(here), 4 * hidden)
+                of_c, of_u, of_r, of_recalled = slope.split_with_sizes([hidden] * 4, 1)
+                update, of_update = u, scratch("of_update", *here.shape)
+                _ = torch.mul(c, here, out=of_update) if first else torch.sub(c, old, out=of_update).mul_(here)
+                if weight is not None:
+                    update = torch.mul(of_update, u, out=scratch("weighted", *here.shape))
+                    torch.sum(update, 1, out=of_weight)
+                    of_update *= weight
+                    torch.mul(u, weight, out=update)
+                of_candidate = torch.mul(here, update, out=scratch("of_candidate", *here.shape))
+                _sigmoid_backward(of_update, u, grad_input=of_u)
+                _tanh_backward(of_candidate, c, grad_input=of_c)
+                if first:
+                    of_r.zero_()
+                else:
+                    here -= of_candidate
+                    _sigmoid_backward(torch.mul(of_c, memory, out=of_candidate), r, grad_input=of_r)
+                    torch.mul(of_c, r, out=of_recalled)
+                    recurrent = slope[:, hidden:]
+                    here.addmm_(recurrent, weight_h)
+                    of_weight_h.addmm_(recurrent.t(), old)
+                inputs = slope[:, : 3 * hidden]
+                torch.mm(inputs, by_x, out=of_own)
+                of_by_x.addmm_(inputs.t(), own)
+                of_bias += inputs.sum(0)
+        of_weight_x, of_bias = (torch.cat([each[hidden:], each[:hidden]]) for each in (of_by_x, of_bias))
+        return of_x, of_attention, of_weight_x, of_weight_h, of_bias, None
+
+
+def last_states(states: Tensor, events: Events) -> Tensor:
+    """The state after each row's last event: (T, H) -> (B, H); zeros for an empty history."""
+    if not events.sizes:
+        return states.new_zeros(events.num_rows, states.shape[1])
+    starts = torch.tensor([0, *accumulate(events.sizes[:-1])], device=states.device)
+    places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + cast(Tensor, events.rank)
+    # An empty history stands behind all others; its place may lie outside the first step.
+    found = states.index_select(0, places.clamp(max=len(states) - 1))
+    if events.sizes[0] == events.num_rows:
+        return found
+    return found.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
+
+
+class ReluDropout(torch.autograd.Function):
+    """`mlp.relu_dropout_` on a CPU.
+
+    The backward pass overwrites the incoming gradient. So the operation that uses the output must make a gradient of
+    its own, as a product does; an addition would pass the same gradient to its other operand.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: float) -> Tensor:
+        relu_and_drop_(x.view(-1), keep)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        # Nothing else uses the gradient of a matrix product; overwriting it saves a pass over fresh memory.
+        if gradient.is_contiguous() and gradient._base is None:
+            return torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient), None
+        return torch.ops.aten.threshold_backward(gradient, y, 0), None
+
+
+class Gather(torch.autograd.Function):
+    """`kernels.gather_rows`; the gradient is of the store, or a COO tensor of the rows seen, whose ids may repeat."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype, sparse: bool
+    ) -> Tensor:
+        vectors, rows = kernels.gather_rows(store, ids, firsts, stops, dtype)
+        ctx.save_for_backward(rows)
+        ctx.shape, ctx.dtype, ctx.sparse = store.shape, store.dtype, sparse
+        return vectors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        (rows,) = ctx.saved_tensors
+        if ctx.sparse:
+            values = gradient.reshape(rows.numel(), -1).to(ctx.dtype)
+            found = torch.sparse_coo_tensor(rows.view(1, -1), values, ctx.shape, check_invariants=False)
+        else:
+            # -1, an id outside its table, is skipped.
+            found = torch.ops.aten.embedding_dense_backward(gradient.to(ctx.dtype), rows, ctx.shape[0], -1, False)
+        return found, None, None, None, None, None
+
+
+class Dots(torch.autograd.Function):
+    """`kernels.dots` with the gradient `kernels.dots_backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors)
+        return kernels.dots(vectors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        return kernels.dots_backward(vectors, gradient)
+
+
+class AttendByRows(torch.autograd.Function):
+    """`history_search.attend_by_rows`.
+
+    For weights w = softmax(s) with s_t = q e_t, and the gradient G of the sum U = sum_t w_t e_t:
+
+        dw_t = G e_t        ds_t = w_t (dw_t - sum_u w_u dw_u)        dq = sum_t ds_t e_t        de_t = ds_t q + w_t G
+
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        places: Places,
+        mean: bool,
+        columns: Sequence[tuple[Tensor, slice, bool]],
+        *stores: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        rows, slices, sparse = (list(each) for each in zip(*columns, strict=True))
+        tables = [store[part] for store, part in zip(stores, slices, strict=True)]
+        scores = dots_of_rows(tables, rows, places, queries)
+        weights = [places.take(places.lay(own, -torch.inf).softmax(1)) for own in scores]
+        if mean:
+            weights.append((1 + places.lengths).to(queries.dtype).reciprocal().index_select(0, places.rows))
+        sums = weighted_sums(tables, rows, places, weights)
+        ctx.save_for_backward(queries, *weights, *rows, *stores)
+        ctx.places, ctx.slices, ctx.sparse, ctx.heads, ctx.sums = places, slices, sparse, len(scores), len(weights)
+        found = torch.stack(scores)
+        ctx.mark_non_differentiable(found)
+        return found, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        queries, *rest = ctx.saved_tensors
+        places, heads, columns = ctx.places, ctx.heads, len(ctx.sparse)
+        weights, rows, stores = rest[: ctx.sums], rest[ctx.sums : ctx.sums + columns], rest[ctx.sums + columns :]
+        tables = [store[part] for store, part in zip(stores, ctx.slices, strict=True)]
+        slopes = dots_of_rows(tables, rows, places, gradient[:, :heads])
+        for head in range(heads):
+            # Not G U: for large vectors its last digits differ from those of dw, and q would multiply the difference.
+            mean = gradient.new_zeros(places.num_rows).index_add_(0, places.rows, slopes[head] * weights[head])
+            slopes[head].sub_(mean.index_select(0, places.rows)).mul_(weights[head])
+        of_queries = weighted_sums(tables, rows, places, slopes)
+        pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
+        of_stores: list[Tensor | None] = []
+        start = 0
+        for store, table, own, sparse, part, wanted in zip(
+            stores, tables, rows, ctx.sparse, ctx.slices, ctx.needs_input_grad[4:], strict=True
+        ):
+            terms = [(each, by[:, start : start + table.shape[1]]) for each, by in pairs]
+            start += table.shape[1]
+            if wanted:
+                seen, values = bags_of_rows(table, own, places, terms)
+                of_stores.append(gradient_of(store, seen + (part.start or 0), values, sparse=sparse))
+            else:
+                of_stores.append(None)
+        return (of_queries, None, None, None, *of_stores)
+
+
+class RowsOf(torch.autograd.Function):
+    """Rows of a table on a CPU; the gradient sums equal ids in sorted order, as sparse gradients do.
+
+    torch adds gradients one by one at random places, which takes five times as long for 400,000 ids of 16 numbers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, store: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape = store.shape
+        return F.embedding(ids, store)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        rows, order, starts = kernels.segments(ids.flatten())
+        sums = F.embedding_bag(order, gradient.reshape(-1, ctx.shape[1]), starts, mode="sum")
+        return None, gradient.new_zeros(ctx.shape).index_copy_(0, rows, sums)

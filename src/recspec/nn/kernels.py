@@ -1,0 +1,576 @@
+"""Kernels for embedding tables and dot products: Triton on a GPU, FBGEMM on a CPU.
+
+Every Triton kernel has an equivalent in plain torch, `..._plain`, which documents it and with which tests compare it.
+Triton and FBGEMM are imported at their first use. With TRITON_INTERPRET=1, Triton's kernels run on a CPU, element by
+element, for tests.
+
+Shapes: B rows of a batch; F features; N rows of a store; D its width; m ids of a step, F B of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Backend = Literal["torch", "triton", "fbgemm"]
+"""The implementation that looks up and updates rows of embedding tables."""
+
+Rule = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+"""The optimizers that `update_rows` has."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of numbers that the kernels read and write; sums are float32."""
+
+MAX_FEATURES = 64
+"""The most vectors a row whose dot products fit into a program's registers and shared memory."""
+
+MAX_WIDTH = 4096
+"""The most numbers of a row that one program updates."""
+
+if TYPE_CHECKING:
+    import triton.language as tl
+else:
+    tl = None  # until `_compiled` is asked for a kernel
+
+
+def why_not(backend: Backend, device: torch.device) -> str | None:
+    """Why a backend cannot run on a device; None if it can."""
+    if backend == "triton":
+        if device.type != "cuda" and not _interprets():
+            return f"triton's kernels run on a GPU, and this run is on {device.type}"
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed; it comes with torch's CUDA builds (pip install triton)"
+    if backend == "fbgemm":
+        if device.type != "cpu":
+            return f"fbgemm is used on a CPU, and this run is on {device.type}"
+        if importlib.util.find_spec("fbgemm_gpu") is None:
+            return "fbgemm_gpu is not installed (pip install 'recspec[fbgemm]')"
+        return _why_fbgemm_does_not_load()
+    return None
+
+
+def uses_triton(backend: Backend | None, device: torch.device) -> bool:
+    """Whether to use the kernels: if asked for, and by default on a GPU with Triton.
+
+    Not while a model is compiled or exported, nor under `torch.func`: these know only torch's own operations.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if backend == "triton":  # not for tables left in the host's memory
+        return device.type == "cuda" or _interprets()
+    return backend is None and _picks_triton(device.type)
+
+
+@cache
+def _picks_triton(device_type: str) -> bool:
+    return device_type == "cuda" and why_not("triton", torch.device(device_type)) is None
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _compiled(kernel: Callable[..., None]) -> Any:
+    """A kernel that can be launched on a grid."""
+    global tl
+    import triton
+    import triton.language as tl
+
+    return triton.jit(kernel)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+# --- looking rows up -------------------------------------------------------------------------------------------------
+
+
+def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Look up the rows of several features' tables in their store, in one pass.
+
+    Args:
+        store: the tables (N, D), one after the other.
+        ids: of the batch (B, F), each counted from the first row of its table.
+        firsts: the first row of each feature's table in the store (F,).
+        stops: the row after its last (F,).
+        dtype: type of the vectors.
+
+    Returns:
+        the vectors (B, F, D), and their rows in the store (B, F). An id outside its table has row -1 and a vector of
+        NaN, so that the loss becomes NaN.
+    """
+    rows = torch.empty(ids.shape, dtype=torch.int64, device=store.device)
+    out = torch.empty((*ids.shape, store.shape[1]), dtype=dtype, device=store.device)
+    if out.numel():
+        width = store.shape[1]
+        block_d = min(_power_of_two(width), 256)
+        block_n = max(1, 2048 // block_d)
+        grid = (-(-ids.numel() // block_n), -(-width // block_d))
+        _compiled(_gather_rows)[grid](
+            ids.contiguous(), firsts, stops, store, out, rows, ids.numel(), ids.shape[1], width, block_n, block_d
+        )
+    return out, rows
+
+
+def gather_rows_plain(
+    store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`gather_rows` in plain torch."""
+    rows = ids.long() + firsts
+    inside = (ids >= 0) & (rows < stops)
+    vectors = store.index_select(0, rows.where(inside, 0).flatten()).view(*ids.shape, store.shape[1]).to(dtype)
+    return vectors.masked_fill(~inside.unsqueeze(-1), torch.nan), rows.where(inside, -1)
+
+
+def _gather_rows(
+    ids: tl.tensor,
+    firsts: tl.tensor,
+    stops: tl.tensor,
+    store: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    num_ids: tl.tensor,
+    features: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
+    known = place < num_ids
+    own = tl.load(ids + place, mask=known, other=-1).to(tl.int64)
+    feature = place % features
+    row = own + tl.load(firsts + feature, mask=known, other=0)
+    inside = known & (own >= 0) & (row < tl.load(stops + feature, mask=known, other=0))
+    if tl.program_id(1) == 0:
+        tl.store(rows + place, tl.where(inside, row, -1), mask=known)
+    column = tl.program_id(1) * block_d + tl.arange(0, block_d)
+    held = (column < width)[None, :]
+    vectors = tl.load(store + row[:, None] * width + column[None, :], mask=inside[:, None] & held, other=float("nan"))
+    tl.store(
+        out + place[:, None] * width + column[None, :], vectors.to(out.dtype.element_ty), mask=known[:, None] & held
+    )
+
+
+# --- summing the rows of equal ids -----------------------------------------------------------------------------------
+
+
+ROWS = 1 << 18
+"""Numbers of a sparse gradient's sums in a block on a CPU: few enough to stay in the cache, and enough to make the cost
+of a block's few calls negligible."""
+
+
+def summed_rows(gradient: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """A sparse gradient's distinct ids, ascending (m,), and their rows' sums (m, dim), in blocks.
+
+    A block has `most` rows, by default a number that suits the device.
+    """
+    assert gradient.sparse_dim() == 1
+    ids, values = gradient._indices()[0], gradient._values()
+    if gradient.is_coalesced() or len(ids) < 2:
+        yield ids, values
+        return
+    distinct, order, starts = segments(ids)
+    if most is None:
+        most = max(1, ROWS // max(1, values[0].numel())) if ids.device.type == "cpu" else len(distinct)
+    for first in range(0, len(distinct), most):
+        here = starts[first : first + most]
+        start = int(here[0]) if first else 0
+        stop = int(starts[first + most]) if first + most < len(starts) else len(order)
+        # An embedding bag gathers and sums segments in one pass, on all cores.
+        sums = torch.nn.functional.embedding_bag(order[start:stop], values, here - start, mode="sum")
+        yield distinct[first : first + most], sums
+
+
+def sum_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A sparse gradient's distinct ids, ascending (m,), and the sums of their rows (m, dim)."""
+    return next(summed_rows(gradient, gradient._nnz() or 1))
+
+
+def segments(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct ids, ascending; the stable order that sorts `ids`; the start of each id in that order."""
+    place_bits = (len(ids) - 1).bit_length()
+    if ids.device.type != "cpu" or int(ids.max()) >> (63 - place_bits):
+        ids, order = ids.sort(stable=True)
+        distinct, counts = torch.unique_consecutive(ids, return_counts=True)
+        return distinct, order, counts.cumsum(0) - counts
+    # NumPy sorts plain integers in vector registers. With the place packed below the id, the sorted keys also give the
+    # order: 8,192 ids take 0.04 ms. torch's sort takes 0.35, and its coalesce, with sums of 16 numbers, 0.7.
+    small = int(ids.max()).bit_length() + place_bits <= 32
+    keys: npt.NDArray[Any] = ids.numpy().astype(np.uint32 if small else np.int64)
+    keys <<= place_bits
+    keys |= np.arange(len(keys), dtype=keys.dtype)
+    keys.sort()
+    found = keys >> place_bits
+    starts = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
+    places = (keys & ((1 << place_bits) - 1)).astype(np.int64)
+    return torch.from_numpy(found[starts].astype(np.int64)), torch.from_numpy(places), torch.from_numpy(starts)
+
+
+# --- updating the rows seen ------------------------------------------------------------------------------------------
+
+
+def can_update(weight: Tensor) -> bool:
+    """Whether `update_rows` supports a table."""
+    return weight.dim() == 2 and weight.is_contiguous() and weight.dtype in FLOATS and weight.shape[1] <= MAX_WIDTH
+
+
+def update_rows(
+    rule: Rule,
+    weight: Tensor,
+    ids: Tensor,
+    gradient: Tensor,
+    states: Sequence[Tensor],
+    *,
+    lr: float | Tensor,
+    eps: float = 0.0,
+    betas: tuple[float, float] = (0.0, 0.0),
+    corrections: Tensor | None = None,
+) -> None:
+    """One step of an optimizer on the rows seen: the sums of equal ids' gradients and the update, in one pass.
+
+    The ids are sorted. For the first of equal ids, a program adds up the gradients in order, so that sums repeat, and
+    rewrites one row of weights and state. Ids outside the table are skipped.
+
+    Args:
+        rule: the optimizer.
+        weight: the table (N, D).
+        ids: rows of the table (m,), in any order; they may repeat.
+        gradient: their gradients (m, D).
+        states: the rule's state: none; (N, D); (N, 1); for Adam mean and mean square (N, D).
+        lr: the learning rate of this step; for a recorded step a tensor () on the table's device.
+        eps: added to the root.
+        betas: Adam's decay rates.
+        corrections: Adam's two bias corrections, 1 - beta^step, (2,) on the table's device.
+    """
+    if not gradient.numel():
+        return
+    # For tables of fewer than 2^31 rows, ids are sorted as half as many bytes, in half the passes.
+    small = ids.int() if ids.dtype == torch.int64 and weight.shape[0] < 2**31 else ids
+    ordered, order = small.sort(stable=True)
+    rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float32, device=weight.device)
+    first, second = [*states, weight, weight][:2]
+    width = weight.shape[1]
+    block_d = _power_of_two(width)
+    _compiled(_update_rows)[(len(ids),)](
+        ordered,
+        order,
+        gradient.contiguous(),
+        weight,
+        first,
+        second,
+        weight if corrections is None else corrections,
+        len(ids),
+        weight.shape[0],
+        rate,
+        float(eps),
+        float(1 - betas[0]),
+        float(1 - betas[1]),
+        width,
+        max(1, min(16, 4096 // block_d)),
+        block_d,
+        rule,
+    )
+
+
+def update_rows_plain(
+    rule: Rule,
+    weight: Tensor,
+    ids: Tensor,
+    gradient: Tensor,
+    states: Sequence[Tensor],
+    *,
+    lr: float | Tensor,
+    eps: float = 0.0,
+    betas: tuple[float, float] = (0.0, 0.0),
+    corrections: Tensor | None = None,
+) -> None:
+    """`update_rows` in plain torch."""
+    inside = (ids >= 0) & (ids < len(weight))
+    rows, place = torch.unique(ids[inside], return_inverse=True)
+    total = weight.new_zeros(len(rows), weight.shape[1], dtype=torch.float32)
+    total.index_add_(0, place, gradient[inside].float())
+    own, state = weight[rows].float(), [each[rows] for each in states]
+    if rule == "sgd":
+        own -= lr * total
+    elif rule == "adam":
+        assert corrections is not None
+        state[0] += (total - state[0]) * (1 - betas[0])
+        state[1] += (total.square() - state[1]) * (1 - betas[1])
+        own -= lr * state[0] / (((state[1] / corrections[1]).sqrt() + eps) * corrections[0])
+    else:
+        square = total.square()
+        state[0] += square.mean(1, keepdim=True) if rule == "rowwise_adagrad" else square
+        own -= lr * total / (state[0].sqrt() + eps)
+    weight[rows] = own.to(weight.dtype)
+    for table, changed in zip(states, state, strict=True):
+        table[rows] = changed
+
+
+def _update_rows(
+    ids: tl.tensor,
+    order: tl.tensor,
+    gradient: tl.tensor,
+    weight: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    corrections: tl.tensor,
+    num_ids: tl.tensor,
+    num_rows: tl.tensor,
+    lr: tl.tensor,
+    eps: tl.tensor,
+    rest1: tl.tensor,
+    rest2: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    rule: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids + place).to(tl.int64)
+    before = tl.load(ids + place - 1, mask=place > 0, other=-1)
+    if (row != before) & (row >= 0) & (row < num_rows):
+        column = tl.arange(0, block_d)
+        held = column < width
+        total = tl.zeros((block_d,), tl.float32)
+        while tl.load(ids + place, mask=place < num_ids, other=-1) == row:
+            places = place + tl.arange(0, block_n)
+            same = tl.load(ids + places, mask=places < num_ids, other=-1) == row
+            source = tl.load(order + places, mask=same, other=0)
+            part = tl.load(
+                gradient + source[:, None] * width + column[None, :], mask=same[:, None] & held[None, :], other=0.0
+            )
+            total += tl.sum(part.to(tl.float32), 0)
+            place += block_n
+        own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
+        rate = tl.load(lr)
+        if rule == "sgd":
+            own -= rate * total
+        elif rule == "rowwise_adagrad":
+            mass = tl.load(first + row).to(tl.float32) + tl.sum(total * total, 0) / width
+            tl.store(first + row, mass.to(first.dtype.element_ty))
+            own -= rate * total / (tl.sqrt(mass) + eps)
+        elif rule == "adagrad":
+            square = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32) + total * total
+            tl.store(first + row * width + column, square.to(first.dtype.element_ty), mask=held)
+            own -= rate * total / (tl.sqrt(square) + eps)
+        else:
+            mean = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32)
+            square = tl.load(second + row * width + column, mask=held, other=0.0).to(tl.float32)
+            mean += (total - mean) * rest1
+            square += (total * total - square) * rest2
+            tl.store(first + row * width + column, mean.to(first.dtype.element_ty), mask=held)
+            tl.store(second + row * width + column, square.to(second.dtype.element_ty), mask=held)
+            root = tl.sqrt(square / tl.load(corrections + 1)) + eps
+            own -= rate * mean / (root * tl.load(corrections))
+        tl.store(weight + row * width + column, own.to(weight.dtype.element_ty), mask=held)
+
+
+# --- dot products of all pairs ---------------------------------------------------------------------------------------
+
+
+def can_dot(vectors: Tensor) -> bool:
+    """Whether the kernels support these vectors (B, F, D)."""
+    return vectors.dtype in FLOATS and vectors.shape[1] <= MAX_FEATURES
+
+
+def dots(vectors: Tensor) -> Tensor:
+    """The dot product of every pair of a row's vectors: (B, F, D) -> (B, F (F - 1) / 2)."""
+    rows, features, width = vectors.shape
+    out = vectors.new_empty(rows, features * (features - 1) // 2)
+    if out.numel():
+        block_f, block_d, precision = _dot_blocks(features, width)
+        _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
+    return out
+
+
+def dots_plain(vectors: Tensor) -> Tensor:
+    """`dots` in plain torch."""
+    row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1, device=vectors.device)
+    return torch.bmm(vectors, vectors.transpose(1, 2))[:, row, column]
+
+
+def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
+    """The vectors' gradient (B, F, D) from that of the dot products (B, F (F - 1) / 2)."""
+    rows, features, width = vectors.shape
+    out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+    if out.numel():
+        block_f, block_d, precision = _dot_blocks(features, width)
+        _compiled(_dots_backward)[(rows,)](
+            vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
+        )
+    return out
+
+
+def dots_backward_plain(vectors: Tensor, gradient: Tensor) -> Tensor:
+    """`dots_backward` in plain torch."""
+    row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1, device=vectors.device)
+    both = gradient.new_zeros(len(vectors), vectors.shape[1], vectors.shape[1])
+    both[:, row, column] = both[:, column, row] = gradient
+    return torch.bmm(both, vectors)
+
+
+def _dot_blocks(features: int, width: int) -> tuple[int, int, str]:
+    """Vectors and numbers of a tile, and the precision of float32 products by torch's setting."""
+    precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return max(16, _power_of_two(features)), min(64, max(16, _power_of_two(width))), precision
+
+
+def _dots(
+    vectors: tl.tensor,
+    out: tl.tensor,
+    features: tl.constexpr,
+    width: tl.constexpr,
+    block_f: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, block_f)
+    gram = tl.zeros((block_f, block_f), tl.float32)
+    for start in range(0, width, block_d):
+        column = start + tl.arange(0, block_d)
+        held = (feature < features)[:, None] & (column < width)[None, :]
+        x = tl.load(vectors + (row * features + feature)[:, None] * width + column[None, :], mask=held, other=0.0)
+        gram += tl.dot(x, tl.trans(x), input_precision=precision)
+    high, low = feature[:, None], feature[None, :]
+    pair = row * (features * (features - 1) // 2) + high * (high - 1) // 2 + low
+    tl.store(out + pair, gram.to(out.dtype.element_ty), mask=(low < high) & (high < features))
+
+
+def _dots_backward(
+    vectors: tl.tensor,
+    gradient: tl.tensor,
+    out: tl.tensor,
+    features: tl.constexpr,
+    width: tl.constexpr,
+    block_f: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, block_f)
+    one, other = feature[:, None], feature[None, :]
+    high, low = tl.maximum(one, other), tl.minimum(one, other)
+    pair = row * (features * (features - 1) // 2) + high * (high - 1) // 2 + low
+    # A pair's gradient stands on both sides of the diagonal.
+    both = tl.load(gradient + pair, mask=(low < high) & (high < features), other=0.0)
+    for start in range(0, width, block_d):
+        column = start + tl.arange(0, block_d)
+        held = (feature < features)[:, None] & (column < width)[None, :]
+        place = (row * features + feature)[:, None] * width + column[None, :]
+        x = tl.load(vectors + place, mask=held, other=0.0)
+        found = tl.dot(both.to(x.dtype), x, input_precision=precision)
+        tl.store(out + place, found.to(out.dtype.element_ty), mask=held)
+
+
+# --- FBGEMM ----------------------------------------------------------------------------------------------------------
+
+FBGEMM_RULES: tuple[Rule, ...] = ("sgd", "adagrad", "rowwise_adagrad")
+"""Optimizers that FBGEMM supports on a CPU."""
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """The optimizer of a lookup that updates its table in the backward pass."""
+
+    rule: Rule
+    group: Mapping[str, Any]
+    """The optimizer's settings with the current learning rate; torch calls this a group."""
+    states: Callable[[], list[Tensor]]
+    """Returns the rule's current state tensors."""
+    count: Callable[[], None]
+    """Called once an update."""
+
+
+@cache
+def _why_fbgemm_does_not_load() -> str | None:
+    try:
+        _fbgemm()
+    except (ImportError, OSError, AttributeError) as error:
+        return (
+            f"fbgemm_gpu does not load beside torch {torch.__version__} ({str(error).splitlines()[0]}); each "
+            "version of it belongs to one of torch, as fbgemm-gpu-cpu 1.8.0 to torch 2.13"
+        )
+    return None
+
+
+@cache
+def _fbgemm() -> Mapping[Rule, Callable[..., Tensor]]:
+    """FBGEMM's lookups with an update, by rule."""
+    import fbgemm_gpu  # noqa: F401  registers them
+
+    names = {rule: f"split_embedding_codegen_lookup_{rule}_function_cpu" for rule in FBGEMM_RULES}
+    return {rule: getattr(torch.ops.fbgemm, name).default for rule, name in names.items()}
+
+
+def fbgemm_lookup(
+    store: Tensor,
+    firsts: Sequence[int],
+    num_rows: Sequence[int],
+    ids: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    update: FusedUpdate,
+) -> Tensor:
+    """Sums of rows by bags; the backward pass updates the store and its state in place and leaves no gradient.
+
+    Args:
+        store: the tables (N, D), one after the other.
+        firsts: the first row of each feature's table in the store, ascending; features of one table are adjacent.
+        num_rows: the number of rows of each feature's table.
+        ids: the ids of all features, feature by feature, each counted from the first row of its table (m,).
+        offsets: the start of each bag, feature by feature, and the end (F B + 1,).
+        weights: factors of the ids' rows (m,); None for 1.
+        update: the optimizer.
+
+    Returns:
+        the bags' sums (B, F D).
+    """
+    width, features = store.shape[1], len(firsts)
+    places = torch.zeros(features, dtype=torch.int32)
+    begins = torch.tensor(firsts, dtype=torch.int64)
+    given: dict[str, Any] = {
+        # A separate leaf, because the store itself gets no gradient.
+        "host_weights": store.detach().view(-1).requires_grad_(),
+        "weights_placements": places,
+        "weights_offsets": begins * width,
+        "D_offsets": torch.arange(features + 1, dtype=torch.int32) * width,
+        "total_D": features * width,
+        "max_D": width,
+        "hash_size_cumsum": torch.tensor([*firsts, firsts[-1] + num_rows[-1]], dtype=torch.int64),
+        "total_hash_size_bits": len(store).bit_length() + 1,
+        "indices": ids,
+        "offsets": offsets,
+        "pooling_mode": 0,  # sum
+        "indice_weights": weights,
+        "feature_requires_grad": None,
+        "gradient_clipping": False,
+        "max_gradient": 1.0,
+        "stochastic_rounding": False,
+        "learning_rate": float(update.group["lr"]),
+    }
+    if states := update.states():
+        per_row = states[0].shape[1]
+        given |= {
+            "momentum1_host": states[0].view(-1),
+            "momentum1_placements": places,
+            "momentum1_offsets": begins * per_row,
+            "eps": float(update.group["eps"]),
+        }
+    if update.rule == "rowwise_adagrad":
+        given["weight_decay_mode"] = 0  # the operator's default is not an integer
+    found = _fbgemm()[update.rule](**given)
+    found.register_hook(lambda _: update.count())  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,446 @@
+"""Raw columns become features with encoders, and catalogues of users and items by id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from ibis.expr.types import Table
+from numpy.typing import NDArray
+
+from recspec.encoding import (
+    BucketEncoder,
+    CrossEncoder,
+    Encoder,
+    Encoders,
+    HashEncoder,
+    Lists,
+    NumberEncoder,
+    ScaleEncoder,
+    Scaler,
+    Vocabulary,
+    VocabularyEncoder,
+    combined,
+    in_strings,
+    is_text,
+    split_lists,
+    widened,
+)
+from recspec.errors import DataError, listed
+from recspec.prepare.backend import Backend
+from recspec.prepare.notes import Notes
+from recspec.prepare.tables import counts_by, fetch
+from recspec.spec import Feature
+from recspec.storage import Columns, Ragged
+
+Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A feature made from a raw column, or a cross of several features."""
+
+    name: str
+    kind: Kind
+    raw: str | None = None
+    """The raw column, if its name differs from the feature's."""
+    called: str | None = None
+    """The name of that column in raw files and in rows to predict, if it differs again."""
+    separator: str | None = None
+    """Separates the values of a list that is one text."""
+    encoder: Encoder | None = None
+    """If given, nothing is fitted."""
+    size: int = 0
+    """The cardinality of a hash or cross; the number of about equally full buckets."""
+    log1p: bool = False
+    """Whether to scale the logarithm of a number."""
+    crossed: Sequence[str] = ()
+    """The features of a cross; buckets are crossed as buckets."""
+    is_list: bool = False
+    """Whether a hashed column holds several values per row."""
+
+    @property
+    def source(self) -> str:
+        return self.raw or self.name
+
+    @property
+    def column(self) -> str | None:
+        """The raw column as an encoder names it: None if it has the feature's name."""
+        name = self.called or self.source
+        return name if name != self.name else None
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Users or items, one row each. It may describe more of them than the rows name."""
+
+    table: pa.Table
+    key: str
+    """Column of the raw id."""
+    columns: Sequence[Column] = ()
+    """Features of the role."""
+    readable: Mapping[str, str] = field(default_factory=dict)
+    """Columns for people: name in the catalogue's file -> raw column."""
+    file: str | None = None
+    """The file of `table`, for notes; None if it was made from the rows."""
+    latest: pa.Table | None = None
+    """Further columns made from the rows of train, with the same key."""
+
+
+def fit(column: Column, raw: pa.Array) -> tuple[Encoder, Vocabulary | None]:
+    """Fit the encoder of a column in memory."""
+    if column.encoder is not None:
+        return column.encoder, None
+    name = column.column
+    if column.kind == "number":
+        plain = ScaleEncoder(column=name, mean=0, std=1, log1p=column.log1p)
+        numbers = pa.array(plain.transformed(raw), from_pandas=True)
+        scaler = Scaler.of(pc.mean(numbers).as_py(), pc.stddev(numbers).as_py())
+        return plain.model_copy(update={"mean": scaler.mean, "std": scaler.std}), None
+    if column.kind in ("bucket", "category"):
+        counted = pc.value_counts(pc.drop_null(raw))
+        return _fit_counted(column, counted.field("values"), counted.field("counts"), 1)
+    if column.kind == "hash" and not column.is_list:
+        return HashEncoder(column=name, cardinality=column.size), None
+    flat, offsets = split_lists(raw, column.separator)
+    return _list_encoder(column, int(np.diff(offsets).max(initial=0)), flat)
+
+
+def fit_in_table(
+    backend: Backend, rows: Table, column: Column, min_count: int = 1
+) -> tuple[Encoder, Vocabulary | None]:
+    """Fit the encoder of a column of a table of any size; the distinct values of a column are held in memory.
+
+    Args:
+        min_count: Values in fewer rows become unknown.
+    """
+    if column.encoder is not None:
+        return column.encoder, None
+    name = column.column
+    values = rows[column.source]
+    if column.kind == "number":
+        scaled = values.sign() * (values.abs() + 1).ln() if column.log1p else values
+        found = fetch(backend, rows.aggregate(mean=scaled.mean(), std=scaled.std(how="pop")))
+        scaler = Scaler.of(found.column("mean")[0].as_py(), found.column("std")[0].as_py())
+        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std, log1p=column.log1p), None
+    if column.kind in ("bucket", "category"):
+        counted = fetch(backend, counts_by(rows, column.source))
+        return _fit_counted(column, counted.column(column.source), counted.column("rows"), min_count)
+    if column.kind == "hash" and not column.is_list:
+        return HashEncoder(column=name, cardinality=column.size), None
+    seen: dict[object, int] = {}
+    longest = 0
+    for batch in backend.batches(rows.select(column.source)):
+        flat, offsets = split_lists(batch.column(0), column.separator)
+        longest = max(longest, int(np.diff(offsets).max(initial=0)))
+        for entry in pc.value_counts(flat).to_pylist() if column.kind == "list" else ():
+            seen[entry["values"]] = seen.get(entry["values"], 0) + entry["counts"]
+    kept = [value for value, count in seen.items() if count >= min_count]
+    return _list_encoder(column, longest, pa.array(kept, None if kept else pa.string()))
+
+
+def _fit_counted(
+    column: Column, values: pa.Array, counts: pa.Array, min_count: int
+) -> tuple[Encoder, Vocabulary | None]:
+    """The encoder of a bucket or a category, given the distinct values and their numbers of rows."""
+    name = column.column
+    if column.kind == "bucket":
+        held, rows = (np.asarray(part) for part in (values, counts))
+        return BucketEncoder(column=name, boundaries=boundaries(held, rows, column.size)), None
+    kept = values.filter(pc.greater_equal(counts, min_count))
+    return VocabularyEncoder(column=name, vocabulary=column.name), Vocabulary.of(kept)
+
+
+def _list_encoder(column: Column, longest: int, values: pa.Array) -> tuple[Encoder, Vocabulary | None]:
+    name = column.column
+    length = max(longest, 2)  # a length of 1 means a scalar
+    if column.kind == "hash":
+        hashed = HashEncoder(column=name, cardinality=column.size, separator=column.separator, length=length)
+        return hashed, None
+    assert column.kind == "list", column
+    encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=column.separator, length=length)
+    return encoder, Vocabulary.of(values)
+
+
+def boundaries(values: NDArray[np.number], counts: NDArray[np.int64], num_buckets: int) -> tuple[float, ...]:
+    """Boundaries between about equally full buckets, ascending.
+
+    A value in many rows, such as zero, fills a bucket of its own. So there may be fewer buckets than `num_buckets`, and
+    none is empty.
+
+    Args:
+        values: Distinct numbers, in any order.
+        counts: The number of rows of each.
+    """
+    order = np.argsort(values, kind="stable")
+    left, inside, buckets = int(counts.sum()), 0, num_buckets
+    cuts: list[float] = []
+    for value, count in zip(values[order].tolist(), counts[order].tolist(), strict=True):
+        if buckets > 1 and inside and inside + count / 2 > left / buckets:
+            cuts.append(float(value))
+            left, inside, buckets = left - inside, 0, buckets - 1
+        inside += count
+    return tuple(cuts)
+
+
+def _feature(encoder: Encoder, vocabulary: Vocabulary | None) -> Feature:
+    if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        return Feature(dtype="float32")
+    length = encoder.length if isinstance(encoder, (VocabularyEncoder, HashEncoder)) else None
+    padding: Literal[0] | None = None if length is None else 0
+    cardinality = vocabulary.cardinality if isinstance(encoder, VocabularyEncoder) and vocabulary is not None else None
+    if not isinstance(encoder, VocabularyEncoder):
+        cardinality = encoder.cardinality
+    return Feature(dtype="int32", cardinality=cardinality, length=length, padding=padding)
+
+
+# --- catalogues ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreparedCatalogue:
+    """Users or items by id: row i has id i + 1."""
+
+    id_name: str
+    count: int
+    columns: Columns
+    """Prepared features of the role, without its id."""
+    readable: Mapping[str, pa.ChunkedArray]
+    """Columns for people."""
+
+    def rows(self, ids: NDArray[np.int64]) -> Columns:
+        """The features of the given ids; 0 or empty for id 0, unknown."""
+        unknown = ids == 0
+        if not unknown.any():
+            return {name: take(column, ids - 1) for name, column in self.columns.items()}
+        found = {name: take(column, np.maximum(ids - 1, 0)) for name, column in self.columns.items()}
+        return {name: _emptied(column, unknown) for name, column in found.items()}
+
+    def table(self, start: int = 0, count: int | None = None) -> pa.Table:
+        """The id, the prepared features and the columns for people, from row `start`."""
+        stop = self.count if count is None else start + count
+        arrays: dict[str, object] = {self.id_name: np.arange(start + 1, stop + 1, dtype=np.int32)}
+        for name, column in self.columns.items():
+            arrays[name] = to_arrow(column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop])
+        readable = {name: in_strings(column[start:stop]) for name, column in self.readable.items()}
+        return pa.table({**arrays, **readable})
+
+    def write(self, path: Path) -> None:
+        """Write `table`."""
+        pq.write_table(self.table(), path)
+
+
+def _emptied(column: NDArray[np.generic] | Ragged, rows: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:
+    """A column that is 0, or an empty list, in the marked rows."""
+    if isinstance(column, Ragged):
+        return column.where(~np.repeat(rows, column.lengths))
+    return np.where(rows, column.dtype.type(0), column)
+
+
+LIST_VALUES = 2**31 - 1
+"""Most values in the lists of one array of type `list`; larger arrays are `large_list`."""
+
+
+def to_arrow(column: NDArray[np.generic] | Ragged) -> pa.Array:
+    """A prepared column as Parquet holds it."""
+    if isinstance(column, Ragged) and len(column.values) > LIST_VALUES:
+        return pa.LargeListArray.from_arrays(pa.array(column.offsets), pa.array(column.values))
+    if isinstance(column, Ragged):
+        return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
+    return pa.array(column)
+
+
+class Fitted:
+    """Collects the features, encoders and vocabularies of a dataset, column by column.
+
+    Args:
+        strip: Whether blanks around raw texts are ignored.
+        missing_values: Raw texts that mean a missing value.
+    """
+
+    def __init__(self, *, strip: bool = False, missing_values: Sequence[str] = ()) -> None:
+        self._texts = {"strip": strip, "missing_values": tuple(missing_values)}
+        self.features: dict[str, Feature] = {}
+        self.encoders = Encoders({}, {})
+
+    def add(self, name: str, encoder: Encoder, vocabulary: Vocabulary | None) -> None:
+        """Add a feature with its encoder, and with its vocabulary if it has one."""
+        vocabularies = self.encoders.vocabularies
+        if vocabulary is not None:
+            vocabularies = {**vocabularies, name: vocabulary}
+        encoder = encoder.model_copy(update=self._texts)
+        self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
+        self.features[name] = _feature(encoder, vocabulary)
+
+    def add_encoder(self, name: str, encoder: Encoder) -> None:
+        """Add the encoder of a known feature."""
+        self.encoders = Encoders({**self.encoders.encoders, name: encoder}, self.encoders.vocabularies)
+
+    def add_cross(self, column: Column) -> None:
+        """Add a cross of features added before."""
+        if column.encoder is not None:
+            self.add(column.name, column.encoder, None)
+            return
+        raw: list[str] = []
+        cut: dict[str, tuple[float, ...]] = {}
+        for name in column.crossed:
+            part = self.encoders.encoders[name]
+            assert not isinstance(part, CrossEncoder), f"{column.name} crosses the cross {name}"
+            raw.append(part.column or name)
+            if isinstance(part, BucketEncoder):
+                cut[raw[-1]] = part.boundaries
+        self.add(column.name, CrossEncoder(columns=tuple(raw), cardinality=column.size, boundaries=cut), None)
+
+    def add_id(self, name: str, vocabulary: Vocabulary, raw: str | None) -> None:
+        """Add the id of users or items."""
+        self.add(name, VocabularyEncoder(vocabulary=name, column=raw if raw != name else None), vocabulary)
+
+    def add_catalogue(
+        self,
+        role: Literal["user", "item"],
+        id_name: str,
+        catalogue: Catalogue | None,
+        *,
+        notes: Notes,
+        unseen: str = "stand in no row",
+        name_missing: bool = False,
+    ) -> PreparedCatalogue:
+        """Add the features of a role, fitted on the users or items with an id.
+
+        Args:
+            notes: Receives the users or items that only the rows, or only the file, name.
+            unseen: Predicate of a note on users or items of the file without an id.
+            name_missing: Whether a missing text becomes the category `no_NAME`, with an id of its own.
+        """
+        ids = self.encoders.vocabularies[id_name]
+        if catalogue is None:
+            return PreparedCatalogue(id_name, len(ids), {}, {})
+        known = by_id(catalogue, ids, role)
+        _note_unmatched(catalogue, ids, role, notes, unseen)
+        columns: Columns = {}
+        for column in catalogue.columns:
+            raw = combined(known.column(column.source))
+            if column.name not in self.features:
+                named = name_missing and column.kind == "category" and is_text(raw.type)
+                missing = f"no_{column.name}" if named else None
+                encoder, vocabulary = fit(column, pc.fill_null(raw, missing) if named else raw)
+                if named and isinstance(encoder, VocabularyEncoder):
+                    encoder = encoder.model_copy(update={"missing": missing})
+                self.add(column.name, encoder, vocabulary)
+            columns[column.name] = self.encode(column.name, raw)
+        readable = {new: _of_no_engine(known.column(old)) for new, old in catalogue.readable.items()}
+        return PreparedCatalogue(id_name, len(ids), columns, readable)
+
+    def encode(self, name: str, raw: pa.Array) -> NDArray[np.generic] | Ragged:
+        """Encode a raw column for a `SplitWriter`."""
+        return self._stored(name, self.encoders.encode_column(name, raw))
+
+    def encode_cross(self, column: Column, parts: Sequence[pa.Array]) -> NDArray[np.generic] | Ragged:
+        """Encode a cross, given the raw columns of its features."""
+        encoder = self.encoders.encoders[column.name]
+        assert isinstance(encoder, CrossEncoder), column
+        rows = pa.table(list(parts), names=list(encoder.columns))
+        return self._stored(column.name, self.encoders.encode(rows, [column.name])[column.name])
+
+    def _stored(self, name: str, column: NDArray[np.generic] | Lists) -> NDArray[np.generic] | Ragged:
+        dtype = self.features[name].dtype
+        if isinstance(column, tuple):
+            values, offsets = column
+            return Ragged(values.astype(dtype), offsets)
+        return column.astype(dtype)
+
+
+def _of_no_engine(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose type does not depend on the engine; each engine names list values in its own way."""
+    return column.cast(pa.list_(column.type.value_type)) if pa.types.is_list(column.type) else column
+
+
+def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
+    """The catalogue's rows in the order of the ids; a row of nulls for an id that it lacks."""
+    table = _taken(catalogue.table, _places(catalogue.table, catalogue.key, ids, role))
+    if catalogue.latest is None:
+        return table
+    latest = _taken(catalogue.latest, _places(catalogue.latest, catalogue.key, ids, role))
+    for name in latest.column_names:
+        table = table if name == catalogue.key else table.append_column(name, latest.column(name))
+    return table
+
+
+def _taken(table: pa.Table, places: pa.Array) -> pa.Table:
+    return pa.table({name: widened(table.column(name)) for name in table.column_names}).take(places)
+
+
+def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
+    """The row of a table that describes each id; null if there is none."""
+    places = ids.encode(table.column(key))
+    known = np.flatnonzero(places > 0)
+    found, first, count = np.unique(places[known], return_index=True, return_counts=True)
+    if (count > 1).any():
+        twice = ids.decode(found[count > 1][:5]).to_pylist()
+        raise DataError(
+            f"the {role} catalogue names {int((count > 1).sum())} ids more than once, such as "
+            f"{listed(map(str, twice))}; expected one row each"
+        )
+    take = np.full(len(ids), -1)
+    take[found - 1] = known[first]
+    return pa.array(take, mask=take < 0)
+
+
+def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str) -> None:
+    """Note the users or items that only the file names, and those that it lacks.
+
+    Raises:
+        DataError: if the file describes none of those in the rows, so that its key is probably wrong.
+    """
+    if catalogue.latest is not None:
+        described = np.zeros(len(ids) + 1, bool)
+        described[ids.encode(catalogue.latest.column(catalogue.key))] = True
+        missing = np.flatnonzero(~described[1:]) + 1
+        if len(missing):
+            features = listed(name for name in catalogue.latest.column_names if name != catalogue.key)
+            notes.dropped.append(
+                f"{features} of {len(missing):,} of {len(ids):,} {role}s, such as "
+                f"'{ids.decode(missing[:1]).to_pylist()[0]}': they have no train row, and values of held-out rows are "
+                f"not used; a file of {role}s ({role}s=FILE) can give them"
+            )
+    if catalogue.file is None or not len(catalogue.table):
+        return
+    keys = catalogue.table.column(catalogue.key)
+    places = ids.encode(keys)
+    without_id = np.flatnonzero(places == 0)
+    described = np.zeros(len(ids) + 1, bool)
+    described[places] = True
+    missing = np.flatnonzero(~described[1:]) + 1
+    if len(missing) == len(ids) > 0:
+        raise DataError(
+            f"{catalogue.file}: describes none of the {len(ids):,} {role}s of the rows; its column '{catalogue.key}' "
+            f"holds {listed(map(str, keys[:3].to_pylist()))}, the rows' ids are such as "
+            f"{listed(map(str, ids.decode(missing[:3]).to_pylist()))}; name the file that fits, or leave it out"
+        )
+    if len(without_id):
+        notes.dropped.append(
+            f"{len(without_id):,} of {len(places):,} {role}s in {catalogue.file} {unseen}, such as "
+            f"'{keys[int(without_id[0])].as_py()}'; they have no id, so they are never recommended"
+        )
+    if len(missing):
+        notes.changed.append(
+            f"{len(missing):,} of {len(ids):,} {role}s of the rows are not in {catalogue.file}, such as "
+            f"'{ids.decode(missing[:1]).to_pylist()[0]}'; "
+            "nothing of the file is known of them: add them to it"
+        )
+
+
+def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:
+    """The rows of a column at the given places."""
+    if not isinstance(column, Ragged):
+        return column[places]
+    lengths = np.diff(column.offsets)[places]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    return Ragged(column.values[np.repeat(column.offsets[places], lengths) + inside], offsets)

@@ -1,0 +1,79 @@
+"""What a preparation is given: raw files, the folder to write, and the engine with its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from recspec.errors import SettingsError, unknown
+from recspec.machine import parse_bytes
+from recspec.prepare.backend import Backend
+from recspec.prepare.duckdb_backend import DuckDBBackend
+from recspec.prepare.spark_backend import SparkBackend
+
+ENGINES = {"duckdb": DuckDBBackend, "spark": SparkBackend}
+
+
+class Progress(Protocol):
+    """Receives the current stage, the amount done, and the total (None if unknown)."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+class Remark(str):
+    """A message that a `Progress` receives in place of a stage; every display shows it on a line of its own."""
+
+    __slots__ = ()
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """A `Progress` that shows nothing."""
+
+
+@dataclass(frozen=True)
+class PrepareContext:
+    """One preparation: where it reads, where it writes, and what it may use of the machine."""
+
+    raw: Path
+    out: Path
+    engine: str = "duckdb"
+    memory_limit: str | None = None
+    """For the whole process, such as `2GB`."""
+    threads: int | None = None
+    progress: Progress = silent
+    force: bool = False
+    """Whether to replace an earlier preparation in `out`."""
+
+    def connect(self, folder: Path) -> Backend:
+        """Start the engine; see `connect`."""
+        return connect(self.engine, folder=folder, memory_limit=self.memory_limit, threads=self.threads)
+
+
+def connect(
+    engine: str = "duckdb", *, folder: Path, memory_limit: str | None = None, threads: int | None = None
+) -> Backend:
+    """Start an engine that stages and spills inside `folder`; closing it removes the folder.
+
+    Args:
+        memory_limit: For the whole process, such as `2GB`; 80 % of the machine's memory by default.
+        threads: All cores by default.
+    """
+    if engine not in ENGINES:
+        raise SettingsError(f"--engine: {unknown('engine', engine, ENGINES)}")
+    return ENGINES[engine](folder, limit_bytes(memory_limit) if memory_limit else None, threads)
+
+
+def limit_bytes(text: str) -> int:
+    """A memory limit in bytes.
+
+    Raises:
+        SettingsError: if the text is not a positive size.
+    """
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise SettingsError(f"--memory-limit: '{text}' is not an amount of memory; expected such as '2GB' or '512MB'")
+    return size

@@ -1,0 +1,291 @@
+"""DuckDB inside this process; it works out of core where the memory limit is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import duckdb
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ibis.expr.types import Table
+
+from recspec.errors import DataError, RecspecError, SettingsError
+from recspec.files import LINE_BYTES, is_gzip, opened
+from recspec.prepare.backend import Backend, Watch
+from recspec.prepare.malformed import explained, problems_of
+from recspec.prepare.staging import (
+    WATCH_SECONDS,
+    Names,
+    bounded,
+    compression,
+    nanosecond_columns,
+    new_folder,
+    quoted,
+    schema_of,
+    without_missing,
+)
+from recspec.prepare.text_files import (
+    ROW,
+    ROW_BYTES,
+    ColumnType,
+    JsonFile,
+    TextFile,
+    check_names,
+    file_columns,
+    readable,
+)
+
+PATTERN = re.compile(r"[*?\[\\]")
+"""Characters that make a path a pattern; DuckDB has no option to take them literally."""
+PROCESS_BYTES = 600_000_000
+"""Memory outside DuckDB's own limit: Python, libraries, rows in flight (measured: 250 to 400 MB for ratings, 550 MB for
+Outbrain's 31 columns)."""
+BYTES_PER_THREAD = 125_000_000
+"""Memory that a thread of DuckDB needs to sort out of core, by its documentation. Two threads with 125 MB together fail
+on 10 million rows; one thread sorts them."""
+DUCKDB_TYPES: Mapping[ColumnType, str] = {
+    "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"
+}  # fmt: skip
+
+
+class DuckDBBackend(Backend):
+    """A DuckDB connection with its temporary folder."""
+
+    name = "duckdb"
+
+    def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
+        self._folder = new_folder(folder)
+        spill = self._folder / "spill"
+        spill.mkdir()
+        settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
+        self.memory_limit = memory_limit
+        if memory_limit is not None:
+            share = max(memory_limit - PROCESS_BYTES, memory_limit // 4)
+            settings["memory_limit"] = f"{share // 1_000_000}MB"
+            settings["threads"] = max(1, min(settings["threads"], share // BYTES_PER_THREAD))
+        self._connection = duckdb.connect(config=settings)
+        self._connection.execute("SET TimeZone = 'UTC'")  # else times with zones become times of this machine's zone
+        self._names = Names()
+        self._aliases = TemporaryDirectory(prefix="recspec-")
+        self._raw: list[Path] = []
+        """Parquet files of the user."""
+
+    def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
+        columns = file_columns(file)
+        # Whole numbers are read as text, because DuckDB silently rounds 1.5 to 2.
+        read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
+        types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
+        source = readable(file, self._folder / f"{self._names.next()}.txt")
+        options = {
+            "delim": quoted(file.separator),
+            "header": str(file.header).lower(),
+            "quote": "'\"'" if file.quoted else "''",
+            "escape": "'\"'" if file.quoted else "''",
+            "encoding": quoted(source.encoding),
+            "compression": quoted(compression(source.path)),
+            "max_line_size": str(ROW_BYTES),
+            "columns": f"{{{types}}}",
+            "auto_detect": "false",
+            "nullstr": "''",
+            "hive_partitioning": "false",
+        }
+        listing = ", ".join(f"{name}={value}" for name, value in options.items())
+        try:
+            _check_last_line(source)
+            return self._read(file, f"read_csv({self._plain(source.path)}, {listing})", into, watch)
+        finally:
+            if source is not file:
+                source.path.unlink(missing_ok=True)
+
+    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
+        check_names(file.path, list(file.columns))
+        types = ", ".join(
+            f"{quoted(name)}: '{'VARCHAR[]' if kind == 'list' else 'VARCHAR'}'" for name, kind in file.columns.items()
+        )
+        options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
+        return self._read(file, f"read_json({self._plain(file.path)}, {options})", into)
+
+    def _read(
+        self, file: TextFile | JsonFile, scan: str, into: Path | None = None, watch: Watch | None = None
+    ) -> Table:
+        selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
+        try:
+            with bounded(file.path, self._folder, self._connection.interrupt):
+                target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+        except duckdb.OutOfMemoryException as error:
+            raise _resource_error(error, self.memory_limit) from None
+        except duckdb.IOException as error:  # of the disk, or of a truncated compressed file
+            problems = problems_of(file) if is_gzip(file.path) else []
+            raise (
+                DataError.of(str(file.path), problems) if problems else _resource_error(error, self.memory_limit)
+            ) from None
+        except duckdb.Error as error:
+            raise explained(file, str(error)) from None
+        return without_missing(self, file, self.read_parquet([target]))
+
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        if row:
+            self._raw += paths
+        name = self._names.next()
+        files = ", ".join(map(self._plain, paths))
+        number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
+        scan = f"read_parquet([{files}], hive_partitioning=false)"
+        casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
+        columns = f"* REPLACE ({casts})" if casts else "*"
+        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        return ibis.table(schema_of(paths[0], row), name=name)
+
+    def stage(self, table: Table, into: Path | None = None) -> Table:
+        with _explained_errors(self.memory_limit, self._raw):
+            return self.read_parquet([self._copy(ibis.to_sql(table, dialect="duckdb"), into)])
+
+    def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        with _explained_errors(self.memory_limit, self._raw):
+            relation = self._connection.sql(ibis.to_sql(table, dialect="duckdb"))
+            for batch in pa.RecordBatchReader.from_stream(relation):
+                for start in range(0, batch.num_rows, rows):
+                    yield batch.slice(start, rows)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._aliases.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _plain(self, path: Path) -> str:
+        """A file's path in SQL, or that of a link to it if DuckDB would take the path for a pattern."""
+        path = path.absolute()
+        if PATTERN.search(str(path)):
+            link = Path(self._aliases.name) / self._names.next()
+            link.symlink_to(path)
+            path = link
+        return quoted(str(path))
+
+    def _copy(self, query: str, into: Path | None = None, watch: Watch | None = None) -> Path:
+        target = self._folder / f"{self._names.next()}.parquet"
+        self._run(f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)", watch)
+        return target.replace(into) if into is not None else target
+
+    def _run(self, query: str, watch: Watch | None) -> None:
+        if watch is None:
+            self._connection.execute(query)
+            return
+        self._connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self._connection.execute, query)
+            try:
+                while not wait([running], WATCH_SECONDS).done:
+                    watch(max(self._connection.query_progress(), 0) / 100)
+            except BaseException:
+                self._connection.interrupt()
+                raise
+        running.result()
+
+
+def _in_micros(column: str, zoned: bool) -> str:
+    """SQL that cuts a time in nanoseconds to microseconds; a cast would round it."""
+    nanos = f"epoch_ns({column})"
+    micros = f"make_timestamp(({nanos} - ({nanos} % 1000 + 1000) % 1000) // 1000)"
+    return f"CAST({micros} AS {'TIMESTAMPTZ' if zoned else 'TIMESTAMP'}) AS {column}"
+
+
+def _check_last_line(file: TextFile) -> None:
+    """Refuse a last line that is too long: DuckDB drops one that has no end and exceeds its buffer.
+
+    Raises:
+        DataError: if it is too long.
+    """
+    gzipped = is_gzip(file.path)
+    if gzipped and not file.multiline:
+        return  # large published files, whose decompression takes as long as everything else
+    with opened(file.path) as stream:
+        if not gzipped:
+            stream.seek(max(0, file.path.stat().st_size - ROW_BYTES - 1))
+        length = 0
+        while block := stream.read(1 << 20):
+            end = max(block.rfind(b"\n"), block.rfind(b"\r"))
+            length = length + len(block) if end < 0 else len(block) - end - 1
+    if length > ROW_BYTES:
+        raise explained(file, f"the last line is longer than {ROW_BYTES:,} bytes")
+
+
+def _json_options(path: Path) -> str:
+    return f"format='newline_delimited', compression='{compression(path)}', maximum_object_size={LINE_BYTES}"
+
+
+def _selected(name: str, kind: ColumnType) -> str:
+    column = quoted(name, '"')
+    if kind != "int64":
+        return f"CAST({column} AS {DUCKDB_TYPES[kind]}) AS {column}"
+    return f"CASE WHEN contains({column}, '.') THEN error('a fraction') ELSE CAST({column} AS BIGINT) END AS {column}"
+
+
+@contextmanager
+def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator[None]:
+    """Turn a lack of memory or disk, or a damaged Parquet file, into an error that says what to do."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise _resource_error(error, memory_limit) from None
+    except duckdb.Error as error:
+        for path in raw:
+            check_parquet(path)
+        if isinstance(error, duckdb.IOException):
+            raise _resource_error(error, memory_limit) from None
+        if isinstance(error, duckdb.InvalidInputException) and raw:
+            raise DataError(f"{', '.join(map(str, raw))}: damaged: {str(error).splitlines()[0]}") from None
+        raise
+
+
+def check_parquet(path: Path) -> None:
+    """Read a Parquet file to its end; slow, so called after a failure only.
+
+    Raises:
+        DataError: if it is unreadable.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            for _ in file.iter_batches():
+                pass
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: damaged, or not a Parquet file: {error}") from None
+
+
+def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
+    said = str(error).split("\n")[0]
+    if isinstance(error, duckdb.OutOfMemoryException):
+        given = f" of {memory_limit / 1e6:,.0f} MB" if memory_limit else ""
+        return SettingsError(f"--memory-limit{given} is too little for these tables ({said}); give more")
+    return DataError(f"reading or writing files failed: {said}")
+
+
+def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
+    """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type.
+
+    Raises:
+        DataError: naming the lines that are not JSON objects.
+    """
+    try:
+        with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
+            link = Path(folder) / "objects"
+            link.symlink_to(path.absolute())
+            scan = f"read_json_objects({quoted(str(link))}, {_json_options(path)})"
+            found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
+    except duckdb.Error as error:
+        raise explained(JsonFile(path, {}), str(error)) from None
+    kinds = json.loads(found[0]) if found and found[0] else {}
+    if not isinstance(kinds, dict):  # lists, or a mix of types
+        raise explained(JsonFile(path, {}), "expected a JSON object in every line")
+    return {
+        name: "list" if isinstance(kind, list) else "string" if kind == "VARCHAR" else None
+        for name, kind in kinds.items()
+    }

@@ -1,0 +1,286 @@
+"""Raw files of any kind as one table whose columns have types.
+
+Text has no types, so all values of a column decide its type. Ids and categories stay text, letter for letter. Every
+guess and every change leaves a note. Values of an unclear type are an error that names the lines of a text file, or the
+rows of a Parquet file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import ibis
+from ibis.expr.types import Column as Values
+from ibis.expr.types import Table
+
+from recspec.encoding import TRUTH
+from recspec.errors import DataError, listed
+from recspec.prepare.backend import Backend
+from recspec.prepare.labels import label_of
+from recspec.prepare.notes import Notes
+from recspec.prepare.raw_files import RawType, Reading, path_of, stage
+from recspec.prepare.raw_rows import NUMBER, PLAIN_WHOLE, SHOWN, WHOLE, RawRows, is_missing_marker, number_of
+from recspec.prepare.tables import count_rows, fetch
+from recspec.prepare.text_files import ROW
+from recspec.prepare.times import seconds_of
+
+CODE = r"^[+-]?(0[0-9]|[0-9]{19})"
+"""Digits that are a code: as a number they lose a leading zero or their last digits."""
+WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
+"""Numbers with separators and units: `1,234.50`, `12,5`, `$3`, `7 %`."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each column of a table is for."""
+
+    ids: tuple[str, ...] = ()
+    """Text without missing values; in a file of users or items (`shown`), values may be missing."""
+    texts: Collection[str] = ()
+    """Text, as written."""
+    categories: Collection[str] = ()
+    """Text, as written; but true and false become 1 and 0 in any spelling."""
+    numbers: Collection[str] = ()
+    features: Collection[str] = ()
+    """Their values decide their type."""
+    shown: bool = False
+    """For a file of users or items: the values of all other columns decide their types, without notes."""
+    time: str | None = None
+    label: str | None = None
+    positive_from: float | None = None
+
+
+def read_raw_files(
+    backend: Backend, paths: Sequence[Path], roles: Roles, reading: Reading, notes: Notes, folder: Path
+) -> Table:
+    """The rows of all files, one file after another, with typed columns and the column `ROW`.
+
+    The time column holds numbers: seconds since 1970, or the file's own. The label holds 0 and 1.
+
+    Args:
+        folder: For intermediate files.
+
+    Raises:
+        DataError: naming the rows with values of another type than their column.
+    """
+    raw = stage(backend, paths, roles.ids, reading, notes, folder)
+    if reading.rows is not None:
+        raw = replace(raw, table=raw.table.filter(raw.table[ROW] < reading.rows))
+    return _Typing(RawRows(backend, raw, reading, notes), roles).table()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Numbers of values of a text column, by spelling."""
+
+    present: int
+    numbers: int
+    plain: int
+    codes: int
+    written: int
+    truths: int
+    markers: int
+
+    @property
+    def rest(self) -> int:
+        """Values that are neither numbers nor missing."""
+        return self.present - self.markers - self.numbers
+
+
+@dataclass(frozen=True)
+class _Typing:
+    """Gives the columns of one table their types."""
+
+    rows: RawRows
+    roles: Roles
+    inferred: dict[str, list[str]] = field(default_factory=dict)
+
+    def table(self) -> Table:
+        typed = {name: self._column(name) for name in self.rows.table.columns if name != ROW}
+        if self.rows.problems:
+            raise DataError.of(self.rows.raw.where, self.rows.problems)
+        of = f" of {path_of(self.rows.raw.parts[0]).name}" if self.roles.shown else ""
+        self.rows.notes.inferred.extend(f"{listed(names)}{of}: {what}" for what, names in self.inferred.items())
+        table = self.rows.table.mutate(**{name: values for name, values in typed.items() if values is not None})
+        self._check_present(table)
+        return table
+
+    def _column(self, name: str) -> Values | None:
+        """A column with its type; None if it stays unchanged."""
+        roles, values = self.roles, self.rows.table[name]
+        if name == roles.time:
+            return seconds_of(self.rows, name)
+        if name == roles.label:
+            return label_of(self.rows, name, roles.positive_from)
+        declared = self.rows.reading.types.get(name)
+        if declared is not None:
+            return self._declared(name, declared)
+        if name in roles.ids or name in roles.texts or name in roles.categories:
+            if values.type().is_integer() and not self.rows.raw.table[name].type().is_boolean():
+                self._infer("whole numbers, kept as text; `types` can declare them int64", name)
+                return values.cast("string")
+            return self._truth(name) if name in roles.categories and values.type().is_string() else None
+        if name in roles.numbers and values.type().is_string():
+            return self._number(name)
+        if name in roles.features or roles.shown:
+            return self._judged(name) if values.type().is_string() else None
+        return None
+
+    def _infer(self, what: str, name: str) -> None:
+        self.inferred.setdefault(what, []).append(name)
+
+    def _declared(self, name: str, kind: RawType) -> Values:
+        values = self.rows.table[name]
+        if kind == "string":
+            return values.cast("string")
+        if values.type().is_string():
+            text = values.strip()
+            pattern, what = (WHOLE, "a whole number") if kind == "int64" else (NUMBER, "a number")
+            wrong = values.notnull() & (text != "") & ~is_missing_marker(text) & ~text.re_search(pattern)
+            self.rows.refuse(wrong, name, f"declared {kind}; expected {what}")
+            return number_of(text, kind)
+        if not values.type().is_numeric():
+            self.rows.problems.append(f"column '{name}' holds {values.type()}, which `types` can't make {kind}")
+            return values
+        if kind == "int64":
+            self.rows.refuse(
+                values.notnull() & (values != values.floor()), name, "declared int64; expected a whole number"
+            )
+        return values.cast(kind)
+
+    @cached_property
+    def _seen(self) -> dict[str, _Seen]:
+        """Counts of every text column to judge, in one pass over the rows."""
+        rows, roles = self.rows.table, self.roles
+        judged = [*roles.categories, *roles.numbers, *roles.features] if not roles.shown else rows.columns
+        names = [name for name in dict.fromkeys(judged) if name in rows.columns and name != ROW
+                 and rows[name].type().is_string()]  # fmt: skip
+        counts: dict[str, Values] = {}
+        for place, name in enumerate(names):
+            text = rows[name].strip()
+            tests = {
+                "present": text != "", "numbers": text.re_search(NUMBER), "plain": text.re_search(PLAIN_WHOLE),
+                "codes": text.re_search(CODE), "written": text.re_search(WRITTEN) & ~text.re_search(NUMBER),
+                "truths": text.lower().isin([*TRUTH]), "markers": is_missing_marker(text),
+            }  # fmt: skip
+            counts |= {f"_{place}_{test}": found.cast("int64").sum() for test, found in tests.items()}
+        if not counts:
+            return {}
+        found = fetch(self.rows.backend, rows.aggregate(**counts)).to_pylist()[0]
+        return {
+            name: _Seen(**{test: int(found[f"_{place}_{test}"] or 0) for test in _Seen.__annotations__})
+            for place, name in enumerate(names)
+        }
+
+    def _truth(self, name: str) -> Values | None:
+        """1 and 0 for true and false, if a column holds nothing else."""
+        seen = self._seen[name]
+        if not seen.truths or seen.truths < seen.present:
+            return None
+        self._infer("true and false, taken as 1 and 0", name)
+        return (
+            self.rows.table[name].strip().lower().cases(*((text, value) for text, value in TRUTH.items()), else_=None)
+        )
+
+    def _judged(self, name: str) -> Values | None:
+        """A number, a truth value or text, by all values."""
+        seen, asked = self._seen[name], name in self.roles.features
+        if name in self.rows.raw.texts:
+            if asked and seen.numbers * 2 > seen.present:
+                self.rows.notes.inferred.append(
+                    f"'{name}' is taken as a category, for the file calls it text, though {seen.numbers:,} of its "
+                    f"{seen.present:,} values are numbers; set numeric=[{name}] to take it as a number"
+                )
+            return None
+        if (truth := self._truth(name)) is not None:
+            return truth
+        if seen.codes and seen.numbers + seen.markers == seen.present:
+            if asked:
+                self._infer("digits that are no plain numbers (leading zeros, or too many digits), kept as text; "
+                          "`numeric` takes them as numbers", name)  # fmt: skip
+            return None
+        if seen.numbers and not seen.rest and (asked or not seen.markers):
+            return self._number(name)
+        if asked and (seen.numbers + seen.written) * 2 > seen.present and not seen.codes:
+            self._refuse_text(name, seen)
+        elif asked:
+            self._infer("text, taken as categories", name)
+        return None
+
+    def _number(self, name: str) -> Values:
+        seen, text = self._seen[name], self.rows.table[name].strip()
+        if seen.rest:
+            self._refuse_text(name, seen)
+        if seen.markers:
+            self._note_markers(name, seen.markers)
+        whole = seen.plain == seen.numbers
+        self._infer("whole numbers" if whole else "numbers", name)
+        return number_of(text, "int64" if whole else "float64")
+
+    def _refuse_text(self, name: str, seen: _Seen) -> None:
+        text = self.rows.table[name].strip()
+        advice = (f"correct them, name what stands for a missing value in missing_values, or keep the column as text "
+                  f"with categorical=[{name}]")  # fmt: skip
+        if seen.written * 2 > seen.rest:
+            advice = (f"write numbers with a point and nothing else, such as 1234.5, or keep the column as text with "
+                      f"categorical=[{name}]")  # fmt: skip
+        self.rows.refuse((text != "") & ~is_missing_marker(text) & ~text.re_search(NUMBER), name,
+                     f"{seen.numbers:,} of its {seen.present:,} values are numbers; {advice}")  # fmt: skip
+
+    def _note_markers(self, name: str, count: int) -> None:
+        text = self.rows.table[name].strip()
+        marked = self.rows.table.filter(is_missing_marker(text))
+        kinds = fetch(
+            self.rows.backend, marked.group_by(text=text).aggregate(first=marked[ROW].min()).order_by("first")
+        )
+        first = self.rows.raw.places([kinds.column("first")[0].as_py()])[0]
+        self.rows.notes.changed.append(
+            f"'{name}': {count:,} values are taken as missing: {listed(kinds.column('text').to_pylist()[:10])} "
+            f"(the first in {first})"
+        )
+
+    def _check_present(self, table: Table) -> None:
+        problems = []
+        for name in self.roles.ids:
+            if name not in table.columns:
+                continue
+            kind = table[name].type()
+            if not (kind.is_string() or kind.is_integer()):
+                problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; write them so")
+                continue
+            if self.roles.shown:  # the catalogue leaves out such rows and counts them
+                continue
+            missing = table.filter(table[name].isnull())
+            first = fetch(self.rows.backend, missing.select(ROW).order_by(ROW).limit(SHOWN)).column(ROW).to_pylist()
+            if first:
+                count, shown = count_rows(self.rows.backend, missing), ", ".join(self.rows.raw.places(first))
+                problems.append(
+                    f"column '{name}' has no value in {count:,} rows, such as {shown}; "
+                    "leave these rows out, or give them an id"
+                )
+        if problems:
+            raise DataError.of(self.rows.raw.where, problems)
+        if not self.roles.shown:
+            for name in self.roles.ids:
+                if name in table.columns and table[name].type().is_string():
+                    self._note_odd_ids(table, name)
+
+    def _note_odd_ids(self, table: Table, name: str) -> None:
+        """Note ids that are kept letter for letter but may be a mistake."""
+        text = table[name]
+        marked = is_missing_marker(text)
+        odd = {
+            "have blanks around them, which are part of the id": text != text.strip(),
+            "look like missing values, and are kept as ids; name them in missing_values if they are none": marked,
+        }
+        for what, is_so in odd.items():
+            kinds = table.filter(is_so).group_by(text=text).aggregate(rows=ibis._.count()).order_by("text")
+            found = fetch(self.rows.backend, kinds)
+            if found.num_rows:
+                ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
+                self.rows.notes.inferred.append(
+                    f"'{name}': {len(ids):,} ids, in {rows:,} rows, {what}: {listed(ids[:5])}"
+                )

@@ -1,0 +1,296 @@
+"""A Spark session: local, or the cluster that the environment variable SPARK_MASTER names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ibis.expr.operations import UnboundTable
+from ibis.expr.types import Table
+
+from recspec.errors import DataError, SettingsError, require_extra
+from recspec.prepare.backend import Backend, Watch
+from recspec.prepare.duckdb_backend import DuckDBBackend
+from recspec.prepare.malformed import explained
+from recspec.prepare.staging import (
+    Names,
+    bounded,
+    compression,
+    nanosecond_columns,
+    new_folder,
+    quoted,
+    schema_of,
+    without_missing,
+)
+from recspec.prepare.text_files import ROW, ColumnType, JsonFile, TextFile, file_columns, readable
+
+SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
+SPARK_LOCAL = (
+    "spark.driver.bindAddress", "spark.driver.host", "spark.driver.memory", "spark.local.dir", "spark.ui.enabled",
+    "spark.sql.shuffle.partitions",
+)  # fmt: skip
+"""Settings for a session on this machine only."""
+SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
+"""Names of `ENGINE_ENCODINGS`."""
+SPARK_READ = {"recursiveFileLookup": "true", "__globPaths__": "false"}
+"""Without these options, a folder named `a=1` adds a column `a`, and `*` in a path matches other files."""
+
+
+class SparkBackend(Backend):
+    """A Spark session with its temporary folder.
+
+    Spark reads the parts of a table in any order, so a row's place is computed from the metadata of where Spark read
+    it. Files are named by URI, because Spark looks for a plain path in its default file system. Raw files are read
+    through links with plain names, because Spark skips files such as `_a.csv` and cannot read `a:b.csv`.
+    """
+
+    name = "spark"
+
+    def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
+        sql = require_extra("pyspark.sql", "spark")
+        if "SPARK_MASTER" not in os.environ and not _has_java():
+            raise SettingsError(
+                "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
+                "install a JDK (17 or newer), or use --engine duckdb"
+            )
+        self.memory_limit = memory_limit
+        self._folder = new_folder(folder).absolute()
+        self._threads = threads
+        self._links = TemporaryDirectory(prefix="recspec-")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers start the system's python3
+        settings = {
+            "spark.master": os.environ.get("SPARK_MASTER", f"local[{threads or '*'}]"),
+            "spark.app.name": "recspec prepare",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.local.dir": str(self._spill()),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.caseSensitive": "true",
+            "spark.sql.shuffle.partitions": str(2 * (threads or os.cpu_count() or 1)),
+            "spark.sql.legacy.parquet.nanosAsLong": "true",  # otherwise a file with such times is unreadable
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as DuckDB writes them
+            "spark.sql.csv.parser.columnPruning.enabled": "false",  # otherwise a bad value in an unread column passes
+            "spark.sql.warehouse.dir": _uri(self._folder / "warehouse"),  # otherwise in the default file system
+        }
+        if memory_limit is not None:
+            settings["spark.driver.memory"] = f"{max(memory_limit // 2**20, 512)}m"
+        if "SPARK_MASTER" in os.environ:  # a cluster or spark-submit sets its own
+            settings = {name: value for name, value in settings.items() if name not in SPARK_LOCAL}
+        builder = sql.SparkSession.builder
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        with warnings.catch_warnings():
+            # The options of Ibis's Spark dialect load pandas, and Spark warns about its version. No row passes through
+            # pandas here.
+            warnings.simplefilter("ignore", FutureWarning)
+            _ = ibis.pyspark
+        self._session = builder.getOrCreate()
+        self._session.sparkContext.setLogLevel("ERROR")
+        self._names = Names()
+        self._staged: dict[str, Path] = {}
+        """The folder of each view that `stage` wrote."""
+
+    def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
+        if file.multiline:
+            return self._by_duckdb(lambda engine, target: engine.read_text(file, target), into)
+        columns = file_columns(file)
+        source = readable(file, self._folder / f"{self._names.next()}.txt")
+        # Columns have generated names until the table is complete, because Spark adds columns of its own.
+        plain = {name: f"column_{number}" for number, name in enumerate(columns)}
+        frame = self._reader().csv(
+            _uri(self._linked([source.path])),
+            schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
+            sep=file.separator,
+            header=file.header,
+            encoding=SPARK_ENCODINGS[source.encoding],
+            quote='"' if file.quoted else "",
+            escape='"' if file.quoted else "",
+            mode="FAILFAST",
+            nullValue="",
+            emptyValue="",
+        )
+        target = self._folder / self._names.next()
+        table = self._read(file, frame, [plain[name] for name in file.columns], target)
+        if into is None:
+            return table
+        numbered = self.stage(table, into)
+        shutil.rmtree(target)
+        return numbered
+
+    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
+        return self._by_duckdb(lambda engine, target: engine.read_json(file, target), into)
+
+    def _by_duckdb(self, read: Callable[[DuckDBBackend, Path], Table], into: Path | None) -> Table:
+        """Stage a file with DuckDB, so that both engines understand its values alike."""
+        target = into or self._folder / f"{self._names.next()}.parquet"
+        with DuckDBBackend(self._folder / self._names.next(), self.memory_limit, self._threads) as engine:
+            read(engine, target)
+        return self.read_parquet([target])
+
+    def _read(self, file: TextFile, frame: Any, values: Sequence[str], target: Path) -> Table:
+        """Stage a file's rows with their numbers.
+
+        A task reads a block of the file from beginning to end, so Spark's own numbers are consecutive within a block
+        and jump between blocks. Each jump is replaced by the number of rows in the blocks before.
+        """
+        staged = frame.selectExpr("_metadata.file_block_start", "monotonically_increasing_id()", *values)
+        try:
+            with bounded(file.path, self._folder, self._session.sparkContext.cancelAllJobs):
+                staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
+        except Exception as error:
+            if not _is_sparks(error):
+                raise
+            raise explained(file, str(error).split("\n")[0]) from None
+        staged = self._reader().parquet(_uri(target))
+        found = staged.groupBy("block").agg({"number": "min", "*": "count"}).orderBy("block").collect()
+        before, starts = 0, []
+        for block, first, size in ((row["block"], row["min(number)"], row["count(1)"]) for row in found):
+            starts.append(f"({block}L, {before - first}L)")
+            before += size
+        numbered = _numbered(self._session, staged, starts or ["(0L, 0L)"], list(file.columns))
+        return without_missing(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
+
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+        if paths[0].is_dir():  # staged by Spark
+            (folder,) = paths
+            assert not row, folder
+            return self._view(self._reader().parquet(_uri(folder)), schema_of(_parts(folder)[0], row))
+        try:
+            frame = self._reader().parquet(_uri(self._linked(paths)))
+        except Exception as error:
+            if not _is_sparks(error):
+                raise
+            said = " ".join(str(error).split())[:300]
+            raise DataError(f"{paths[0]}: Spark can't read it ({said}); use --engine duckdb") from None
+        schema = schema_of(paths[0], row)
+        nanos = dict(nanosecond_columns(paths[0]))
+        if not row:
+            return self._view(_frame_in_micros(frame, nanos), schema)
+        counts = [pq.read_metadata(path).num_rows for path in paths]
+        before = [stop - count for stop, count in zip(accumulate(counts), counts, strict=True)]
+        starts = [f"('{_link_name(number, path)}', {before[number]}L)" for number, path in enumerate(paths)]
+        where = frame.metadataColumn("_metadata")  # its name may also be a column of the file
+        placed = frame.select(where["file_name"], where["row_index"], "*")
+        placed = placed.toDF("file", "number", *_plain_names(frame.columns))
+        return self._view(_frame_in_micros(_numbered(self._session, placed, starts, frame.columns), nanos), schema)
+
+    def _view(self, frame: Any, schema: Mapping[str, Any]) -> Table:
+        name = self._names.next()
+        frame.createOrReplaceTempView(name)
+        return ibis.table(schema, name=name)
+
+    def stage(self, table: Table, into: Path | None = None) -> Table:
+        target = self._write(table)
+        folder = target.replace(into) if into is not None else target
+        staged = self.read_parquet([folder])
+        self._staged[staged.get_name()] = folder
+        return staged
+
+    def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        held = self._staged.get(table.op().name) if isinstance(table.op(), UnboundTable) else None
+        target = self._write(table) if held is None else held
+        for path in _parts(target):
+            yield from pq.ParquetFile(path).iter_batches(rows)
+        if held is None:
+            shutil.rmtree(target)
+
+    def close(self) -> None:
+        self._session.stop()
+        self._links.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, table: Table) -> Path:
+        target = self._folder / self._names.next()
+        try:
+            self._session.sql(ibis.to_sql(table, dialect="pyspark")).write.parquet(_uri(target))
+        except Exception as error:
+            if not _is_sparks(error):
+                raise
+            raise DataError(f"Spark could not finish a step: {' '.join(str(error).split())[:300]}") from error
+        return target
+
+    def _reader(self) -> Any:
+        return self._session.read.options(**SPARK_READ)
+
+    def _linked(self, paths: Sequence[Path]) -> Path:
+        """A folder of links to files, with plain names that sort in the given order."""
+        folder = self._folder / self._names.next()
+        folder.mkdir()
+        for number, path in enumerate(paths):
+            (folder / _link_name(number, path)).symlink_to(path.absolute())
+        return folder
+
+    def _spill(self) -> Path:
+        """The folder that Spark spills to, through a link without a comma: Spark splits the path at commas."""
+        spill = self._folder / "spill"
+        spill.mkdir()
+        link = Path(self._links.name) / "spill"
+        link.symlink_to(spill)
+        return link
+
+
+def _numbered(session: Any, placed: Any, starts: Sequence[str], names: Sequence[str]) -> Any:
+    """A frame with the column `ROW` and the columns `names`.
+
+    Args:
+        placed: The place where each row was read, its number there, then the columns under plain names.
+        starts: SQL pairs of a place and the number to add there.
+    """
+    place, number, *columns = placed.columns
+    table = session.sql(f"SELECT * FROM VALUES {', '.join(starts)} AS starts(start, before)")
+    joined = placed.join(table.hint("broadcast"), placed[place] == table["start"])
+    named = [f"{column} AS {quoted(name, '`')}" for column, name in zip(columns, names, strict=True)]
+    return joined.selectExpr(f"{number} + before AS {ROW}", *named)
+
+
+def _frame_in_micros(frame: Any, nanos: Mapping[str, bool]) -> Any:
+    """A frame whose columns of nanoseconds (True: with a zone) become Spark's times in microseconds."""
+    if not nanos:
+        return frame
+    columns = []
+    for name in frame.columns:
+        value = quoted(name, "`")
+        if name in nanos:
+            micros = f"timestamp_micros(({value} - pmod({value}, 1000)) div 1000)"
+            value = f"{micros if nanos[name] else f'CAST({micros} AS TIMESTAMP_NTZ)'} AS {value}"
+        columns.append(value)
+    return frame.selectExpr(*columns)
+
+
+def _plain_names(columns: Sequence[str]) -> list[str]:
+    return [f"column_{number}" for number in range(len(columns))]
+
+
+def _uri(path: Path) -> str:
+    """A URI that Spark takes literally, `%20` included, in the local file system."""
+    return f"file://{path}"
+
+
+def _link_name(number: int, path: Path) -> str:
+    """The suffix tells Spark whether a file is compressed."""
+    return f"{number:06d}{'.gz' if compression(path) == 'gzip' else '.file'}"
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files of a table that Spark wrote, in the order of its rows: one per partition, numbered by name."""
+    return sorted(folder.glob("part-*.parquet"), key=lambda path: (len(path.name.split("-")[1]), path.name))
+
+
+def _is_sparks(error: Exception) -> bool:
+    return type(error).__module__.startswith(("pyspark", "py4j"))
+
+
+def _has_java() -> bool:
+    return "JAVA_HOME" in os.environ or shutil.which("java") is not None

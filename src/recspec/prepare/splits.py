@@ -1,0 +1,81 @@
+"""Splits: each function adds the column `split` to a table.
+
+The functions are pure and built of Ibis expressions. Results depend neither on the engine nor on its order of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ibis
+from ibis.expr.types import StringValue, Table
+
+MILLION = 1_000_000
+
+
+def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
+    """Each user's last row for test, the last but one for valid, all others for train.
+
+    A user with two rows has no valid row, one with a single row only a train row.
+
+    Args:
+        by: Column of the user.
+        order: Columns that sort a user's rows without a tie; end with the row's number in the raw file.
+    """
+    window = ibis.window(group_by=by, order_by=[ibis.desc(name) for name in order])
+    last = ibis.row_number().over(window)
+    counted = table.mutate(_last=last, _rows=table.count().over(ibis.window(group_by=by)))
+    is_test = (ibis._["_last"] == 0) & (ibis._["_rows"] > 1)
+    is_valid = (ibis._["_last"] == 1) & (ibis._["_rows"] > 2)
+    split = ibis.cases((is_test, "test"), (is_valid, "valid"), else_="train")
+    return counted.mutate(split=split).drop("_last", "_rows")
+
+
+def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
+    """The latest share of all rows for test, the rows before them for valid, the earliest for train.
+
+    Rows of the same time stay together, on the earlier side of a cut, so that no later row is in train.
+    """
+    counted = table.group_by(_time=table[time]).aggregate(_rows=table.count())  # no engine has to sort all rows
+    up_to = counted["_rows"].sum().over(ibis.cumulative_window(order_by=counted["_time"])).cast("int64")
+    total = counted["_rows"].sum().over(ibis.window()).cast("int64")
+    counted = counted.mutate(_earlier=up_to - counted["_rows"], _total=total)
+    # Whole numbers, so that rounding moves no row; shares are precise to a millionth.
+    place, whole = counted["_earlier"] * MILLION, counted["_total"]
+    cuts = counted.aggregate(
+        _test=counted["_time"].min(where=place >= whole * (MILLION - round(test * MILLION))),
+        _valid=counted["_time"].min(where=place >= whole * (MILLION - round((test + valid) * MILLION))),
+    )
+    cut = table.cross_join(cuts)
+    split = ibis.cases((cut[time] >= cut["_test"], "test"), (cut[time] >= cut["_valid"], "valid"), else_="train")
+    return cut.mutate(split=split).drop("_test", "_valid")
+
+
+def by_share(table: Table, *, row: str, valid: float, test: float, seed: int) -> Table:
+    """A random share of the rows for valid and for test, by the row's number and the seed."""
+    return _by_digest(table, table[row].cast("string"), valid=valid, test=test, seed=seed)
+
+
+def by_group(table: Table, *, group: str, valid: float, test: float, seed: int) -> Table:
+    """A random share of the groups for valid and for test; the rows of a group stay together."""
+    return _by_digest(table, table[group].cast("string"), valid=valid, test=test, seed=seed)
+
+
+def folds(table: Table, *, group: str, folds: int, seed: int) -> Table:
+    """Add the column `fold`, 0 to folds - 1: groups in folds of equal size, independent of the splits."""
+    digest = (ibis.literal(f"fold:{seed}:") + table[group].cast("string")).hexdigest("md5")
+    bounds = [(digest < _hex((number + 1) / folds), number) for number in range(folds - 1)]
+    number = ibis.cases(*bounds, else_=folds - 1) if bounds else ibis.literal(0)
+    return table.mutate(fold=number.cast("int64"))
+
+
+def _by_digest(table: Table, key: StringValue, *, valid: float, test: float, seed: int) -> Table:
+    """MD5 is a hash that all engines have; its hexadecimal digits sort like uniform numbers in [0, 1)."""
+    digest = (ibis.literal(f"{seed}:") + key).hexdigest("md5")
+    split = ibis.cases((digest < _hex(test), "test"), (digest < _hex(test + valid), "valid"), else_="train")
+    return table.mutate(split=split)
+
+
+def _hex(share: float) -> str:
+    """The digits below which `share` of all digests lie; `g` is above all digests."""
+    return "g" if share >= 1 else f"{int(share * 2**32):08x}"

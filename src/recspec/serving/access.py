@@ -1,0 +1,174 @@
+"""Access to a server: its token, host names and certificate."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from recspec.errors import RequestError, SettingsError
+
+TOKEN_VARIABLE = "RECSPEC_TOKEN"
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Names of the machine itself."""
+WILDCARDS = ("0.0.0.0", "::")
+"""Addresses that stand for every address of the machine."""
+
+_HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def read_token(environment: Mapping[str, str], file: Path | None = None) -> str | None:
+    """The bearer token from a file, else from the variable RECSPEC_TOKEN, else None. Never from the command line.
+
+    Raises:
+        SettingsError: if it can't be read, is empty, or does not fit into a header.
+    """
+    where = f"token file {file}" if file is not None else TOKEN_VARIABLE
+    if file is None and TOKEN_VARIABLE not in environment:
+        return None
+    try:
+        token = (file.read_text(encoding="utf-8") if file is not None else environment[TOKEN_VARIABLE]).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{where}: can't be read: {error}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise SettingsError(f"{where}: expected one line of letters, digits and signs without spaces")
+    return token
+
+
+@dataclass(frozen=True)
+class Access:
+    """The conditions on a request's token and host name."""
+
+    token: str | None = None
+    """None means that no token is needed."""
+    hosts: tuple[str, ...] = LOCAL
+    """Accepted host names: exact names, `*.example.com` for all below a domain, or `*` for any."""
+    any_address: bool = False
+    """Whether every IP address is accepted as a host name; DNS can't redirect an address."""
+
+    @classmethod
+    def of(cls, address: str, token: str | None = None, more: Sequence[str] = ()) -> Access:
+        """Access to a server that listens at an address; `more` are its further names."""
+        named = () if address in WILDCARDS else (address,)
+        return cls(token, tuple(_plain(name) for name in (*LOCAL, *named, *more)), address in WILDCARDS)
+
+    def refuse_host(self, headers: Headers, http_version: str) -> None:
+        """Refuse a request under another host name, such as a page's own name that DNS points here.
+
+        Raises:
+            RequestError: 400 for a missing, repeated or malformed name; 403 for one that is not accepted.
+        """
+        given = [value for name, value in headers if name == b"host"]
+        if not given and http_version == "1.0":  # has no such header; browsers always send it
+            return
+        found = _HOST.fullmatch(given[0].strip()) if len(given) == 1 else None
+        if found is None:
+            shown = ", ".join(repr(value[:80].decode("latin-1")) for value in given[:3]) or "none"
+            raise RequestError(f"expected one header 'Host' with a name or address; found {shown}")
+        host = _plain((found[1] or found[2]).decode())
+        if not self._answers(host):
+            raise RequestError(
+                f"host '{host[:80]}' is not answered; start the server with --allowed-host {host[:80]}", status=403
+            )
+
+    def _answers(self, host: str) -> bool:
+        if host in self.hosts or "*" in self.hosts or (self.any_address and _address(host) is not None):
+            return True
+        return any(each.startswith("*.") and host.endswith(each[1:]) for each in self.hosts)
+
+    def knows(self, authorization: str | bytes) -> bool:
+        """Whether a header `Authorization` holds the token; the comparison takes constant time."""
+        if self.token is None:
+            return True
+        given = authorization.encode("utf-8", "replace") if isinstance(authorization, str) else authorization
+        scheme, _, token = given.strip().partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token.encode())
+
+
+def refuse_other_origins(headers: Headers) -> None:
+    """Refuse requests from pages of other origins, because any page that a user opens may post to localhost.
+
+    Raises:
+        RequestError: 403.
+    """
+    host = dict(headers).get(b"host", b"").decode("latin-1").lower()
+    origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+    if any(_place(origin) != host for origin in origins if origin):
+        raise RequestError("requests from pages of other origins are not answered", status=403)
+
+
+def is_public(address: str) -> bool:
+    """Whether other machines can reach an address."""
+    found = _address(_plain(address))
+    return not found.is_loopback if found is not None else _plain(address) != "localhost"
+
+
+def check_hosts(names: Sequence[str]) -> None:
+    """Check names for `--allowed-host`.
+
+    Raises:
+        SettingsError: with each name that no client can send.
+    """
+    wrong = [name for name in names if name != "*" and not _HOST.fullmatch(_bracketed(name).encode())]
+    if wrong:
+        shown = ", ".join(repr(name) for name in wrong)
+        raise SettingsError(f"--allowed-host: found {shown}; expected a name or address without a port, as example.com")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Files of a TLS certificate with its chain, and of its private key, in PEM."""
+
+    cert: Path
+    key: Path
+
+    def check(self) -> None:
+        """Check that both files can be read and belong together.
+
+        Raises:
+            SettingsError: if not, or if the key needs a password.
+        """
+        where = f"--tls-cert {self.cert}, --tls-key {self.key}"
+        try:
+            for file in (self.cert, self.key):
+                file.read_bytes()
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key, password="")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise SettingsError(
+                f"{where}: {why}; expected a certificate and its own key, in PEM, without a password"
+            ) from None
+
+
+def _bracketed(name: str) -> str:
+    name = name.removeprefix("*.")
+    return f"[{name}]" if ":" in name else name
+
+
+def _plain(host: str) -> str:
+    """A name in the form for comparison: lower case, shortest form of an address, no brackets, no last dot."""
+    host = host.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".")
+    found = _address(host)
+    return host if found is None else str(found)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _place(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

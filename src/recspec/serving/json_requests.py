@@ -1,0 +1,113 @@
+"""Typed JSON requests of the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
+from pydantic.config import JsonDict
+
+from recspec.encoding import row_at
+from recspec.errors import RequestError
+from recspec.serving.request_body import parse_object
+
+SHOWN = 10
+"""Problems of a request that its answer names."""
+
+RawId = Annotated[str, StringConstraints(max_length=1000)] | Annotated[int, Field(ge=-(2**63), lt=2**63)]
+RowSchema: JsonDict = {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/RawValue"}}
+
+Scalar = str | float | bool | None
+
+
+class RawValue(RootModel[Scalar | list[Scalar]]):
+    """A value as it stands in the raw files; a list if the feature is one."""
+
+
+class JsonRequest(BaseModel):
+    """The fields of every request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    model: str | None = Field(None, max_length=200, description="the model's name; optional if there is only one")
+    version: str | None = Field(None, max_length=20, description="the model's version; by default the newest")
+
+
+class RankRequest(JsonRequest):
+    """Candidates to rank for one request."""
+
+    user: RawId | None = Field(None, description="the user's raw id; short for the request's user column")
+    request: dict[str, Any] = Field(
+        default_factory=dict, description="raw columns of the user and the context", json_schema_extra=RowSchema
+    )
+    candidates: list[Any] = Field(
+        description="raw item ids, or rows of the items' raw columns",
+        json_schema_extra={"items": {"anyOf": [{"type": ["string", "integer"]}, RowSchema]}},
+    )
+    top_k: int | None = Field(None, ge=1, description="number of items in the answer; by default all")
+
+
+class RecommendRequest(JsonRequest):
+    """A user to recommend to."""
+
+    user: RawId = Field(description="the user's raw id")
+    k: int = Field(10, ge=1, le=10_000, description="number of items")
+    exclude_seen: bool = Field(True, description="leave out items that the user acted on")
+    liked: int = Field(0, ge=0, le=1000, description="number of items to list that the user acted on")
+
+
+class PredictRequest(JsonRequest):
+    """Rows to score."""
+
+    rows: list[dict[str, Any]] = Field(
+        description="raw columns of each row; null for a missing value", json_schema_extra={"items": RowSchema}
+    )
+
+
+class FindRequest(JsonRequest):
+    """A search for users or items, as query parameters."""
+
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    query: str = Field("", max_length=200, description="part of an id or title; by default the most frequent")
+    limit: int = Field(10, ge=1, le=100, description="number of results")
+
+
+RequestType = TypeVar("RequestType", bound=JsonRequest)
+
+
+def read_request(kind: type[RequestType], given: bytes | Mapping[str, str]) -> RequestType:
+    """A request of a kind, from a JSON body or from query parameters.
+
+    Raises:
+        RequestError: with each wrong field and its place.
+    """
+    try:
+        return kind.model_validate(parse_object(given) if isinstance(given, bytes) else dict(given))
+    except ValidationError as error:
+        problems = {
+            f"{_place(found['loc'])}: {found['msg'][:1].lower()}{found['msg'][1:200]}; found {_shown(found['input'])}"
+            for found in error.errors(include_url=False, include_context=False)
+        }
+        raise RequestError.of("request", sorted(problems)[:SHOWN]) from None
+
+
+def _place(path: tuple[int | str, ...]) -> str:
+    """`row 4 (rows[3])` for ("rows", 3), else `request.age`; names of pydantic's types are left out."""
+    if len(path) == 2 and path[0] in ("rows", "candidates") and isinstance(path[1], int):
+        return row_at(path[1], str(path[0]))
+    place = ""
+    for part in path:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part not in ("int", "str", "constrained-str", "constrained-int"):
+            place += f".{part[:80]}" if place else part[:80]
+    return place or "the body"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value)[:60] if isinstance(value, (str, int, float, type(None))) else type(value).__name__

@@ -1,0 +1,88 @@
+"""Metadata, configuration and statistics of models, as the Open Inference Protocol and its extensions define them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recspec import __version__
+from recspec.export import TYPES
+from recspec.serving.batching import Compute, Duration
+from recspec.serving.repository import Form, Repository
+from recspec.serving.tensors import DATATYPES
+from recspec.spec import OUTPUTS
+
+SERVER = {
+    "name": "recspec",
+    "version": __version__,
+    "extensions": ["binary_tensor_data", "model_repository", "model_configuration", "statistics"],
+}
+"""The protocol's server metadata."""
+
+
+def metadata(repository: Repository, form: Form) -> dict[str, Any]:
+    """The protocol's model metadata: names, datatypes and shapes with the batch first."""
+    return {
+        "name": form.name,
+        "versions": list(repository.versions(form.name)),
+        "platform": form.model.opened.platform,
+        "inputs": [
+            {"name": port.name, "datatype": DATATYPES[port.dtype], "shape": [-1, port.width]} for port in form.inputs
+        ],
+        "outputs": [{"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in OUTPUTS],
+    }
+
+
+def configuration(repository: Repository, form: Form) -> dict[str, Any]:
+    """The model configuration for Triton's clients, with the shapes of one row."""
+    return {
+        "name": form.name,
+        "platform": form.model.opened.platform,
+        "backend": "recspec",
+        "version_policy": {"specific": {"versions": [int(each) for each in repository.versions(form.name)]}},
+        "max_batch_size": repository.limits.max_rows,
+        "input": [{"name": port.name, "data_type": TYPES[port.dtype], "dims": [port.width]} for port in form.inputs],
+        "output": [{"name": name, "data_type": "TYPE_FP32", "dims": [1]} for name in OUTPUTS],
+        "dynamic_batching": {
+            "preferred_batch_size": [repository.limits.max_batch_rows],
+            "max_queue_delay_microseconds": round(1000 * repository.limits.max_delay_ms),
+        },
+        "instance_group": [
+            {"name": form.name, "kind": "KIND_CPU" if repository.settings.device == "cpu" else "KIND_AUTO", "count": 1}
+        ],
+    }
+
+
+def statistics(forms: Sequence[Form]) -> dict[str, Any]:
+    """The protocol's statistics; both forms of a model share them."""
+    return {"model_stats": [_statistics(form) for form in forms]}
+
+
+def _statistics(form: Form) -> dict[str, Any]:
+    found = form.model.statistics
+
+    def as_dict(duration: Duration) -> dict[str, int]:
+        return {"count": duration.count, "ns": duration.ns}
+
+    def compute(spent: Compute) -> dict[str, dict[str, int]]:
+        parts = {"compute_input": spent.join, "compute_infer": spent.infer, "compute_output": spent.split}
+        return {name: as_dict(part) for name, part in parts.items()}
+
+    none = {"count": 0, "ns": 0}
+    return {
+        "name": form.name,
+        "version": form.model.version,
+        "last_inference": found.last_ms,
+        "inference_count": found.rows,
+        "execution_count": found.batches,
+        "inference_stats": {
+            "success": as_dict(found.success),
+            "fail": as_dict(found.fail),
+            "queue": as_dict(found.queue),
+            **compute(found.compute),
+            "cache_hit": none,
+            "cache_miss": none,
+        },
+        "batch_stats": [{"batch_size": rows, **compute(each)} for rows, each in sorted(found.by_rows.items())],
+        "memory_usage": [],
+    }

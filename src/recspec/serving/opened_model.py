@@ -1,0 +1,243 @@
+"""One version of a model, opened from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from recspec import config
+from recspec.bundle import Seen
+from recspec.encoding import CrossEncoder, Encoders
+from recspec.errors import BundleError, ExportError, RecspecError
+from recspec.evaluation import id_feature
+from recspec.export import (
+    Arrays,
+    ExportedModel,
+    as_model_batch,
+    columns_of,
+    histories_beside,
+    open_exported_model,
+    raw_columns,
+    read_description,
+)
+from recspec.inference import ROLES, Predictor
+from recspec.serving.sources import Fingerprint, export_beside, fingerprint
+from recspec.spec import LOGIT, PROBABILITY, Port, Signature, find_export_file, signature_of
+from recspec.storage import Ragged
+
+CHECKED_ROWS = 64
+"""Rows on which an export is compared with its bundle."""
+MOST = 0.05
+"""Upper limit for the difference that an export's description allows; anybody who changes an export can change it."""
+SAME = 1e-3
+"""Largest difference of probabilities if an export's description names none."""
+NUMPY: Mapping[str, type[np.generic]] = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+
+
+class RepositorySettings(config.Settings):
+    """Settings of opening and reloading models."""
+
+    device: str = Field("cpu", description="device that computes: auto, cpu or cuda")
+    threads: int | None = Field(None, ge=1, description="threads that compute a batch; by default torch's number")
+    verify: bool = Field(True, description="compare a model's files with its manifest before opening it")
+    control: bool = Field(False, description="let clients with the token load and unload models")
+    watch_seconds: float = Field(
+        5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never"
+    )
+
+
+class TorchModel:
+    """A bundle's model under torch, on its device, with the inputs and outputs of an export."""
+
+    def __init__(self, predictor: Predictor, signature: Signature) -> None:
+        self._model, self._device, self.signature = predictor.model, predictor.device, signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        with torch.inference_mode():
+            tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
+            logit = self._model(as_model_batch(tensors)).float().unsqueeze(1)
+            return {PROBABILITY: torch.sigmoid(logit).cpu().numpy(), LOGIT: logit.cpu().numpy()}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The content of a version's folder."""
+
+    folder: Path
+    exported: ExportedModel
+    platform: str
+    predictor: Predictor | None
+    """None for an export, which scores features but takes no raw values, users or items."""
+    raw: tuple[Port, ...]
+    """The raw columns; empty if they are unknown."""
+    content: Fingerprint
+    note: str = ""
+    """Reason why the export beside a bundle does not compute."""
+
+    @property
+    def signature(self) -> Signature:
+        """The model's inputs."""
+        return self.exported.signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Outputs of checked inputs, which may be read-only or not contiguous."""
+        return self.exported.run(
+            {name: np.require(array, requirements=("C", "A", "W")) for name, array in inputs.items()}
+        )
+
+    def encode(self, columns: Arrays, rows: int) -> Arrays:
+        """Features (B, width) of raw columns (B, 1) or (B, any).
+
+        Raises:
+            DataError: with each value that can't be encoded.
+        """
+        assert self.predictor is not None
+        assert self.predictor.encoders is not None
+        table = pa.table({port.name: _raw_column(port, columns[port.name]) for port in self.raw})
+        table = _without_empty_texts(table, self.predictor.encoders)
+        past = [port.name for port in self.signature.inputs if port.name in self.predictor.spec.role("history")]
+        given = [port.name for port in self.signature.inputs if port.name not in past]
+        encoded: dict[str, object] = {**self.predictor.encoders.encode(table, given)}
+        if past:
+            histories, _ = self.predictor.encode(self._without_empty_numbers(table, past), past)
+            encoded |= {name: tensor.cpu().numpy() for name, tensor in histories.items()}
+        return {port.name: _feature(port, encoded[port.name], rows) for port in self.signature.inputs}
+
+    def _without_empty_numbers(self, table: pa.Table, past: Sequence[str]) -> pa.Table:
+        """The raw columns without optional columns of events' numbers that are empty in every row."""
+        assert self.predictor is not None
+        assert self.predictor.encoders is not None
+        numbers = [name for name in past if not self.predictor.spec.features[name].is_categorical]
+        named = {column for name in numbers for column in columns_of(name, self.predictor.encoders, {})}
+        return table.drop_columns([name for name in named if _is_empty(table.column(name))])
+
+
+def _raw_column(port: Port, values: NDArray[Any]) -> pa.Array:
+    kind = pa.string() if port.dtype == "string" else pa.float64()
+    if port.width == -1:
+        flat = pa.array(values.ravel(), kind, from_pandas=True)
+        return pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]), flat)
+    return pa.array(values[:, 0], kind, from_pandas=True)
+
+
+def _without_empty_texts(table: pa.Table, encoders: Encoders) -> pa.Table:
+    """The raw columns with null for empty texts, except where a TensorFlow cross takes an empty text as a value."""
+    crosses = [each for each in encoders.encoders.values() if isinstance(each, CrossEncoder) and each.needs_all]
+    chained = {column for each in crosses for column in each.columns}
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if pa.types.is_string(column.type) and name not in chained:
+            table = table.set_column(place, name, pc.if_else(pc.equal(column, ""), None, column))
+    return table
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    """Whether no row of a raw column holds a value."""
+    values = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    return bool(values.null_count == len(values))
+
+
+def _feature(port: Port, column: object, rows: int) -> NDArray[Any]:
+    if isinstance(column, tuple):
+        flat, offsets = column
+        column = Ragged(np.asarray(flat), np.asarray(offsets)).truncate(port.width).pad(port.width)
+    return np.asarray(column).reshape(rows, -1).astype(NUMPY[port.dtype], copy=False)
+
+
+def open_version(folder: Path, settings: RepositorySettings) -> Opened:
+    """Open a bundle or an export, and compute one row with it.
+
+    Raises:
+        RecspecError: if it is damaged, or gives no finite number for a row of zeros.
+    """
+    content = fingerprint(folder)
+    if find_export_file(folder) is not None:
+        exported = open_exported_model(folder, threads=settings.threads, verify=settings.verify)
+        if exported.signature.form != "rows":
+            raise BundleError(
+                f"{folder}: exported with --form ranker, which takes one request a call; take --form rows"
+            )
+        opened = Opened(folder, exported, _platform(exported), None, (), content)
+    else:
+        predictor = _detached(Predictor.open(folder, device=settings.device, verify=settings.verify))
+        signature = signature_of(predictor.spec, predictor.model.features(), "rows")
+        raw = _raw_ports(predictor, signature)
+        exported, note = _fastest(folder, TorchModel(predictor, signature), settings)
+        opened = Opened(folder, exported, _platform(exported), predictor, raw, content, note)
+    zeros = {port.name: np.zeros((1, port.width), NUMPY[port.dtype]) for port in opened.signature.inputs}
+    if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
+        raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
+    return opened
+
+
+def _platform(exported: ExportedModel) -> str:
+    return f"recspec_{type(exported).__name__.removesuffix('Model').lower()}"
+
+
+def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[ExportedModel, str]:
+    """The export beside a bundle if it gives the bundle's probabilities; else torch, and the reason."""
+    found = export_beside(folder)
+    if found is None:
+        return torch_model, ""
+    try:
+        exported = open_exported_model(found, threads=settings.threads, verify=settings.verify)
+        if exported.signature != torch_model.signature:
+            raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
+        allowed = min(float(read_description(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
+        rows = _any_rows(torch_model.signature)
+        answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (exported, torch_model))
+        drift = float(np.abs(np.subtract(*answers)).max())
+        if not drift <= allowed:
+            raise BundleError(f"{found}: gives probabilities {drift:.2g} off the bundle's; export it again")
+    except (RecspecError, OSError, ValueError, TypeError, RuntimeError) as error:
+        return torch_model, f"torch computes, not the export: {error}"
+    return exported, ""
+
+
+def _any_rows(signature: Signature) -> Arrays:
+    """Rows on which the exports of two models differ: random ids, and numbers from a normal distribution."""
+    numbers = np.random.default_rng(0)
+    return {
+        port.name: numbers.integers(0, port.num_ids, (CHECKED_ROWS, port.width)).astype(NUMPY[port.dtype])
+        if port.num_ids is not None
+        else numbers.standard_normal((CHECKED_ROWS, port.width), np.float32)
+        for port in signature.inputs
+    }
+
+
+def _detached(predictor: Predictor) -> Predictor:
+    """A predictor that no longer reads its folder, so that later writes there can't affect it.
+
+    Weights are mapped from their file; truncating that file, as `cp` does, would end the process with SIGBUS.
+    """
+    with torch.no_grad():
+        for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
+            tensor.data = tensor.data.clone()
+    seen = predictor.bundle.seen
+    if seen is not None:
+        kept = Seen(seen.offsets.clone(), seen.items.clone(), seen.counts.clone())
+        predictor.bundle = replace(predictor.bundle, seen=kept)
+    for role in ROLES:
+        if id_feature(predictor.spec, role) is not None:
+            _ = predictor.users if role == "user" else predictor.items  # read now instead of at the first use
+    return predictor
+
+
+def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
+    if predictor.encoders is None:
+        return ()
+    try:
+        beside = histories_beside(predictor.spec, predictor.model.features())
+        return tuple(column.port for column in raw_columns(predictor.encoders, signature, beside))
+    except ExportError:  # a feature without an encoder has no raw form
+        return ()

@@ -1,0 +1,223 @@
+"""HTTP request bodies: read within limits, unpacked and parsed.
+
+A body never takes more memory than the limit, compressed or not, whatever its headers claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from recspec.errors import RequestError, listed
+from recspec.serving.batching import Limits
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+TAKEN = (JSON, BINARY)
+LARGE = 1 << 20
+"""A body of this many bytes or more is parsed in a thread, so that other requests are answered meanwhile."""
+PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Supported content encodings -> zlib's window bits."""
+
+
+T = TypeVar("T")
+
+
+class BodyReader:
+    """Reads the bodies of requests; `held` is the number of their bytes in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.held = limits, 0
+        self._answering = 0
+        self._parsing = asyncio.Lock()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request as being answered until the block ends.
+
+        Raises:
+            RequestError: 503 if too many requests are being answered.
+        """
+        limits = self.limits
+        if self._answering >= limits.max_requests:
+            raise RequestError(
+                f"{limits.max_requests} requests are being answered; try again in {limits.retry_seconds} s",
+                status=503,
+                retry_after=limits.retry_seconds,
+            )
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+
+    async def parsed(self, parse: Callable[[], T], size: int) -> T:
+        """The parsed form of a body of `size` bytes.
+
+        It takes up to 20 times the memory of the body, so large bodies are parsed one at a time.
+        """
+        if size < LARGE:
+            return parse()
+        async with self._parsing:
+            return await asyncio.to_thread(parse)
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count further bytes as held until the block ends.
+
+        Raises:
+            RequestError: 503 if there is no room for them.
+        """
+        try:
+            self._hold(size, size)
+            yield
+        finally:
+            self._release(size)
+
+    @asynccontextmanager
+    async def reading(self, size: int) -> AsyncIterator[Callable[[int], None]]:
+        """Wait in turn for room for `size` bytes; the yielded function corrects that to the actual size.
+
+        Raises:
+            RequestError: 503 if there is no room in time.
+        """
+        if self._waiting or not self._fits(size):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                async with asyncio.timeout(self.limits.timeout_seconds):
+                    await turn
+            except (TimeoutError, asyncio.CancelledError) as error:
+                if turn.done() and not turn.cancelled():  # its turn came at the same moment
+                    self._release(size)
+                if isinstance(error, TimeoutError):
+                    raise self._no_room() from None
+                raise
+        else:
+            self.held += size
+        kept = [size]
+
+        def shrink(to: int) -> None:
+            self._release(kept[0] - to)
+            kept[0] = to
+
+        try:
+            yield shrink
+        finally:
+            self._release(kept[0])
+
+    def _fits(self, size: int) -> bool:
+        return not self.held or self.held + size <= self.limits.max_held_bytes
+
+    def _release(self, size: int) -> None:
+        self.held -= size
+        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
+            size, turn = self._waiting.popleft()
+            if not turn.done():  # it was not given up meanwhile
+                self.held += size
+                turn.set_result(None)
+
+    @contextmanager
+    def writing(self, size: int) -> Iterator[None]:
+        """Count the bytes of an answer as held while they are written; only later requests are refused for it."""
+        self.held += size
+        try:
+            yield
+        finally:
+            self._release(size)
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """The unpacked body, which counts as held until the request is answered.
+
+        Raises:
+            RequestError: 413 (too large), 415 (unsupported content type or encoding), 408 (too slow), 503 (no room).
+        """
+        _check_type(request.headers.get("content-type", ""))
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in (*PACKED, "identity"):
+            raise RequestError(
+                f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none", status=415
+            )
+        length = request.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self.limits.max_body_bytes):
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.limits.timeout_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    self._hold(len(part), size)
+                    if size > self.limits.max_body_bytes:
+                        raise self._too_large()
+                    parts.append(part)
+            body = b"".join(parts)
+            if coding in PACKED:
+                body = self._unpacked(body, coding)
+                size += len(body)
+                self._hold(len(body), size)
+            yield body
+        except TimeoutError:
+            raise RequestError(f"the body did not come within {self.limits.timeout_seconds:g} s", status=408) from None
+        except ClientDisconnect:
+            raise RequestError("the client went away before the body was whole") from None
+        finally:
+            self._release(size)
+
+    def _hold(self, more: int, own: int) -> None:
+        """Count `more` bytes of a request that now holds `own`. A single request always finds room."""
+        self.held += more
+        if self.held > self.limits.max_held_bytes and self.held > own:
+            raise self._no_room()
+
+    def _no_room(self) -> RequestError:
+        return RequestError(
+            "the bodies of other requests fill the memory set aside for them; try again",
+            status=503,
+            retry_after=self.limits.retry_seconds,
+        )
+
+    def _unpacked(self, body: bytes, coding: str) -> bytes:
+        unpacker = zlib.decompressobj(PACKED[coding])
+        try:
+            plain = unpacker.decompress(body, self.limits.max_body_bytes + 1)
+        except zlib.error as error:
+            raise RequestError(f"the body is not {coding}: {error}") from None
+        if len(plain) > self.limits.max_body_bytes:
+            raise self._too_large()
+        if not unpacker.eof or unpacker.unused_data:
+            raise RequestError(f"the body is not one whole {coding} stream")
+        return plain
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"the body is larger than the {self.limits.max_body_bytes} bytes taken", status=413)
+
+
+def _check_type(given: str) -> None:
+    kind = given.partition(";")[0].strip().lower()
+    if kind and kind not in TAKEN and not kind.endswith("+json"):
+        raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
+
+
+def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        RequestError: if the text is not JSON, or not an object.
+    """
+    try:
+        data = orjson.loads(text)
+    except (orjson.JSONDecodeError, RecursionError) as error:
+        raise RequestError(f"{what} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise RequestError(f"{what} is {str(data)[:40]!r}; expected a JSON object")
+    return data

@@ -1,0 +1,64 @@
+"""Prometheus metrics of one server, in a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+NO_MODEL = "-"
+"""Stands for the model of a request without one, or with an unknown one, so that clients can't make up label values."""
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+
+
+class ServerMetrics(Collector):
+    """Counters, gauges and histograms of one server."""
+
+    def __init__(self) -> None:
+        kept = self.registry = CollectorRegistry()
+        self.requests = Counter("recspec_requests_total",
+                                "Requests answered, by protocol, route, model (- for none) and status.",
+                                ("protocol", "route", "model", "status"), registry=kept)  # fmt: skip
+        self.rows = Counter("recspec_rows_total", "Rows scored through the Open Inference Protocol, by model.",
+                            ("model",), registry=kept)  # fmt: skip
+        self.batches = Counter("recspec_batches_total",
+                               "Batches computed for the Open Inference Protocol, by model.",
+                               ("model",), registry=kept)  # fmt: skip
+        self.rejected = Counter("recspec_rejected_total",
+                                "Requests refused or given up, by model and reason (queue, time, stuck).",
+                                ("model", "reason"), registry=kept)  # fmt: skip
+        self.loads = Counter("recspec_loads_total",
+                             "Models loaded, reloaded, unloaded or refused, by model and outcome.",
+                             ("model", "outcome"), registry=kept)  # fmt: skip
+        self.models = Gauge("recspec_models", "Versions of models that are loaded.", registry=kept)
+        self.held_bytes = Gauge("recspec_held_bytes", "Bytes of request bodies in memory.", registry=kept)
+        self.request_seconds = Histogram("recspec_request_seconds",
+                                         "Time from a request's head to its answer, by protocol and route.",
+                                         ("protocol", "route"), buckets=SECONDS, registry=kept)  # fmt: skip
+        self.queue_seconds = Histogram("recspec_queue_seconds", "Time a request waited for its batch, by model.",
+                                       ("model",), buckets=SECONDS, registry=kept)  # fmt: skip
+        self.compute_seconds = Histogram("recspec_compute_seconds", "Time to compute a batch, by model.",
+                                         ("model",), buckets=SECONDS, registry=kept)  # fmt: skip
+        self.batch_rows = Histogram("recspec_batch_rows", "Rows of a computed batch, by model.",
+                                    ("model",), buckets=ROWS, registry=kept)  # fmt: skip
+        self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple
+        """Model, version and number of waiting requests, read at every scrape."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric, without the time at which each counter was made."""
+        queued = GaugeMetricFamily("recspec_queued_requests", "Requests that wait for a batch, by model and version.",
+                                   labels=("model", "version"))  # fmt: skip
+        for model, version, waiting in self.queued():
+            queued.add_metric((model, version), waiting)
+        yield queued
+        for metric in self.registry.collect():
+            metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
+            yield metric
+
+    def text(self) -> bytes:
+        """Every metric in Prometheus's text format 0.0.4."""
+        return generate_latest(self)

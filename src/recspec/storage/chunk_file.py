@@ -1,0 +1,101 @@
+"""What every chunk type provides: a reader and a writer of one file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.files import temporary_name
+from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Columns, concatenate, rows_of
+
+BLOCK_ROWS = 65_536
+"""Rows read or written at once, and rows of a Parquet row group."""
+
+
+class FileReader(ABC):
+    """One file of a chunk, as it is stored."""
+
+    num_rows: int
+    group_ends: NDArray[np.int64] = np.zeros(0, np.int64)
+    """Rows after which a new unit of decoding starts; empty when any row is equally near."""
+
+    @abstractmethod
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        """Open a file that holds the planned columns.
+
+        Raises:
+            DataError: if it does not.
+        """
+
+    @abstractmethod
+    def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        """Rows [start, stop) of some columns. What can't be read is reported and given as zeros."""
+
+    def num_values(self, name: str) -> int | None:  # noqa: ARG002
+        """How many values a column's lists hold, where the file says it without being read."""
+        return None
+
+
+class GroupReader(FileReader):
+    """A file that is decoded group by group (row groups, blocks of text); the last group is kept."""
+
+    _held: tuple[int, tuple[str, ...], Columns] | None = None
+
+    @abstractmethod
+    def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        """All rows of a group, which starts at `first_row` of the file."""
+
+    def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        """Rows [start, stop), from the groups that hold them."""
+        parts = []
+        for group in range(int(np.searchsorted(self.group_ends, start, side="right")), len(self.group_ends)):
+            first = int(self.group_ends[group - 1]) if group else 0
+            if first >= stop:
+                break
+            columns = self._group(group, first, plans, report)
+            parts.append(rows_of(columns, max(start - first, 0), min(stop, int(self.group_ends[group])) - first))
+        return concatenate(parts) if parts else {plan.name: plan.zeros(0) for plan in plans}
+
+    def _group(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        names = tuple(plan.name for plan in plans)
+        held = self._held  # read once: two iterators of one loader may run side by side
+        if held is None or held[:2] != (group, names):
+            self._held = held = None  # drop the previous group first, so that memory holds only one
+            self._held = held = (group, names, self.decode(group, first_row, plans, report))
+        return held[2]
+
+
+class FileWriter(ABC):
+    """An open file under a temporary name, to which blocks are appended."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        self.path = path
+        self.temporary = temporary_name(path)
+        self.num_rows = 0
+        self._plans = plans
+        self._file: IO[bytes] = self.temporary.open("xb")
+
+    def write(self, columns: Columns) -> None:
+        """Append a block of rows."""
+        self.num_rows += len(columns[self._plans[0].name])
+        self._append(columns)
+
+    def close(self) -> None:
+        """Finish the temporary file; a second call does nothing."""
+        self._file.close()
+
+    def discard(self) -> None:
+        """Remove the temporary file."""
+        self._file.close()
+        self.temporary.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _append(self, columns: Columns) -> None:
+        """Write a block in the file's own format."""

@@ -1,0 +1,183 @@
+"""Chunks of type `csv`: headerless text, columns in the order of the chunk, lists as cells such as `"[1, 2, 3]"`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from recspec.errors import listed
+from recspec.storage.arrow_columns import EMPTY, from_arrow, to_arrow_list
+from recspec.storage.chunk_file import FileWriter, GroupReader
+from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Array, Column, Columns, Ragged, offsets_of
+
+CSV_BLOCK_BYTES = 4 << 20
+"""Text parsed at once; a random access to a CSV file costs as much."""
+
+
+class CsvReader(GroupReader):
+    """Opening reads the file once to count rows and to note where blocks of about 4 MiB start."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        self._path = path
+        self._plans = plans
+        self._starts, self.group_ends = _index(path)
+        self.num_rows = int(self.group_ends[-1]) if len(self.group_ends) else 0
+
+    def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        """Parse a block of whole lines."""
+        with self._path.open("rb") as file:
+            file.seek(self._starts[group])
+            text = file.read(self._starts[group + 1] - self._starts[group])
+        if any(plan.feature.is_list for plan in self._plans):
+            text = _SPACE_BEFORE_QUOTE.sub(b'\\1"', text)  # a quote opens a cell only as its first character
+        try:
+            table = self._table(text, {plan.name: _arrow_type(plan) for plan in plans})
+        except pa.ArrowInvalid:
+            return self._parse_slowly(text, plans, first_row, report)
+        return {plan.name: _from_cells(table[plan.name], plan, report.of(plan.name, first_row)) for plan in plans}
+
+    def _parse_slowly(self, text: bytes, plans: Sequence[ColumnPlan], first_row: int, report: Report) -> Columns:
+        """Parse text that a column's type refuses: every cell as a string, to find the bad ones."""
+        try:
+            table = self._table(text, {plan.name: pa.string() for plan in plans})
+        except pa.ArrowInvalid as error:
+            self._report_row(text, error, first_row, report)
+            return {plan.name: plan.zeros(_count_rows(text)) for plan in plans}
+        if first_row == 0 and self._is_header(table):
+            names = listed(plan.name for plan in self._plans)
+            report.add("header", f"is a header line; a csv chunk has none, its columns are {names} in order", 0)
+            return {plan.name: plan.zeros(len(table)) for plan in plans}
+        return {plan.name: _from_cells(table[plan.name], plan, report.of(plan.name, first_row)) for plan in plans}
+
+    def _is_header(self, table: pa.Table) -> bool:
+        return all(str(table[name][0]).strip().strip('"') == name for name in table.column_names)
+
+    def _table(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+        return pa_csv.read_csv(
+            pa.BufferReader(text),
+            read_options=pa_csv.ReadOptions(column_names=[plan.name for plan in self._plans]),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=False
+            ),
+        )
+
+    def _report_row(self, text: bytes, error: pa.ArrowInvalid, first_row: int, report: Report) -> None:
+        """Report the first row with another number of cells, in text that is not a table."""
+        expected = len(self._plans)
+        names = listed(plan.name for plan in self._plans)
+        for row, line in enumerate(line for line in text.splitlines() if line):
+            cells = len(_CELL.findall(line))
+            if cells != expected:
+                report.add("cells", f"has {cells} cells; expected {expected}: {names}", first_row + row)
+                return
+        report.add("text", f"can't be read as CSV: {error}")
+
+
+_SPACE_BEFORE_QUOTE = re.compile(rb'(^|,)[ \t]+"', re.MULTILINE)
+_CELL = re.compile(rb'(?:^|,)(?:[ \t]*"[^"]*"[ \t]*|[^,]*)')
+
+
+def _arrow_type(plan: ColumnPlan) -> pa.DataType:
+    if plan.feature.is_list or plan.dtype.kind == "b":
+        return pa.string()
+    return pa.float64() if plan.dtype.kind == "f" else pa.int64()
+
+
+def _index(path: Path) -> tuple[list[int], NDArray[np.int64]]:
+    """Byte offsets where blocks of whole lines start (and the end of the file), and the row after each block."""
+    starts, rows, position = [0], [0], 0
+    with path.open("rb") as file:
+        while text := file.read(CSV_BLOCK_BYTES):
+            text += file.readline()
+            position += len(text)
+            count = _count_rows(text)
+            if count == 0 and len(starts) > 1:  # blank lines only: part of the block before
+                starts[-1] = position
+            elif count:
+                starts.append(position)
+                rows.append(rows[-1] + count)
+    return starts, np.array(rows[1:], np.int64)
+
+
+def _count_rows(text: bytes) -> int:
+    """Lines that are not empty."""
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    if text[:1] in b"\r\n" or b"\n\n" in text or b"\n\r\n" in text:
+        return sum(1 for line in text.split(b"\n") if line not in (b"", b"\r"))
+    return text.count(b"\n") + (not text.endswith(b"\n"))
+
+
+def _from_cells(column: pa.ChunkedArray, plan: ColumnPlan, report: Report) -> Column:
+    """A CSV column: numbers where Arrow parsed them, else text, which is parsed and checked cell by cell."""
+    if not pa.types.is_string(column.type):
+        return from_arrow(column, plan, report)
+    array = column.combine_chunks()
+    if plan.feature.is_list:
+        return _parsed_lists(array, plan, report)
+    empty = pc.equal(pc.utf8_trim_whitespace(array), "").to_numpy(zero_copy_only=False)
+    if empty.any():
+        report.add_where(empty, "null", EMPTY)
+        array = pc.if_else(pa.array(empty), "0", array)
+    return _parsed(array, plan, report)
+
+
+_INTEGER = r"^-?[0-9]{1,18}$"  # always fits int64
+_NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN]a[nN]|[iI]nf)$"
+
+
+def _parsed(cells: pa.StringArray, plan: ColumnPlan, report: Report) -> Array:
+    """Text as numbers; other text is reported and becomes 0."""
+    text = pc.utf8_trim_whitespace(cells)
+    if plan.dtype.kind == "b":
+        text = pc.if_else(pc.is_in(text, pa.array(["true", "True", "TRUE"])), "1", text)
+        text = pc.if_else(pc.is_in(text, pa.array(["false", "False", "FALSE"])), "0", text)
+    floating = plan.dtype.kind == "f"
+    bad = ~pc.match_substring_regex(text, _NUMBER if floating else _INTEGER).to_numpy(zero_copy_only=False)
+    if bad.any():
+        shown = repr(text[int(np.argmax(bad))].as_py())
+        expected = f"a number ({plan.dtype})" if floating else f"an integer ({plan.dtype})"
+        report.add_where(bad, "parse", f"{shown} is not {expected}")
+        text = pc.if_else(pa.array(bad), "0", text)
+    values: Array = text.cast(pa.float64() if floating else pa.int64()).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _parsed_lists(cells: pa.StringArray, plan: ColumnPlan, report: Report) -> Ragged:
+    """Cells such as `[1, 2, 3]`, `[1 2 3]`, `1,2,3` and `[]`; an empty cell is the empty list too."""
+    inner = pc.utf8_trim(pc.utf8_trim_whitespace(pc.fill_null(cells, "")), "[]")
+    parts = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.replace_substring(inner, ",", " ")))
+    values = parts.flatten()
+    real = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+    offsets = offsets_of(pc.list_value_length(parts).to_numpy(zero_copy_only=False))
+    lists = Ragged(np.arange(len(values)), offsets).where(real)
+    texts = values.filter(pa.array(real))
+    return Ragged(_parsed(texts, plan, report.of_lists(lists.offsets)), lists.offsets)
+
+
+class CsvWriter(FileWriter):
+    """No header; numbers in their shortest exact form, lists as `"[1, 2, 3]"`."""
+
+    def _append(self, columns: Columns) -> None:
+        arrays = [_cells(columns[plan.name], plan) for plan in self._plans]
+        table = pa.Table.from_arrays(arrays, names=[plan.name for plan in self._plans])
+        pa_csv.write_csv(table, self._file, pa_csv.WriteOptions(include_header=False))
+
+
+def _cells(column: Column, plan: ColumnPlan) -> pa.Array:
+    if isinstance(column, Ragged):
+        texts = to_arrow_list(column, _numbers(column.values).cast("string"))
+        return pc.binary_join_element_wise("[", pc.binary_join(texts, ", "), "]", "")
+    return _numbers(column) if plan.dtype.kind != "b" else pa.array(column.view(np.uint8))
+
+
+def _numbers(values: Array) -> pa.Array:
+    return pa.array(values.astype(np.float32) if values.dtype == np.float16 else values)

@@ -1,0 +1,88 @@
+"""Chunks of type `parquet`: columns by name, one row group for each block, zstd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recspec.errors import DataError, listed, nearest
+from recspec.storage.arrow_columns import from_arrow, to_arrow_list
+from recspec.storage.chunk_file import FileWriter, GroupReader
+from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Column, Columns, Ragged
+
+
+class ParquetReader(GroupReader):
+    """Columns are found by name; a read decodes the row groups it touches."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        self._path = path
+        try:
+            self._metadata = pq.read_metadata(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"can't be read as Parquet: {error}") from None
+        self._names = self._metadata.schema.to_arrow_schema().names
+        problems = [
+            f"has no column '{plan.name}'{nearest(plan.name, self._names)}; it holds {listed(self._names)}"
+            for plan in plans
+            if plan.name not in self._names
+        ]
+        if problems:
+            raise DataError("; ".join(problems))
+        groups = range(self._metadata.num_row_groups)
+        self.num_rows: int = self._metadata.num_rows
+        self.group_ends = np.cumsum([self._metadata.row_group(i).num_rows for i in groups], dtype=np.int64)
+
+    def num_values(self, name: str) -> int | None:
+        """How many values a column holds; an empty list counts as one."""
+        paths = [self._metadata.row_group(0).column(i).path_in_schema for i in range(self._metadata.num_columns)]
+        columns = [i for i, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
+        groups = range(self._metadata.num_row_groups)
+        return sum(int(self._metadata.row_group(group).column(columns[0]).num_values) for group in groups)
+
+    def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        """Decode a row group."""
+        try:
+            with pq.ParquetFile(self._path, metadata=self._metadata) as file:
+                table = file.read_row_group(group, columns=[plan.name for plan in plans])
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"row group {group + 1} is damaged: {error}") from None
+        return {plan.name: from_arrow(table[plan.name], plan, report.of(plan.name, first_row)) for plan in plans}
+
+
+class ParquetWriter(FileWriter):
+    """One row group for each block."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        super().__init__(path, plans)
+        self._schema = pa.schema([(plan.name, _arrow_type(plan)) for plan in plans])
+        self._writer: pq.ParquetWriter | None = pq.ParquetWriter(self._file, self._schema, compression="zstd")
+
+    def _append(self, columns: Columns) -> None:
+        assert self._writer is not None
+        table = pa.Table.from_arrays([_to_arrow(columns[plan.name]) for plan in self._plans], schema=self._schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        super().close()
+
+    def discard(self) -> None:
+        self.close()  # pyarrow warns when an open writer is collected
+        super().discard()
+
+
+def _arrow_type(plan: ColumnPlan) -> pa.DataType:
+    value = pa.from_numpy_dtype(plan.dtype)
+    return pa.list_(value) if plan.feature.is_list else value
+
+
+def _to_arrow(column: Column) -> pa.Array:
+    return to_arrow_list(column, pa.array(column.values)) if isinstance(column, Ragged) else pa.array(column)

@@ -1,0 +1,61 @@
+"""Chunks of type `split_binary`: raw little-endian rows, the chunk's features one after another in each row.
+
+One feature a file is a plain column; numbers of one dtype side by side are a row-major matrix. A list takes `length`
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recspec.errors import DataError
+from recspec.storage.chunk_file import FileReader, FileWriter
+from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Columns
+
+
+class BinaryReader(FileReader):
+    """Rows mapped into memory."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        record = _record_dtype(plans)
+        size = path.stat().st_size
+        if size % record.itemsize:
+            row = ", ".join(f"{plan.name} {plan.dtype}" for plan in plans)
+            raise DataError(f"has {size:,} bytes, not a whole number of rows of {record.itemsize} bytes ({row})")
+        self.num_rows = size // record.itemsize
+        # An empty file can't be mapped. A plain array over the mapping is sliced faster than a memmap.
+        self._rows = np.asarray(np.memmap(path, record, "r") if size else np.zeros(0, record))
+        self._fields = {plan.name: str(number) for number, plan in enumerate(plans)}
+
+    def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:  # noqa: ARG002
+        """Rows [start, stop) as views of the mapping."""
+        return {plan.name: self._rows[self._fields[plan.name]][start:stop] for plan in plans}
+
+
+def _record_dtype(plans: Sequence[ColumnPlan]) -> np.dtype[np.void]:
+    """A row of the file; fields are numbered because a feature may have any name."""
+    fields = []
+    for number, plan in enumerate(plans):
+        stored = np.dtype("uint8") if plan.dtype.kind == "b" else plan.dtype.newbyteorder("<")
+        fields.append((str(number), stored, (plan.feature.length,) if plan.feature.length else ()))
+    return np.dtype(fields)
+
+
+class BinaryWriter(FileWriter):
+    """Rows appended as they are read."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        super().__init__(path, plans)
+        self._record = _record_dtype(plans)
+
+    def _append(self, columns: Columns) -> None:
+        first = columns[self._plans[0].name]
+        rows = np.empty(len(first), self._record)
+        for number, plan in enumerate(self._plans):
+            rows[str(number)] = plan.rectangle(columns[plan.name])
+        rows.tofile(self._file)

@@ -1,0 +1,90 @@
+"""Chunks of type `torch_tensor`: one tensor (rows, columns), in which a list takes `length` columns."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recspec.errors import DataError, listed
+from recspec.storage.chunk_file import FileReader, FileWriter
+from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Array, Columns
+
+
+class TensorReader(FileReader):
+    """A tensor mapped into memory; pickled objects are never loaded."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        self._rows = _load_tensor(path)
+        self._columns: dict[str, tuple[int, int]] = {}
+        width = 0
+        for plan in plans:
+            self._columns[plan.name] = (width, width := width + (plan.feature.length or 1))
+        if self._rows.ndim == 1 and width == 1:
+            self._rows = self._rows[:, None]
+        if self._rows.ndim != 2 or self._rows.shape[1] != width:
+            names = listed(plan.name for plan in plans)
+            raise DataError(f"holds a tensor of shape {self._rows.shape}; expected (rows, {width}): {names}")
+        self.num_rows = len(self._rows)
+
+    def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:  # noqa: ARG002
+        """Rows [start, stop) as views of the tensor."""
+        columns: Columns = {}
+        for plan in plans:
+            first, last = self._columns[plan.name]
+            values = self._rows[start:stop, first:last]
+            columns[plan.name] = values if plan.feature.is_list else values[:, 0]
+        return columns
+
+
+def _load_tensor(path: Path) -> Array:
+    import torch  # only here and in the writer; all other chunk types work without it
+
+    try:
+        try:
+            tensor = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # the format of torch before 1.6 can't be mapped
+            with warnings.catch_warnings():  # it warns about pickle protocols before it refuses them
+                warnings.simplefilter("ignore")
+                tensor = torch.load(str(path), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise DataError("holds no plain tensor, and pickled objects are never loaded; use torch.save(tensor)") from None
+    except Exception as error:  # damaged bytes make torch raise anything: KeyError, IndexError, ...
+        raise DataError(f"can't be read as a tensor: {error!r}") from None
+    if not isinstance(tensor, torch.Tensor):
+        raise DataError(f"holds a {type(tensor).__name__}; expected one tensor (rows, columns)")
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    values: Array = tensor.detach().numpy()
+    return values
+
+
+class TensorWriter(FileWriter):
+    """Rows go to a plain binary file first and become a tensor at the end, so that memory stays bounded."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        super().__init__(path, plans)
+        self._width = sum(plan.feature.length or 1 for plan in plans)
+        self._saved = False
+
+    def _append(self, columns: Columns) -> None:
+        parts = [plan.rectangle(columns[plan.name]).reshape(-1, plan.feature.length or 1) for plan in self._plans]
+        np.concatenate(parts, axis=1).tofile(self._file)
+
+    def close(self) -> None:
+        super().close()
+        if self._saved:
+            return
+        import torch
+
+        dtype, shape = self._plans[0].dtype, (self.num_rows, self._width)
+        rows = np.memmap(self.temporary, dtype, "r+", shape=shape) if self.num_rows else np.zeros(shape, dtype)
+        tensor_file = self.temporary.with_suffix(".tensor.tmp")
+        torch.save(torch.from_numpy(rows), tensor_file)
+        tensor_file.replace(self.temporary)
+        self._saved = True

@@ -1,0 +1,557 @@
+"""TensorFlow's checkpoints read with numpy alone: the variables of a TensorBundle, and the operations of a graph.
+
+A TensorBundle is `PREFIX.index` and `PREFIX.data-00000-of-0000N`. The index is a table in LevelDB's format: blocks of
+entries sorted by key, whose keys leave out what they share with the one before; a footer says where the index of the
+blocks lies. A value is a protocol buffer, BundleEntryProto: type, shape, file, offset, size, and the masked CRC-32C of
+the bytes. A variable cut into slices has an entry that lists them, and one entry a slice under a binary key.
+
+Sources of the format: tensorflow/core/protobuf/tensor_bundle.proto, tensorflow/core/util/saved_tensor_slice_util.h,
+tensorflow/core/lib/strings/ordered_code.h, LevelDB's doc/table_format.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.errors import DataError, listed, nearest
+from recspec.storage import masked_crc
+
+Array: TypeAlias = NDArray[np.generic]
+
+TYPES: Mapping[int, str] = {
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
+    9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 20: "resource",
+    21: "variant", 22: "uint32", 23: "uint64",
+}  # fmt: skip
+"""Names of TensorFlow's DataType."""
+
+NUMBERS = frozenset(TYPES.values()) - {"string", "resource", "variant"}
+
+MOST_INDEX_BYTES = 1 << 28
+MOST_GRAPH_BYTES = 1 << 31
+MOST_KEY_BYTES = 1 << 28
+SHOWN = 20
+"""Models that a message lists."""
+DEEPEST = 3
+"""Folders below the one that was named in which models are looked for, as in export/best/1700000000."""
+"""Of all keys together, which leave out what they share and so may be far longer than the file."""
+
+MOST_DIMENSIONS, MOST_ROWS = 8, 1 << 40
+"""Of a variable: beyond what any disk holds, and within what numpy takes."""
+
+_FOOTER_BYTES, _TRAILER_BYTES = 48, 5
+_MAGIC = 0xDB4775248B80FB57
+_VARINT_BYTES = 10
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a variable: where it begins and how long it is in each dimension; a length of None is all of it."""
+
+    extents: tuple[tuple[int, int | None], ...]
+
+    def within(self, shape: Sequence[int]) -> tuple[slice, ...] | None:
+        """The part as an index into an array of this shape, or None where it does not fit."""
+        if len(self.extents) != len(shape):
+            return None
+        places = [slice(start, size if length is None else start + length)
+                  for (start, length), size in zip(self.extents, shape, strict=True)]  # fmt: skip
+        fits = all(0 <= place.start <= place.stop <= size for place, size in zip(places, shape, strict=True))
+        return tuple(places) if fits else None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the index says of a variable."""
+
+    type: str
+    shape: tuple[int, ...]
+    shard: int = 0
+    offset: int = 0
+    size: int = 0
+    """Bytes."""
+    checksum: int | None = None
+    slices: tuple[Slice, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.shape}"
+
+
+@dataclass(frozen=True)
+class TensorBundle:
+    """The variables of a checkpoint, read one by one."""
+
+    prefix: Path
+    num_shards: int
+    entries: Mapping[str, Entry]
+    """By name, in order of names."""
+    parts: Mapping[tuple[str, Slice], Entry] = field(repr=False)
+    """The slices of variables that are cut."""
+
+    @classmethod
+    def open(cls, prefix: Path) -> TensorBundle:
+        """Read the index.
+
+        Raises:
+            DataError: if it is missing, damaged or cut off, or made in a way that is not read here.
+        """
+        path = prefix.with_name(f"{prefix.name}.index")
+        try:
+            data = _whole(path, MOST_INDEX_BYTES)
+            header: bytes | None = None
+            entries: dict[str, Entry] = {}
+            parts: dict[tuple[str, Slice], Entry] = {}
+            for key, value in _table(data):
+                if not key:
+                    header = value
+                elif key[0] == 0:
+                    parts[_slice_key(key)] = _entry(value)
+                else:
+                    entries[key.decode()] = _entry(value)
+            if header is None:
+                raise _Damaged("it has no header")
+            return cls(prefix, _num_shards(header), entries, parts)
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: damaged: a variable's name is no text") from None
+        except _Damaged as error:
+            raise DataError(f"{path}: damaged or cut off: {error}") from None
+
+    def read(self, name: str) -> Array:
+        """A variable, put together where it was cut into slices; bfloat16 as float32.
+
+        Raises:
+            DataError: naming the variable, for one that is unknown, holds no numbers, or is damaged.
+        """
+        if name not in self.entries:
+            raise DataError(f"{self.prefix}: no variable '{name}'{nearest(name, self.entries)}")
+        entry = self.entries[name]
+        try:
+            return self._joined(name, entry) if entry.slices else self._read(entry)
+        except _Damaged as error:
+            raise DataError(f"{self.prefix}: variable '{name}' ({entry}): {error}") from None
+
+    def _joined(self, name: str, entry: Entry) -> Array:
+        pieces = []
+        for part in entry.slices:
+            place, own = part.within(entry.shape), self.parts.get((name, part))
+            if place is None or own is None:
+                raise _Damaged(f"its slice {part.extents} {'is missing' if place else 'does not fit'}")
+            shape = tuple(where.stop - where.start for where in place)
+            if (own.type, own.shape) != (entry.type, shape):
+                raise _Damaged(f"its slice {part.extents} is {own}; expected {entry.type} {shape}")
+            pieces.append((place, self._read(own)))  # before any room is made: the files bound how much they can be
+        if sum(array.size for _, array in pieces) != math.prod(entry.shape):
+            raise _Damaged("its slices are not the whole of it")
+        covered = np.zeros(entry.shape, bool)
+        for place, _ in pieces:
+            covered[place] = True
+        if not covered.all():
+            raise _Damaged("its slices overlap")
+        joined = np.empty(entry.shape, _numpy_type(entry.type, stored=False))
+        for place, array in pieces:
+            joined[place] = array
+        return joined
+
+    def _read(self, entry: Entry) -> Array:
+        if entry.type not in NUMBERS:
+            raise _Damaged(f"holds {entry.type}, which is not read; only numbers are")
+        stored = _numpy_type(entry.type, stored=True)
+        if entry.size != math.prod(entry.shape) * stored.itemsize:
+            raise _Damaged(f"takes {entry.size:,} bytes; its shape and type ask for another number")
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
+        try:
+            with path.open("rb") as file:
+                if entry.offset + entry.size > path.stat().st_size:
+                    raise _Damaged(f"ends beyond {path.name}: that file was cut off")
+                file.seek(entry.offset)
+                data = np.frombuffer(file.read(entry.size), np.uint8)
+        except OSError as error:
+            raise _Damaged(f"{path.name} can't be read: {error.strerror}") from None
+        if len(data) != entry.size:
+            raise _Damaged(f"ends beyond {path.name}: that file was cut off")
+        if entry.checksum is not None and masked_crc(data) != entry.checksum:
+            raise _Damaged(f"the checksum of its bytes in {path.name} is wrong: the file is damaged")
+        numbers: Array = data.view(stored).reshape(entry.shape)
+        if entry.type == "bfloat16":
+            return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return numbers
+
+
+class _Damaged(Exception):
+    """What is wrong, for a caller who knows where."""
+
+
+def _numpy_type(name: str, *, stored: bool) -> np.dtype[np.generic]:
+    if name == "bfloat16":
+        return np.dtype("<u2" if stored else np.float32)
+    return np.dtype(name).newbyteorder("<")
+
+
+# --- where a checkpoint lies -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What was found under the path that a user named."""
+
+    prefix: Path
+    """Of the variables' files."""
+    graph: Path | None
+    """The file with the operations, if it is there: saved_model.pb, or PREFIX.meta."""
+
+
+def find(path: Path) -> Saved:
+    """The checkpoint or SavedModel that a user named: a folder of either, a prefix, or one of a checkpoint's files.
+
+    A folder of checkpoints stands for the one that its file `checkpoint` calls the latest.
+
+    Raises:
+        DataError: saying what is there instead.
+    """
+    if path.is_dir():
+        return _in_folder(path)
+    if path.name == "saved_model.pb":
+        return _in_folder(path.parent)
+    prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
+    if not _has_index(prefix):
+        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+        known = [re.sub(r"\.index$", "", name) for name in known]
+        what = "no index (PREFIX.index) beside it" if path.exists() else "no such folder or checkpoint"
+        raise DataError(f"{path}: {what}{nearest(path.name, known)}")
+    meta = prefix.with_name(f"{prefix.name}.meta")
+    return Saved(prefix, meta if meta.is_file() else None)
+
+
+def _in_folder(folder: Path) -> Saved:
+    variables = folder / "variables" / "variables"
+    if _has_index(variables):
+        graph = folder / "saved_model.pb"
+        return Saved(variables, graph if graph.is_file() else None)
+    if (folder / "checkpoint").is_file():
+        return find(_latest(folder))
+    found = _models_in(folder)
+    if len(found) == 1 and found[0].parent == folder and _has_index(found[0]):
+        return find(found[0])
+    if found:
+        number = f"{len(found)} models" if len(found) > 1 else "a model further in"
+        lines = "".join(f"\n  {path}" for path in found[:SHOWN])
+        more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise DataError(f"{folder}: holds {number}; name the one to import:{lines}{more}")
+    raise DataError(
+        f"{folder}: neither a SavedModel (variables/variables.index) nor a folder of checkpoints (checkpoint, *.index)"
+    )
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Checkpoints' prefixes right in a folder; and SavedModels and folders of checkpoints up to `DEEPEST` below it."""
+    found = {file.with_suffix("") for file in folder.glob("*.index")}
+    for depth in range(1, DEEPEST + 1):
+        below = "*/" * depth
+        found |= {file.parent for name in ("saved_model.pb", "checkpoint") for file in folder.glob(below + name)}
+        found |= {file.parent for file in folder.glob(f"{below}*.index") if file.parent.name != "variables"}
+    return sorted(found)
+
+
+def _latest(folder: Path) -> Path:
+    """The prefix that the text file `checkpoint` names; one that was moved with its folder is found there."""
+    file = folder / "checkpoint"
+    text = _whole(file, 1 << 20).decode(errors="replace")
+    found = re.search(r'^\s*model_checkpoint_path:\s*"((?:[^"\\]|\\.)*)"', text, re.MULTILINE)
+    if found is None:
+        raise DataError(f"{file}: names no model_checkpoint_path")
+    named = Path(re.sub(r"\\(.)", r"\1", found[1]))
+    here = next((prefix for prefix in (folder / named, folder / named.name) if _has_index(prefix)), None)
+    if here is None:
+        known = [index.stem for index in folder.glob("*.index")]
+        raise DataError(f"{file}: the latest checkpoint is '{named}', which is not there; found {listed(known)}")
+    return here
+
+
+def _has_index(prefix: Path) -> bool:
+    return prefix.name != "" and prefix.with_name(f"{prefix.name}.index").is_file()
+
+
+def _whole(path: Path, most: int) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > most:
+            raise DataError(f"{path}: has {size:,} bytes; at most {most:,} are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from None
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a table, in order."""
+    if len(data) < _FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+        raise _Damaged("it does not end as an index of TensorFlow does")
+    _, at = _handle(data, len(data) - _FOOTER_BYTES)
+    place, _ = _handle(data, at)
+    previous, key_bytes = None, 0
+    for _, handle in _entries(_block(data, *place)):
+        where, _ = _handle(handle, 0)
+        for key, value in _entries(_block(data, *where)):
+            key_bytes += len(key)
+            if previous is not None and key <= previous:
+                raise _Damaged("its keys do not rise")
+            if key_bytes > MOST_KEY_BYTES:
+                raise _Damaged(f"its keys take more than {MOST_KEY_BYTES:,} bytes")
+            previous = key
+            yield key, value
+
+
+def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
+    """Offset and size of a block, and where the next thing stands."""
+    offset, at = _varint(data, at)
+    size, at = _varint(data, at)
+    return (offset, size), at
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    """The entries of a block, without its restart points, which only a search needs."""
+    end = offset + size + _TRAILER_BYTES
+    if end > len(data) - _FOOTER_BYTES or size < 4:
+        raise _Damaged("a block lies beyond its end")
+    kind, checksum = struct.unpack_from("<BI", data, offset + size)
+    if masked_crc(np.frombuffer(data, np.uint8)[offset : end - 4]) != checksum:
+        raise _Damaged("the checksum of a block is wrong")
+    if kind:
+        how = "with snappy" if kind == 1 else f"in a way numbered {kind}"
+        raise _Damaged(f"a block is compressed {how}, which is not read; save the model again without")
+    (restarts,) = struct.unpack_from("<I", data, offset + size - 4)
+    if 4 * (restarts + 1) > size:
+        raise _Damaged("a block has more restart points than bytes")
+    return data[offset : offset + size - 4 * (restarts + 1)]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at, key = 0, b""
+    while at < len(block):
+        shared, at = _varint(block, at)
+        own, at = _varint(block, at)
+        length, at = _varint(block, at)
+        if shared > len(key) or at + own + length > len(block):
+            raise _Damaged("an entry reaches beyond its block")
+        key = key[:shared] + block[at : at + own]
+        yield key, block[at + own : at + own + length]
+        at += own + length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and the place after it."""
+    number = 0
+    for position, byte in enumerate(data[at : at + _VARINT_BYTES]):
+        number |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:
+            return number, at + position + 1
+    raise _Damaged("a number does not end")
+
+
+# --- protocol buffers ------------------------------------------------------------------------------------------------
+
+
+def _fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Number and value of each field of a message: an integer, or the bytes of what has a length."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        tag, at = _varint(bytes(view[at : at + _VARINT_BYTES]), 0)[0], _after_varint(view, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, _ = _varint(bytes(view[at : at + _VARINT_BYTES]), 0)
+            at = _after_varint(view, at)
+            yield number, value
+            continue
+        if wire == 2:
+            length, _ = _varint(bytes(view[at : at + _VARINT_BYTES]), 0)
+            at = _after_varint(view, at)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise _Damaged(f"a protocol buffer has a field of wire type {wire}")
+        if at + length > len(view):
+            raise _Damaged("a protocol buffer is cut off")
+        yield number, view[at : at + length] if wire == 2 else int.from_bytes(view[at : at + length], "little")
+        at += length
+
+
+def _after_varint(view: memoryview, at: int) -> int:
+    while at < len(view) and view[at] >= 0x80:
+        at += 1
+    return at + 1
+
+
+def _signed(number: int) -> int:
+    """An int64 that a varint holds as its two's complement."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _bytes(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise _Damaged("a protocol buffer has a number where a message should be")
+    return value
+
+
+def _int(value: int | memoryview) -> int:
+    if not isinstance(value, int):
+        raise _Damaged("a protocol buffer has a message where a number should be")
+    return value
+
+
+def _num_shards(header: bytes) -> int:
+    num_shards = 0
+    for number, value in _fields(header):
+        if number == 1:
+            num_shards = _int(value)
+        if number == 2 and value != 0:
+            raise _Damaged("its numbers are big-endian, which is not read")
+    return num_shards
+
+
+def _entry(data: bytes) -> Entry:
+    """A BundleEntryProto."""
+    kind, slices = 0, []
+    shape: tuple[int, ...] = ()
+    numbers: dict[int, int] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            kind = _int(value)
+        elif number == 2:
+            shape = _shape(_bytes(value))
+        elif number == 7:
+            slices.append(_slice(_bytes(value)))
+        elif isinstance(value, int):
+            numbers[number] = value
+    size = [numbers.get(number, 0) for number in (3, 4, 5)]
+    name = TYPES.get(kind, f"type number {kind}")
+    return Entry(name, shape, size[0], size[1], size[2], numbers.get(6), tuple(slices))
+
+
+def _shape(data: memoryview) -> tuple[int, ...]:
+    """A TensorShapeProto."""
+    dims = []
+    for number, value in _fields(data):
+        if number == 2:
+            sizes = [_signed(_int(size)) for inner, size in _fields(_bytes(value)) if inner == 1]
+            dims.append(sizes[0] if sizes else 0)
+    if any(size < 0 for size in dims):
+        raise _Damaged("a variable has a dimension of unknown size")
+    if len(dims) > MOST_DIMENSIONS or max(dims, default=0) > MOST_ROWS:
+        raise _Damaged("a variable has more dimensions, or a longer one, than any model's")
+    return tuple(dims)
+
+
+def _slice(data: memoryview) -> Slice:
+    """A TensorSliceProto."""
+    extents = []
+    for number, value in _fields(data):
+        if number == 1:
+            found = {inner: _signed(_int(size)) for inner, size in _fields(_bytes(value))}
+            extents.append((found.get(1, 0), found.get(2)))
+    return Slice(tuple(extents))
+
+
+# --- keys of slices --------------------------------------------------------------------------------------------------
+
+
+def _slice_key(key: bytes) -> tuple[str, Slice]:
+    """The variable and its slice of a key in ordered code: 0, the name, the number of dimensions, starts and lengths.
+
+    A name ends with 00 01, and has 00 FF for 00 and FF 00 for FF. A length of -1 is all of the dimension.
+    """
+    end = key.find(b"\x00\x01", 1)
+    if end < 0:
+        raise _Damaged("the key of a slice does not end")
+    name = key[1:end].replace(b"\x00\xff", b"\x00").replace(b"\xff\x00", b"\xff").decode()
+    at = end + 2
+    width = key[at] if at < len(key) else 0
+    dims, at = int.from_bytes(key[at + 1 : at + 1 + width], "big"), at + 1 + width
+    extents: list[tuple[int, int | None]] = []
+    for _ in range(min(dims, len(key))):
+        start, at = _ordered(key, at)
+        length, at = _ordered(key, at)
+        extents.append((start, None if length == -1 else length))
+    if at != len(key) or len(extents) != dims:
+        raise _Damaged("the key of a slice is not what it should be")
+    return name, Slice(tuple(extents))
+
+
+def _ordered(key: bytes, at: int) -> tuple[int, int]:
+    """A signed number in ordered code, and the place after it.
+
+    As many leading ones as it has bytes, then a 0, then the number; a negative one has all its bits flipped.
+    """
+    head = key[at : at + 2]
+    if not head:
+        raise _Damaged("the key of a slice is cut off")
+    flip = 0xFF if head[0] < 0x80 else 0
+    ones = f"{int.from_bytes(bytes(byte ^ flip for byte in head.ljust(2, bytes([flip]))), 'big'):016b}".find("0")
+    if not 1 <= ones <= _VARINT_BYTES or at + ones > len(key):
+        raise _Damaged("the key of a slice is cut off")
+    bits = int.from_bytes(bytes(byte ^ flip for byte in key[at : at + ones]), "big")
+    number = bits & ((1 << (7 * ones)) - 1)
+    return (~number if flip else number), at + ones
+
+
+# --- graphs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One node of a graph."""
+
+    name: str
+    type: str
+    inputs: tuple[str, ...]
+    numbers: Mapping[str, int]
+    """Its integer attributes."""
+
+
+def operations(graph: Path) -> list[Operation]:
+    """The operations of saved_model.pb (of its first graph) or of a .meta file; those inside functions are left out.
+
+    Raises:
+        DataError: if the file is damaged.
+    """
+    data = memoryview(_whole(graph, MOST_GRAPH_BYTES))
+    try:
+        if graph.suffix == ".pb":
+            data = next((_bytes(value) for number, value in _fields(data) if number == 2), memoryview(b""))
+        graphs = (_bytes(value) for number, value in _fields(data) if number == 2)
+        return [_operation(_bytes(value)) for own in graphs for number, value in _fields(own) if number == 1]
+    except (_Damaged, UnicodeDecodeError) as error:
+        raise DataError(f"{graph}: damaged or cut off: {error}") from None
+
+
+def _operation(data: memoryview) -> Operation:
+    """A NodeDef."""
+    texts: dict[int, str] = {}
+    inputs: list[str] = []
+    numbers: dict[str, int] = {}
+    for number, value in _fields(data):
+        if number in (1, 2):
+            texts[number] = bytes(_bytes(value)).decode()
+        elif number == 3:
+            inputs.append(bytes(_bytes(value)).decode())
+        elif number == 5:
+            numbers.update(_integer(_bytes(value)))
+    return Operation(texts.get(1, ""), texts.get(2, ""), tuple(inputs), numbers)
+
+
+def _integer(data: memoryview) -> Iterator[tuple[str, int]]:
+    """An attribute, if its value is an integer."""
+    parts = dict(_fields(data))
+    for number, value in _fields(_bytes(parts.get(2, memoryview(b"")))):
+        if number == 3:
+            yield bytes(_bytes(parts.get(1, memoryview(b"")))).decode(), _signed(_int(value))

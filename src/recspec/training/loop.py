@@ -1,0 +1,296 @@
+"""The training loop of every model.
+
+A step takes a batch of rows with the negatives drawn for them, the model's own loss in the chosen precision, gradients
+averaged over micro-batches and ranks, and one optimizer step at the schedule's learning rate. Every draw is a function
+of (seed, epoch, step). A killed run therefore continues to the same weights, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recspec import config
+from recspec.distributed import Ranks
+from recspec.errors import Interrupted, TrainingError
+from recspec.files import confine, local, locked_inside
+from recspec.loading import Share
+from recspec.spec import FeatureSpec
+from recspec.training import run_folder
+from recspec.training.agreement import Agreement
+from recspec.training.build import build_model, make_sampler
+from recspec.training.checkpoints import RunCheckpoints
+from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.precision import arithmetic
+from recspec.training.progress import Progress
+from recspec.training.result import Result, write_bundle
+from recspec.training.run_log import Event, RunLog
+from recspec.training.settings import TrainSettings
+from recspec.training.step import TrainingStep
+from recspec.training.validation import Validation
+from recspec.training.weight_average import WeightAverage
+
+
+def train(
+    model_name: str,
+    spec: FeatureSpec,
+    run: Path,
+    *,
+    settings: TrainSettings,
+    model_settings: config.Settings,
+    ranks: Ranks | None = None,
+    resume: bool = False,
+    on_event: Callable[[Event], None] = lambda _: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints` and `run/log.jsonl`.
+
+    Raises:
+        SpecError: if the dataset lacks a role that the model needs, or a split.
+        SettingsError: if a setting does not fit the dataset.
+        DataError: if another process is training in `run`, or a file that the dataset's metadata names is missing.
+        CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
+        TrainingError: if the loss is no longer a number, another rank is lost, or the disk is full.
+        Interrupted: if `stop_requested` says so; a checkpoint is written first.
+    """
+    run, ranks = local(run, "RUN"), ranks or Ranks()
+    alone = locked_inside(run, "training in") if ranks.is_first else nullcontext()
+    with ranks.guarded(lambda: run_folder.how_to_go_on(run)), alone:
+        confine(run, run_folder.WRITTEN)
+        # After a process has died, torchrun starts the job's processes anew. A run that it refused stays refused.
+        continues = ranks.is_first and run_folder.has_checkpoint(run) and run_folder.is_of_this_job(run)
+        resume = resume or (ranks.restarted and ranks.any(continues))
+        plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
+        with _threads(plan.threads.value):
+            training = TrainingRun(plan, run, ranks, on_event, stop_requested)
+            try:
+                return training.train(resume)
+            finally:
+                training.log.close()
+
+
+def plan_run(
+    model_name: str,
+    spec: FeatureSpec,
+    run: Path,
+    settings: TrainSettings,
+    model_settings: config.Settings,
+    ranks: Ranks,
+    *,
+    resume: bool,
+) -> TrainingPlan:
+    """The plan of `train` with the same arguments; raises what `make_plan` raises and writes nothing."""
+    so_far = run_folder.batch_size_of(run) if resume and settings.batch_size is None else None
+    return make_plan(model_name, spec, settings, model_settings, ranks, batch_size_so_far=so_far)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Let torch compute with so many threads until the end of the block."""
+    before = torch.get_num_threads()
+    if number != before:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number != before:
+            torch.set_num_threads(before)
+
+
+class TrainingRun:
+    """The execution of a plan, which decides nothing by itself."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        folder: Path,
+        ranks: Ranks,
+        on_event: Callable[[Event], None] = lambda _: None,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.plan, self.settings, self.folder, self.ranks = plan, plan.settings, folder, ranks
+        self.built = build_model(plan, ranks)
+        self.model, self.optimizers = self.built.model, self.built.optimizers
+        self.loader, self.sampler = plan.loader, make_sampler(self.built)
+        self.step = TrainingStep(self.built)
+        self.average = WeightAverage(self.model, self.settings.average) if self.settings.average else None
+        self.validation = Validation(self.built)
+        self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
+        self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
+        self.log = RunLog(folder, on_event, is_first=ranks.is_first, tensorboard=self.settings.tensorboard)
+        self.progress = Progress()
+        self.last_loss = torch.zeros(())
+
+    def train(self, resume: bool) -> Result:
+        """Run from the first step, or from the newest checkpoint, to the bundle."""
+        notes = list(self.plan.notes)
+        if resume:
+            self.progress, more = self.checkpoints.restore()
+            notes += more
+        elif self.ranks.is_first:
+            run_folder.start_afresh(self.folder)
+        if self.ranks.is_first:
+            run_folder.sign(self.folder)
+        self.ranks.barrier()
+        self.log.open()
+        for note in notes:
+            self.log.write("note", message=note)
+        self.log.write("start", **self.plan.described(), resumed_at_step=self.progress.step)
+        state, settings = self.progress, self.settings
+        started = time.monotonic() - state.seconds
+        with arithmetic(self.plan.precision.value, settings.deterministic):
+            self.agreement.start(state.step)
+            while state.epoch < settings.epochs and not state.stopped:
+                epoch_started, epoch_samples = time.monotonic(), state.samples
+                loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+                counted = state.samples
+                for loss in self.epoch():
+                    loss_sum += loss * (state.samples - counted)  # the last batch of an epoch has fewer rows
+                    self.last_loss, counted = loss, state.samples
+                    state.seconds = time.monotonic() - started
+                    self._after_step(loss)
+                state.epoch, state.batch = state.epoch + 1, 0
+                seconds = time.monotonic() - epoch_started
+                self._finish_epoch(
+                    train_loss=self._finite(loss_sum / max(1, state.samples - epoch_samples)),
+                    samples_per_second=(state.samples - epoch_samples) / max(seconds, 1e-9),
+                    seconds=seconds,
+                )
+                state.seconds = time.monotonic() - started
+                self._save()
+        return self._finish()
+
+    def epoch(self) -> Iterator[Tensor]:
+        """Every step of the current epoch from the current batch; yields each step's loss, still on the device."""
+        self.model.train()
+        state = self.progress
+        for share in self.loader.batches(epoch=state.epoch, start=state.batch):
+            self.optimizers.set_learning_rates(
+                state.step, steps_per_epoch=self.plan.steps_per_epoch, epochs=self.settings.epochs
+            )
+            loss = self._take_step(share)
+            state.step += 1
+            state.batch += 1
+            state.samples += share.total_rows * self.plan.samples_per_row
+            yield loss
+
+    def _take_step(self, share: Share) -> Tensor:
+        """One step on this rank's share of a batch; returns the mean loss over the rows of all ranks."""
+        state = self.progress
+        # The generator starts anew for each step, so that dropout is the same after a resume.
+        torch.manual_seed(_mix(self.settings.seed, state.step, self.ranks.rank))
+        batch = share.batch
+        if self.sampler is not None:
+            batch = self.sampler(share, epoch=state.epoch, step=state.step)
+        loss = self.step(batch, share.num_rows, share.total_rows)
+        if self.average is not None:
+            self.average.update(state.step)
+        return loss
+
+    def _after_step(self, loss: Tensor) -> None:
+        """Log, checkpoint and stop when it is time. Reads the loss only then, so that a GPU is not kept waiting."""
+        state, settings = self.progress, self.settings
+        if state.step % settings.log_every == 0:
+            self.log.write(
+                "step",
+                step=state.step,
+                steps=settings.epochs * self.plan.steps_per_epoch,
+                epoch=state.epoch + state.batch / self.plan.steps_per_epoch,
+                loss=self._finite(loss),
+                learning_rate=next(iter(self.optimizers.learning_rates.values())),
+                learning_rates=self.optimizers.learning_rates,
+                samples_per_second=state.samples_per_second,
+                seconds=state.seconds,
+            )
+        stop, due = self.agreement.after(state.step)
+        if due:
+            self._save()
+        if stop:
+            self.ranks.barrier()  # torchrun ends the others once one has ended, and the first is still writing
+            self.log.write("interrupted", step=state.step)
+            raise Interrupted(
+                f"stopped at step {state.step} as asked; nothing is lost: the same command with --resume continues"
+            )
+
+    def _finite(self, loss: Tensor) -> float:
+        """The mean loss over all ranks.
+
+        Raises:
+            TrainingError: if it is not a number; the checkpoints written so far are whole.
+        """
+        value = float(self.ranks.sum(loss.detach()).item())
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value} at step {self.progress.step}; lower train.learning_rate "
+                f"({self.settings.learning_rate}), set train.clip_norm, or use train.precision=fp32 "
+                f"(now {self.plan.precision.value}); --resume continues from the last checkpoint, which is from before"
+            )
+        return value
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless the loss is no longer a number."""
+        self.agreement.saved()
+        self._finite(self.last_loss)
+        self.checkpoints.save(self.progress)
+
+    def _finish_epoch(self, **figures: float) -> None:
+        """Evaluate when it is time and keep the best weights."""
+        state, settings = self.progress, self.settings
+        found: Mapping[str, Mapping[str, float]] = {}
+        evaluation_seconds = 0.0
+        if self.validation.split and (state.epoch % settings.evaluate_every == 0 or state.epoch == settings.epochs):
+            started = time.monotonic()
+            with self._averaged():
+                found = self.validation.measure()
+                if self.validation.is_best(found, state):
+                    self.checkpoints.save_best(state.epoch)
+            evaluation_seconds = time.monotonic() - started
+        self.log.write(
+            "epoch",
+            epoch=state.epoch,
+            epochs=settings.epochs,
+            step=state.step,
+            **figures,
+            evaluation_seconds=evaluation_seconds,
+            metrics=found,
+            metric=self.plan.metric.value,
+            best=state.best,
+            best_epoch=state.best_epoch,
+        )
+
+    def _finish(self) -> Result:
+        """Write the bundle and the last log line."""
+        state = self.progress
+        with self._averaged():
+            result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, self.checkpoints.best)
+        self.log.write(
+            "done",
+            bundle=str(result.bundle),
+            stopped=result.stopped,
+            epochs=state.epoch,
+            best_epoch=result.best_epoch,
+            best=state.best,
+            metric=self.plan.metric.value,
+            metrics=state.best_metrics,
+            samples_per_second=result.samples_per_second,
+            seconds=result.seconds,
+        )
+        return result
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """The model with the weights that are evaluated and saved."""
+        return self.average.in_place() if self.average is not None else nullcontext()
+
+
+def _mix(seed: int, step: int, rank: int) -> int:
+    """A generator's seed for one step of one rank; neighbouring steps get unlike seeds (splitmix64)."""
+    value = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (value ^ (value >> 31)) & (2**63 - 1)

@@ -1,0 +1,104 @@
+"""Settings of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from recspec import config
+from recspec.training.schedules import Schedule
+
+
+class OptimizerSettings(config.Settings):
+    """How parameters are updated: the optimizer, its settings, and its learning rate over the run."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "ftrl", "rowwise_adagrad"] = Field(
+        "adam", description="optimizer"
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate; the schedule multiplies it")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="decay rates of Adam and AdamW"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSprop")
+    eps: float | None = Field(
+        None,
+        gt=0,
+        description="term added to the optimizer's denominator; by default 1e-8 for Adam and AdamW, 1e-7 for RMSprop, "
+        "1e-10 for Adagrad and row-wise Adagrad. FTRL and SGD have none",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="weight decay; decoupled in AdamW, else added to the gradient")
+    rho: float = Field(0.9, ge=0, lt=1, description="decay rate of RMSprop's mean square")
+    initial_accumulator: float | None = Field(
+        None,
+        ge=0,
+        description="initial sum of squares of Adagrad and FTRL; by default 0 for Adagrad, 0.1 for FTRL",
+    )
+    l1: float = Field(0.0, ge=0, description="L1 regularisation of FTRL: adds l1 |w| to the loss")
+    l2: float = Field(0.0, ge=0, description="L2 regularisation of FTRL: adds l2 w^2 to the loss")
+    schedule: Schedule = Field(
+        "constant", description="learning rate after warm-up: constant, linear or polynomial to zero, or in steps"
+    )
+    decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
+    decay_start: float = Field(0.0, ge=0, lt=1, description="share of the run after which the decay starts")
+    decay_end: float = Field(
+        1.0, gt=0, description="share of the run at which the decay reaches zero; above 1, the run ends first"
+    )
+    step_epochs: tuple[float, ...] = Field(
+        (), description="epochs at which the step schedule multiplies by step_factors"
+    )
+    step_factors: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.1,), description="factors of the step schedule: one for each of step_epochs, or one for all"
+    )
+    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from zero; fractions are allowed")
+
+    @model_validator(mode="after")
+    def _optimizer_agrees(self) -> OptimizerSettings:
+        if self.schedule == "step" and not self.step_epochs:
+            raise ValueError("schedule 'step' needs step_epochs, as [5, 8]")
+        if self.schedule == "step" and len(self.step_factors) not in (1, len(self.step_epochs)):
+            raise ValueError(
+                f"step_factors holds {len(self.step_factors)} numbers for the {len(self.step_epochs)} of step_epochs; "
+                "give one for each, or one for all"
+            )
+        if self.decay_end <= self.decay_start:
+            raise ValueError(f"decay_end {self.decay_end} is not after decay_start {self.decay_start}")
+        if self.optimizer == "ftrl" and self.initial_accumulator == 0:
+            raise ValueError("initial_accumulator is 0, and FTRL divides by its root; give a number above 0, as 0.1")
+        return self
+
+
+READ_BY: Mapping[str, frozenset[str]] = {
+    "betas": frozenset({"adam", "adamw"}),
+    "momentum": frozenset({"sgd", "rmsprop"}),
+    "eps": frozenset({"adam", "adamw", "adagrad", "rowwise_adagrad", "rmsprop"}),
+    "rho": frozenset({"rmsprop"}),
+    "initial_accumulator": frozenset({"adagrad", "rowwise_adagrad", "ftrl"}),
+    "l1": frozenset({"ftrl"}),
+    "l2": frozenset({"ftrl"}),
+}
+"""Settings that only some optimizers read, and those optimizers."""
+
+
+def updates_rows_exactly(settings: OptimizerSettings) -> bool:
+    """Whether a sparse gradient gives the same table as the whole gradient."""
+    if settings.momentum or settings.weight_decay:
+        return False
+    if settings.optimizer == "ftrl":
+        return settings.schedule == "constant" and not settings.warmup_epochs
+    return settings.optimizer in ("sgd", "adagrad", "rowwise_adagrad", "rmsprop")
+
+
+def numbers_beside(settings: OptimizerSettings, width: int) -> float:
+    """Numbers of optimizer state for each weight of a table of that width."""
+    kept = {
+        "adam": 2.0,
+        "adamw": 2.0,
+        "sgd": float(settings.momentum > 0),
+        "adagrad": 1.0,
+        "rmsprop": 1.0 + (settings.momentum > 0) + 1 / width,
+        "ftrl": 2.0,
+        "rowwise_adagrad": 1 / width,
+    }
+    return kept[settings.optimizer]

@@ -1,0 +1,73 @@
+"""The end of a run, and the bundle that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from recspec.bundle import Card, Seen, checkpoint
+from recspec.bundle import folder as bundle
+from recspec.evaluation import id_feature, positives
+from recspec.spec import FeatureSpec
+from recspec.training.build import Built
+from recspec.training.progress import Progress
+
+
+@dataclass(frozen=True)
+class Result:
+    """The bundle, the best evaluation and the speed of a run."""
+
+    bundle: Path
+    best_epoch: float
+    metrics: Mapping[str, Mapping[str, float]]
+    samples_per_second: float
+    seconds: float
+    stopped: str
+
+
+def write_bundle(folder: Path, built: Built, progress: Progress, best: Path) -> Result:
+    """Write the bundle on the first rank, with the weights of the file `best` where these are wanted."""
+    plan, ranks, model = built.plan, built.ranks, built.model
+    model.eval()
+    weights = built.shards.whole(model.state_dict())
+    use_best = plan.settings.keep_best and progress.best is not None
+    epoch = progress.best_epoch if use_best else progress.epoch
+    stopped = progress.stopped or "epochs"
+    card = Card(
+        model=plan.model,
+        settings=plan.model_settings.model_dump(mode="json"),
+        train=plan.settings.model_dump(mode="json"),
+        trained={
+            "epoch": epoch,
+            "epochs": progress.epoch,
+            "steps": progress.step,
+            "samples": progress.samples,
+            "seconds": round(progress.seconds, 3),
+            "samples_per_second": round(progress.samples_per_second),
+            "splits": list(plan.settings.train_splits),
+            "stopped": stopped,
+            "precision": plan.precision.value,
+            "device": str(ranks.device),
+            "world_size": ranks.world_size,
+            "torch": torch.__version__,
+            "valid_metric": plan.metric.value if progress.best is not None else None,
+        },
+        metrics=progress.best_metrics if use_best else {},
+    )
+    if ranks.is_first:
+        bundle.save(folder, model, card, seen=_seen(plan.spec), weights=best if use_best else weights)
+    elif not use_best:
+        checkpoint.take_part(weights)
+    ranks.barrier()
+    return Result(folder, epoch, progress.best_metrics, progress.samples_per_second, progress.seconds, stopped)
+
+
+def _seen(spec: FeatureSpec) -> Seen | None:
+    """The items that each user acted on, which recommendations leave out."""
+    if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
+        return None
+    known = positives(spec, [split for split in ("train", "valid") if split in spec.splits])
+    return Seen(torch.from_numpy(known.offsets), torch.from_numpy(known.items), torch.from_numpy(known.counts))

@@ -1,0 +1,147 @@
+"""The settings that a search varies, and their values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from recspec import config
+from recspec.errors import SettingsError, listed
+from recspec.models import MODELS
+from recspec.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    import optuna
+
+EXAMPLES = "'[16, 32, 64]' for one of several, '0.0..0.5' for a range, '1e-4..1e-2 log' for one of magnitudes"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several values."""
+
+    values: tuple[object, ...]
+
+    def suggest(self, trial: optuna.Trial, name: str) -> object:
+        """Draw a value; the study holds lists and tables as JSON."""
+        return json.loads(str(trial.suggest_categorical(name, [json.dumps(value) for value in self.values])))
+
+    def written(self) -> object:
+        """The notation of the study and of `--space`."""
+        return list(self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number from `low` to `high`, both included; whole if both are; `log` draws magnitudes evenly."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are drawn."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def suggest(self, trial: optuna.Trial, name: str) -> object:
+        """Draw a value."""
+        if self.is_whole:
+            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+    def written(self) -> object:
+        """The notation of the study and of `--space`."""
+        return f"{self.low}..{self.high}{' log' if self.log else ''}"
+
+
+SearchSpace = Mapping[str, OneOf | Range]
+"""Values by setting with its section: `train.learning_rate`, `settings.dropout`."""
+
+
+def parse_space(entries: Mapping[str, object], sections: Mapping[str, type[BaseModel]]) -> dict[str, OneOf | Range]:
+    """Read `--space NAME=VALUES`, or a file of such entries.
+
+    Raises:
+        SettingsError: with every unreadable entry and every unknown name.
+    """
+    problems: list[str] = []
+    found: dict[str, OneOf | Range] = {}
+    for name, value in entries.items():
+        try:
+            found[_full_name(name, sections)] = _parsed(value)
+        except SettingsError as error:
+            problems += error.problems
+        except ValueError as error:
+            problems.append(f"'{name}' is {value!r}: {error}; write {EXAMPLES}")
+    if problems:
+        raise SettingsError.of("--space", problems)
+    return found
+
+
+def default_space(model: str, values: Mapping[str, Mapping[str, object]]) -> dict[str, OneOf | Range]:
+    """The learning rate, and those of the usual settings that the model has.
+
+    Args:
+        model: a name in `MODELS`.
+        values: the sections `settings` and `train` that a trial starts from.
+    """
+    rate = values["train"].get("learning_rate", TrainSettings.model_fields["learning_rate"].default)
+    assert isinstance(rate, (int, float))
+    space: dict[str, OneOf | Range] = {"train.learning_rate": Range(float(rate) / 10, float(rate) * 10, log=True)}
+    known = MODELS[model].Settings.model_fields
+    for name, drawn in (
+        ("dropout", Range(0.0, 0.5)),
+        ("embedding_dim", OneOf((8, 16, 32, 64))),
+        ("factors", OneOf((8, 16, 32, 64))),
+    ):
+        field = known.get(name)
+        if field is not None and (name != "embedding_dim" or field.annotation is int):
+            space[f"settings.{name}"] = drawn
+    if model == "dlrm":  # its width must equal that of the bottom MLP's last layer, another setting
+        space.pop("settings.embedding_dim", None)
+    return space
+
+
+def describe(space: SearchSpace) -> str:
+    """The space in one line."""
+    return listed([f"{name} {drawn.written()}" for name, drawn in space.items()])
+
+
+def _full_name(name: str, sections: Mapping[str, type[BaseModel]]) -> str:
+    assigned = config.assign({name: None}, sections)
+    section = next(section for section, values in assigned.items() if values)
+    return name if name.startswith(f"{section}.") else f"{section}.{name}"
+
+
+def _parsed(value: object) -> OneOf | Range:
+    if isinstance(value, list):
+        if len(value) < 2:
+            raise ValueError("expected at least two values to choose from")
+        return OneOf(tuple(value))
+    if not isinstance(value, str) or ".." not in value:
+        raise ValueError("expected a list of values or a range")
+    text, _, kind = value.strip().partition(" ")
+    low_text, _, high_text = text.partition("..")
+    if kind.strip() not in ("", "log"):
+        raise ValueError(f"'{kind.strip()}' behind the range; expected 'log' or nothing")
+    try:
+        low, high = _number(low_text), _number(high_text)
+    except ValueError:
+        raise ValueError("the ends of the range are no numbers") from None
+    if not low < high:
+        raise ValueError("the first number is not below the second")
+    if kind.strip() == "log" and low <= 0:
+        raise ValueError("magnitudes need a lowest number above 0")
+    return Range(low, high, kind.strip() == "log")
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

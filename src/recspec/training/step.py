@@ -1,0 +1,160 @@
+"""One optimizer step."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recspec.batch import Batch, num_rows, take
+from recspec.models import Model, counts_of
+from recspec.training.build import Built
+from recspec.training.unit_statistics import UnitStatistics
+
+
+class Objective(nn.Module):
+    """The module that DDP wraps: its forward is the model's loss, so that an auxiliary loss needs no special case."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The model's loss of a batch, a scalar."""
+        return self.model.loss(batch)
+
+
+class TrainingStep:
+    """Gradients of a batch, averaged over micro-batches and ranks, and a step of the optimizers."""
+
+    def __init__(self, built: Built) -> None:
+        plan, ranks, model, shards = built.plan, built.ranks, built.model, built.shards
+        self.plan, self.ranks, self.model, self.shards, self.optimizers = plan, ranks, model, shards, built.optimizers
+        self.accumulate, self.clip_norm = plan.settings.accumulate, plan.settings.clip_norm
+        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=plan.precision.value == "fp16")
+        self.statistics = UnitStatistics(model, ranks, self.accumulate)
+        self.sparse = {name: model.get_parameter(name) for name in plan.sparse_gradients.value if name not in shards}
+        """Tables whose gradients the ranks exchange here, not DDP."""
+        self.uncompiled = Objective(model)
+        self.objective = self._compiled()
+        self.rows_of_graph = (
+            plan.loader.batch_size * plan.samples_per_row if plan.compile.value == "reduce-overhead" else None
+        )
+
+    def __call__(self, batch: Batch, own_share: int, all_shares: int) -> Tensor:
+        """Take the step; returns the mean loss over the rows of all ranks, a scalar on the device.
+
+        Args:
+            batch: this rank's rows, drawn negatives included.
+            own_share: this rank's rows without those; 0 where the batch is one filler row.
+            all_shares: likewise, those of all ranks.
+        """
+        rows = num_rows(batch)
+        objective = self._objective_of(rows)
+        batch = self._with_counts(batch, rows if own_share else 0)
+        # Every rank takes as many micro-batches as the one with most rows: they look up rows of each other's tables.
+        most = math.ceil(all_shares / self.ranks.world_size) * self.plan.samples_per_row
+        micro = math.ceil(most / self.accumulate)
+        # DDP averages over ranks and the loss over rows: weights make it the mean over the rows of all ranks.
+        weight = self.ranks.world_size * own_share / all_shares
+        total = torch.zeros((), device=self.ranks.device)
+        for start in range(0, most, micro):
+            part = take(batch, slice(start, start + micro)) if self.accumulate > 1 else batch
+            own_rows = num_rows(part)
+            if not own_rows:
+                part = take(batch, slice(0, 1))
+            with self._no_sync(start + micro >= most), self._autocast():
+                loss = objective(part) * (weight * own_rows / rows)
+            if not (own_rows and own_share):
+                self.statistics.leave_out_last()
+            self.scaler.scale(loss).backward()
+            self.shards.collect()
+            total += loss.detach()
+        self.statistics.follow()
+        self._share_sparse_gradients()
+        self.shards.deliver(lambda name: name in self.plan.sparse_gradients.value)
+        if self.clip_norm is not None:
+            self.optimizers.unscale(self.scaler)
+            self._clip(self.clip_norm)
+        self.optimizers.step(self.scaler)
+        self.scaler.update()
+        self.optimizers.zero_grad()
+        return total / self.ranks.world_size
+
+    def _compiled(self) -> nn.Module:
+        """The objective as the plan compiles it, wrapped by DDP where there are several ranks."""
+        objective: nn.Module = self.uncompiled
+        mode = self.plan.compile.value
+        if mode != "none":
+            # A CUDA graph has one shape, so other batches run uncompiled (`_objective_of`).
+            dynamic = False if mode == "reduce-overhead" else None
+            objective = cast(nn.Module, torch.compile(objective, mode=mode, dynamic=dynamic))
+        if self.ranks.world_size > 1:
+            # Buffers are equal on all ranks (`UnitStatistics`); by default DDP sends the first rank's in every step.
+            buffers = [name for name, _ in self.model.named_buffers()]
+            ignored = [f"model.{name}" for name in (*self.sparse, *self.shards.stores, *buffers)]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+                objective, ignored
+            )
+            devices = [self.ranks.device] if self.ranks.device.type == "cuda" else None
+            objective = DistributedDataParallel(objective, device_ids=devices)
+        return objective
+
+    def _objective_of(self, rows: int) -> nn.Module:
+        """The compiled objective, or the uncompiled one for a batch that has another shape than the CUDA graph."""
+        if self.rows_of_graph is None:
+            return self.objective
+        if rows != self.rows_of_graph:
+            return self.uncompiled
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return self.objective
+
+    def _with_counts(self, batch: Batch, rows: int) -> Batch:
+        """The batch, and how often each id that the loss counts occurs in the first `rows` rows of all ranks together.
+
+        A batch that is not split holds all rows and needs no such columns.
+        """
+        names = self.model.counted()
+        if not names or (self.ranks.world_size == 1 and self.accumulate == 1):
+            return batch
+        counts = {}
+        for name in names:
+            ids, times = torch.unique(self.ranks.gather(batch[name][:rows]), return_counts=True)
+            # A filler row may have an id that no row has; its loss has no weight.
+            counts[counts_of(name)] = times[torch.searchsorted(ids, batch[name]).clamp(max=len(ids) - 1)]
+        return {**batch, **counts}
+
+    def _no_sync(self, last: bool) -> AbstractContextManager[None]:
+        if isinstance(self.objective, DistributedDataParallel) and not last:
+            return cast(AbstractContextManager[None], self.objective.no_sync())
+        return nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.precision.value)
+        if half is None:
+            return nullcontext()
+        return cast(AbstractContextManager[None], torch.autocast(self.ranks.device.type, dtype=half))
+
+    def _share_sparse_gradients(self) -> None:
+        """The mean over ranks of the gradients that DDP ignores: the rows of all ranks, one rank after another."""
+        if self.ranks.world_size == 1:
+            return
+        for parameter in self.sparse.values():
+            assert parameter.grad is not None
+            ids = self.ranks.gather(parameter.grad._indices()[0])
+            values = self.ranks.gather(parameter.grad._values()) / self.ranks.world_size
+            parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False)
+
+    def _clip(self, most: float) -> None:
+        """Scale all gradients down to a norm of at most `most`; the norm counts the rows on other ranks too."""
+        here = [p.grad for name, p in self.model.named_parameters() if p.grad is not None and name not in self.shards]
+        there = [p.grad for name, p in self.model.named_parameters() if p.grad is not None and name in self.shards]
+        norm = nn.utils.get_total_norm(here)
+        if there:
+            squares = torch.stack([gradient.square().sum().to(self.ranks.device) for gradient in there]).sum()
+            norm = (norm.square() + self.ranks.sum(squares)).sqrt()
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), most, norm)

@@ -1,0 +1,222 @@
+"""The study of a search: an Optuna file that several workers share."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from recspec.errors import SettingsError
+from recspec.evaluation import LOWER_IS_BETTER
+from recspec.files import PathError, confine, confined, is_locked, locked, turn
+from recspec.training.search_space import OneOf, SearchSpace
+from recspec.training.trials import Found, Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+STUDY = "study.db"
+RECIPE = "best.yaml"
+BUNDLE = "best"
+
+FIRST_TRIALS = 5
+"""Trials that are never stopped early, since there is nothing to compare them with."""
+
+WAIT = 120.0
+"""Seconds that a worker waits for another one's transaction."""
+
+
+class Study:
+    """The trials of a search in its folder; one worker at a time changes them.
+
+    Args:
+        folder: of the search.
+        identity: what distinguishes this search from another, as JSON values.
+        space: the settings that are drawn.
+        trials: the number of trials of the search, those of earlier calls included.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self, folder: Path, identity: Mapping[str, object], space: SearchSpace, *, trials: int, seed: int
+    ) -> None:
+        self.folder, self.identity, self.space, self.trials, self.seed = folder, identity, space, trials, seed
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the study's file, and close it at the end of the block.
+
+        Raises:
+            SettingsError: if the file is unreadable or belongs to another search.
+        """
+        import optuna
+        from sqlalchemy.engine import URL
+
+        # SQLite opens what lies beside its file, and clears it away.
+        written = ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
+        confine(self.folder, written)
+        # A URI of SQLite's within a URL of SQLAlchemy's, each quoted by its own rules: `?` in a name is part of it.
+        file = quote(str((self.folder / STUDY).resolve()))
+        url = URL.create("sqlite", database=f"file:{file}", query={"uri": "true"}).render_as_string()
+        with _quiet():
+            with self._readable():
+                storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT}})
+            try:
+                with turn(self.folder):
+                    self.study = self._create(storage)
+                yield
+            finally:
+                storage.remove_session()
+                storage.engine.dispose()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Report a damaged file, or one of another version of Optuna, in one message."""
+        import sqlalchemy.exc
+
+        try:
+            yield
+        except (sqlalchemy.exc.DatabaseError, RuntimeError) as error:
+            why = str(getattr(error, "orig", error)).splitlines()[0]
+            raise SettingsError(f"{self.folder / STUDY}: can't be read: {why}; name another folder") from None
+
+    def _create(self, storage: optuna.storages.RDBStorage) -> optuna.Study:
+        import optuna
+
+        with self._readable():
+            study = optuna.create_study(
+                study_name="recspec",
+                storage=storage,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
+                load_if_exists=True,
+            )
+        if not study.user_attrs:
+            for name, value in self.identity.items():
+                study.set_user_attr(name, value)
+        differing = [
+            f"{name} was {json.dumps(study.user_attrs.get(name))}, and is {json.dumps(value)}"
+            for name, value in self.identity.items()
+            if study.user_attrs.get(name) != json.loads(json.dumps(value))
+        ]
+        if differing:
+            raise SettingsError.of(f"{self.folder}: holds another search; name another folder", differing)
+        return study
+
+    def next(self, held: ExitStack) -> optuna.Trial | None:
+        """The trial to run now, or None if all are over or under way.
+
+        The lock of its folder, which `held` keeps, tells other workers that it is under way; the kernel releases it
+        however this process ends.
+        """
+        import optuna
+
+        with turn(self.folder):
+            under_way = self._take_up()
+            if self.ended() + under_way >= self.trials:
+                return None
+            # A new seed for each trial: neither a later call nor a second worker draws the first trials again.
+            seed = self.seed + len(self.study.get_trials(deepcopy=False))
+            self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
+            trial = self.study.ask()
+            folder = str(trial.user_attrs.get("continues") or f"{trial.number:04d}")
+            trial.set_user_attr("folder", folder)
+            held.enter_context(locked(self.run_of(folder), "training in"))
+            return trial
+
+    def run_of(self, folder: str) -> Path:
+        """The folder of a trial by its name in the study, a file that anyone may have written."""
+        try:
+            return confined(self.folder / "trials", folder)
+        except PathError as error:
+            raise SettingsError(f"{self.folder / STUDY}: damaged: the folder of a trial: {error}") from None
+
+    def _take_up(self) -> int:
+        """Queue the trials that ended processes left under way, to continue from their checkpoints.
+
+        Returns the number of trials under way in other processes.
+        """
+        import optuna
+
+        alive = 0
+        for trial in self.study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+            folder = str(trial.user_attrs.get("folder", ""))
+            if folder and is_locked(self.run_of(folder)):
+                alive += 1
+                continue
+            self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            self.study.enqueue_trial(trial.params, user_attrs={"continues": folder})
+        return alive
+
+    def ended(self) -> int:
+        """Number of trials that are over; a continued one counts once."""
+        import optuna
+
+        good = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+        return len(self.study.get_trials(deepcopy=False, states=good)) + len(self.failures())
+
+    def failures(self) -> list[str]:
+        """The reasons of the failed trials."""
+        trials = self.study.get_trials(deepcopy=False)
+        return [str(trial.user_attrs["reason"]) for trial in trials if "reason" in trial.user_attrs]
+
+    def best_run(self, found: Found) -> Path | None:
+        """The folder of the best trial."""
+        if found.best is None:
+            return None
+        best = next(trial for trial in self.study.get_trials() if trial.number == found.best.number)
+        return self.run_of(str(best.user_attrs["folder"]))
+
+    def found(self) -> Found:
+        """The findings so far."""
+        metric = str(self.study.user_attrs.get("metric", ""))
+        sign = sign_of(metric)
+        trials = [self._as_trial(each, sign) for each in self.study.get_trials() if _counts(each)]
+        complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+        best = min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
+        return Found(metric, trials, best, self.folder / RECIPE, max(0, self.trials - self.ended()))
+
+    def _as_trial(self, trial: optuna.trial.FrozenTrial, sign: float) -> Trial:
+        value = trial.value if trial.value is not None else min(trial.intermediate_values.values(), default=None)
+        state = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running"}.get(trial.state.name, "failed")
+        settings = {
+            name: json.loads(str(value)) if isinstance(self.space[name], OneOf) else value
+            for name, value in trial.params.items()
+            if name in self.space
+        }
+        return Trial(
+            trial.number,
+            state,
+            None if value is None else value * sign,
+            settings,
+            trial.duration.total_seconds() if trial.duration else None,
+            str(trial.user_attrs.get("reason", "")),
+        )
+
+
+def sign_of(metric: str) -> float:
+    """-1 for a metric of which more is better: Optuna minimises."""
+    return 1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else -1.0
+
+
+def _counts(trial: optuna.trial.FrozenTrial) -> bool:
+    """Whether to show a trial: not one that waits, nor one that was cut off and continued."""
+    return trial.state.name in ("COMPLETE", "PRUNED", "RUNNING") or "reason" in trial.user_attrs
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Optuna's own log until the end of the block."""
+    import optuna
+
+    before: Any = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -1,0 +1,161 @@
+"""The quick way from raw values to ids and numbers: what it answers, the encoders answer too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recspec.encoding import request_encoder
+from recspec.encoding.encoder_kinds import (
+    BucketEncoder,
+    Encoder,
+    HashEncoder,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+)
+from recspec.encoding.encoders import Encoders
+from recspec.encoding.raw_values import UNKNOWN
+from recspec.encoding.request_encoder import RequestEncoder
+from recspec.encoding.vocabulary import Vocabulary
+from recspec.errors import RecspecError
+from recspec.spec.signature import Port
+from tests.closeness import assert_close
+
+VOCABULARIES = {"texts": Vocabulary.of(["red", "green", "42", " b"]), "numbers": Vocabulary.of([7, 42, -3, 10**12])}
+ENCODERS: dict[str, Encoder] = {
+    "text": VocabularyEncoder(vocabulary="texts"),
+    "text, blanks": VocabularyEncoder(vocabulary="texts", strip=True, missing_values=("?",), missing="red"),
+    "text, buckets": VocabularyEncoder(vocabulary="texts", buckets=5),
+    "number's id": VocabularyEncoder(vocabulary="numbers", missing_values=("-1",), otherwise=9),
+    "hash": HashEncoder(cardinality=1000),
+    "hash, whole": HashEncoder(cardinality=50, whole=True, missing_values=("", "-1")),
+    "hash, blanks": HashEncoder(cardinality=50, strip=True, missing_values=("?", "007", "--5")),
+    "number": NumberEncoder(),
+    "number, cut": NumberEncoder(low=-2, high=50, outside=1.5, missing=3.0, log1p=True),
+    "scale": ScaleEncoder(mean=3.0, std=1.7),
+    "scale, log": ScaleEncoder(mean=0.3, std=2.0, log_plus=1.0),
+    "scale, marked": ScaleEncoder(mean=3.0, std=1.7, missing_values=("-1",)),
+    "bucket": BucketEncoder(boundaries=(-1.0, 2.5, 42.0)),
+}
+TEXTS = st.sampled_from(
+    ["red", "green", "42", "042", "42.0", " b", " red ", "?", "", "-1", "7", "007", "blue", "ü" * 20]
+)
+WHOLE = st.sampled_from([0, 1, -1, 7, 42, -3, 10**12, 2**53, -(2**62), 2**63 - 1])
+NUMBERS = st.sampled_from([0.0, -0.0, 1.5, -1.0, 42.0, 1e300, float("nan"), -7.25])
+VALUES = st.one_of(
+    st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=6),
+    st.lists(st.one_of(st.none(), WHOLE), min_size=1, max_size=6),
+    st.lists(st.one_of(st.none(), NUMBERS, WHOLE), min_size=1, max_size=6),
+    st.lists(st.one_of(st.none(), st.booleans()), min_size=1, max_size=3),
+)
+
+
+def port(name: str) -> Port:
+    is_id = not isinstance(ENCODERS[name], (NumberEncoder, ScaleEncoder))
+    return Port(name, "int64" if is_id else "float32", 1, "item", 1000 if is_id else None)
+
+
+def slowly(name: str, values: Sequence[Any]) -> Any:
+    encoders = Encoders(ENCODERS, VOCABULARIES)
+    found = encoders.encode(pa.table({name: pa.array(values)}), [name])[name]
+    assert not isinstance(found, tuple)
+    return found.astype(port(name).dtype)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@settings(max_examples=60, deadline=None)
+@given(columns=st.lists(VALUES, min_size=1, max_size=3))
+def test_it_answers_as_the_encoders_do_or_leaves_it_to_them(name: str, columns: list[list[Any]]) -> None:
+    quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)])
+    assert (name in quick.features) == (name != "scale, marked")
+    for values in columns:  # one after the other: what is remembered must not differ
+        with np.errstate(over="ignore"):
+            found = quick.columns({name: values})
+            if found:
+                assert found[name].dtype == port(name).dtype
+                assert_close(found[name][:, 0], slowly(name, values))
+
+
+@pytest.mark.parametrize("name", sorted(set(ENCODERS) - {"scale, marked"}))
+def test_clean_values_need_no_other_way(name: str) -> None:
+    quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)])
+    numbers = not isinstance(ENCODERS[name], (VocabularyEncoder, HashEncoder))
+    for values in ([3.5, None, 2], [1.0]) if numbers else (["red", None, "?"], [42, None, 5], [1], [None, "new"]):
+        found = quick.columns({name: values})
+        assert found is not None, values
+        assert_close(found[name][:, 0], slowly(name, values))
+
+
+@pytest.mark.parametrize("values", [[True], [[1]], [{}], [1, "1"], [1.5], [None], ["\ud800"]])
+def test_ids_that_are_unusual_are_left_to_the_encoders(values: list[Any]) -> None:
+    quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port("hash")])
+    assert quick.columns({"hash": values}) is None
+
+
+@pytest.mark.parametrize("values", [[True], ["1"], [float("inf")], [2**60], [10**400], [[1.0]]])
+def test_numbers_that_are_unusual_are_left_to_the_encoders(values: list[Any]) -> None:
+    for name in ("scale", "number, cut"):
+        assert RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)]).columns({name: values}) is None
+
+
+def test_a_missing_column_is_left_to_the_encoders_and_another_name_is_known() -> None:
+    encoders = Encoders(
+        {"size": NumberEncoder(column="raw_size"), "colour": HashEncoder(cardinality=9, column="c")}, {}
+    )
+    ports = [Port("size", "float32", 1, "item"), Port("colour", "int64", 1, "item", 9)]
+    quick = RequestEncoder(encoders, ports)
+    assert quick.sources == ("size", "raw_size", "colour", "c")
+    found = quick.columns({"raw_size": [2.0], "c": ["x"]})
+    assert found is not None
+    assert found["size"].shape == found["colour"].shape == (1, 1)
+    assert quick.columns({"raw_size": [2.0]}) is None
+    assert quick.columns({"c": ["x"]}) is None
+
+
+def test_lists_and_features_without_an_encoder_are_no_part_of_it() -> None:
+    encoders = Encoders({"tags": HashEncoder(cardinality=9, length=2), "past": NumberEncoder(length=3)}, {})
+    ports = [Port(name, "int64", 2, "item", 9, is_list=True) for name in ("tags", "past", "unheard")]
+    assert RequestEncoder(encoders, ports).features == frozenset()
+
+
+@pytest.mark.parametrize("name", ["hash", "text", "number's id"])
+def test_what_is_remembered_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgetting in the middle of a call changes nothing, and unknown values are not remembered."""
+    monkeypatch.setattr(request_encoder, "REMEMBERED", 2)
+    quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)])
+    for start in range(0, 60, 3):
+        values: list[Any] = [42, *range(start, start + 4)]
+        values = [str(value) for value in values] if name == "text" else values
+        found = quick.columns({name: values})
+        assert found is not None
+        assert_close(found[name][:, 0], slowly(name, values))
+        known = quick._ids[0][2]._known
+        assert max(map(len, known.values())) <= 6
+        assert UNKNOWN not in {id_ for ids in known.values() for id_ in ids.values()}
+
+
+def test_a_long_text_is_left_to_the_encoders() -> None:
+    quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port("hash")])
+    assert quick.columns({"hash": ["x" * 256]}) is not None
+    assert quick.columns({"hash": ["x", "y" * 257]}) is None
+
+
+def test_the_encoders_refuse_what_it_leaves_to_them() -> None:
+    with pytest.raises(RecspecError, match="infinite"):
+        slowly("scale", [float("inf")])
+
+
+def test_numbers_that_there_is_something_to_tell_of_are_left_to_the_encoders() -> None:
+    for name, usual, strange in (("scale", 170.0, 1e6), ("scale", -160.0, -1e6), ("scale, log", 5.0, 1e90),
+                                 ("number, cut", 50.0, 51.0), ("number, cut", -2.0, -3.0)):  # fmt: skip
+        quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)])
+        assert quick.columns({name: [usual]}, strict=True) is not None, name
+        assert quick.columns({name: [usual, strange]}, strict=True) is None, name
+        assert quick.columns({name: [usual, strange]}) is not None, name

@@ -1,0 +1,186 @@
+"""Vocabularies: ids of raw values however they are spelled, and the files that keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.encoding import raw_columns
+from recspec.encoding.encoder_kinds import (
+    CrossEncoder,
+    HashEncoder,
+    VocabularyEncoder,
+)
+from recspec.encoding.encoders import Encoders
+from recspec.encoding.hashing import cross, fingerprint64
+from recspec.encoding.raw_columns import SMALL, split_lists
+from recspec.encoding.vocabulary import Vocabulary
+from recspec.errors import DataError
+
+NUMBERS = Vocabulary.of([30, 10, 20])
+
+NAMES = Vocabulary.of(["b", "é", "a"])
+
+
+def test_ids_count_from_one_in_sorted_order_and_zero_is_unknown() -> None:
+    assert NUMBERS.values.to_pylist() == [10, 20, 30]
+    assert NUMBERS.encode([10, 30, 40, None, 20]).tolist() == [1, 3, 0, 0, 2]
+    assert NAMES.encode(["é", "a", "c", None]).tolist() == [3, 1, 0, 0]
+    assert NUMBERS.cardinality == 4
+
+
+def test_missing_and_repeated_values_have_no_id_of_their_own() -> None:
+    assert Vocabulary.of([2, None, 2, 1]).values.to_pylist() == [1, 2]
+
+
+def test_an_empty_vocabulary_knows_nothing() -> None:
+    for values in (pa.array([], pa.int64()), pa.array([], pa.string())):
+        empty = Vocabulary.of(values)
+        assert empty.cardinality == 1
+        assert empty.encode(["a", "1"]).tolist() == [0, 0]
+        assert empty.encode([]).tolist() == []
+
+
+@pytest.mark.parametrize("rows", [10, SMALL + 10])
+def test_more_text_than_one_array_holds_is_text_like_any_other(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is 2 GiB; here 20 bytes stand for it."""
+    texts = [f"é{number % 7}x{number}" for number in range(rows)]
+    usual = Vocabulary.of(texts)
+    usual.save(tmp_path / "usual.parquet")
+    monkeypatch.setattr(raw_columns, "TEXT_BYTES", 20)
+    whole = pa.array([*texts, None, "new"])
+    spellings = [
+        whole,
+        pa.chunked_array([whole[:3], whole[3:]]),
+        whole.cast(pa.large_string()),
+        pa.chunked_array([whole[:3].dictionary_encode(), whole[3:].dictionary_encode()]),
+    ]
+    large = Vocabulary.of(spellings[1][: len(texts)])
+    assert pa.types.is_large_string(large.values.type)
+    large.save(tmp_path / "large.parquet")
+    assert (tmp_path / "large.parquet").read_bytes() == (tmp_path / "usual.parquet").read_bytes()
+    for vocabulary in (usual, large, Vocabulary.load(tmp_path / "usual.parquet")):
+        for values in spellings:
+            ids = vocabulary.encode(values)
+            assert vocabulary.decode(ids).to_pylist() == [*texts, None, None]
+            assert (
+                HashEncoder(cardinality=1000).ids(values).tolist()
+                == HashEncoder(cardinality=1000).ids([*texts, None, "new"]).tolist()
+            )
+            crossed = CrossEncoder(columns=("a", "b"), cardinality=1000)
+            assert crossed.ids([values, values]).tolist() == crossed.ids([[*texts, None, "new"]] * 2).tolist()
+            encoder = VocabularyEncoder(vocabulary="a", missing=texts[0], strip=True, missing_values=("new",))
+            assert encoder.present(values).to_pylist() == [*texts, texts[0], texts[0]]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.string())])
+def test_lists_of_more_text_than_one_array_holds_are_lists_like_any_other(
+    kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = pa.chunked_array([[["a", "bc"], [], None], [["d", "a", ""]]] * 5, kind)
+    values, offsets = split_lists(column.combine_chunks(), None)
+    monkeypatch.setattr(raw_columns, "TEXT_BYTES", 20)
+    found, found_offsets = split_lists(raw_columns.combined(column), None)
+    assert found.to_pylist() == values.to_pylist()
+    assert found_offsets.tolist() == offsets.tolist()
+    assert raw_columns.in_strings(raw_columns.widened(column)).to_pylist() == column.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        ["10", "40", "", "ten", " 20 "],
+        [10.0, 40.0, None, 10.5, 20.0],
+        [10, "40", None, "ten", "20.0"],
+        np.array([10, 40, 0, 11, 20]),
+        np.array([10, 40, np.nan, 11, 20]),
+        np.array([10, 40, 2**64 - 1, 11, 20], np.uint64),
+        pa.array(["10", "40", None, "x", "20"]).dictionary_encode(),
+        pa.chunked_array([[10, 40], [0, 11, 20]]),
+        ["10", "99999999999999999999999", "-", "1e1", "20"],
+    ],
+)
+def test_whole_numbers_are_found_however_they_are_spelled(spelled: object) -> None:
+    assert NUMBERS.encode(spelled).tolist() == [1, 0, 0, 0, 2]
+
+
+def test_numbers_are_found_among_text() -> None:
+    codes = Vocabulary.of(["7", "8"])
+    assert codes.encode([7, 8, 9]).tolist() == [1, 2, 0]
+    assert codes.encode([7.0, None, 8.5]).tolist() == [1, 0, 0]
+
+
+def test_many_values_get_the_same_ids_as_few() -> None:
+    vocabulary = Vocabulary.of([f"item {number}" for number in range(500)])
+    few = [None, *(f"item {number}" for number in range(0, 1000, 7))]
+    times = SMALL // len(few) + 1
+    assert vocabulary.encode(few * times).tolist() == vocabulary.encode(few).tolist() * times
+    different = [f"item {number}" for number in range(SMALL + 500)]
+    assert vocabulary.encode(different).tolist() == [vocabulary.encode([text])[0] for text in different]
+
+
+def test_an_unsorted_vocabulary_keeps_its_order() -> None:
+    frequent_first = Vocabulary(pa.array([30, 10, 20]))
+    assert frequent_first.encode([10, 20, 30, 5]).tolist() == [2, 3, 1, 0]
+    assert frequent_first.decode([1, 0, 3]).to_pylist() == [30, None, 20]
+
+
+def test_true_and_false_are_one_and_zero() -> None:
+    assert Vocabulary.of([False, True]).encode([True, 0, "1"]).tolist() == [2, 1, 2]
+
+
+def test_decode_is_the_way_back() -> None:
+    assert NAMES.decode(NAMES.encode(["b", "é"])).to_pylist() == ["b", "é"]
+    assert NAMES.decode([]).to_pylist() == []
+    for wrong in (4, -1):
+        with pytest.raises(DataError, match=f"id {wrong} is not one of the vocabulary's 4 ids"):
+            NAMES.decode([1, wrong])
+
+
+def test_lists_where_one_value_is_expected_are_an_error() -> None:
+    for vocabulary in (NUMBERS, NAMES):
+        with pytest.raises(DataError, match="holds lists; expected one value a row"):
+            vocabulary.encode(pa.array([[1], [2]]))
+
+
+def test_a_vocabulary_with_a_repeated_value_is_refused() -> None:
+    with pytest.raises(DataError, match="must be distinct"):
+        Vocabulary(pa.array([1, 1]))
+
+
+def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
+    for vocabulary in (NUMBERS, NAMES, Vocabulary(pa.array([], pa.string()))):
+        vocabulary.save(tmp_path / "v.parquet")
+        assert Vocabulary.load(tmp_path / "v.parquet").values.equals(vocabulary.values)
+    assert pq.read_table(tmp_path / "v.parquet").column_names == ["value"]
+    assert [path.name for path in tmp_path.iterdir()] == ["v.parquet"]
+
+
+def test_a_missing_or_foreign_vocabulary_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"v\.parquet: no such vocabulary"):
+        Vocabulary.load(tmp_path / "v.parquet")
+    (tmp_path / "v.parquet").write_text("x")
+    with pytest.raises(DataError, match=r"v\.parquet: not a vocabulary"):
+        Vocabulary.load(tmp_path / "v.parquet")
+
+
+def column(encoder: object, values: object) -> list[float]:
+    """A column encoded by one encoder, as plain numbers."""
+    found = Encoders({"x": encoder}).encode_column("x", values)  # type: ignore[dict-item]
+    assert isinstance(found, np.ndarray)
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+def crossed(*parts: list[int] | list[str]) -> list[int]:
+    """Ids of a cross of cardinality 1000, of fingerprints' texts or buckets."""
+    prints = [
+        np.array(part).astype(np.uint64) if isinstance(part[0], int) else fingerprint64(pa.array(part))
+        for part in parts
+    ]
+    return (1 + cross(prints) % np.uint64(999)).tolist()

@@ -1,0 +1,257 @@
+"""Small prepared datasets, and models and rankers whose scores stand in a table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch
+from recspec.evaluation.interactions import Interactions
+from recspec.models.base import Model
+from recspec.spec import FeatureSpec
+
+Row = tuple[int, int, int]
+
+
+def dataset(
+    folder: Path,
+    splits: Mapping[str, Iterable[Row]],
+    *,
+    users: int = 4,
+    items: int = 6,
+    group: bool = True,
+    metadata: Mapping[str, object] | None = None,
+) -> FeatureSpec:
+    """A prepared dataset of rows (user, item, label) in CSV files."""
+    for split, rows in splits.items():
+        (folder / f"{split}.csv").write_text("".join(f"{u},{i},{y}\n" for u, i, y in rows))
+    names = ["user", "item", "label"]
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "user": {"dtype": "int32", "cardinality": users},
+                "item": {"dtype": "int32", "cardinality": items},
+                "label": {"dtype": "float32"},
+            },
+            "source_spec": {split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split in splits},
+            "channel_spec": {
+                "user": ["user"],
+                "item": ["item"],
+                "label": ["label"],
+                **({"group": ["user"]} if group else {}),
+            },
+            "metadata": dict(metadata or {}),
+        },
+        folder,
+    )
+
+
+@dataclass
+class TableRanker:
+    """Scores every pair from a table."""
+
+    table: np.ndarray
+
+    def score_pairs(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        return self.table[users, items]
+
+    def score_users(self, users: np.ndarray) -> np.ndarray:
+        return self.table[users].copy()
+
+
+class TableModel(Model):
+    """Gives a pair the logit of a table; it can be trained no further."""
+
+    needs: ClassVar[tuple[str, ...]] = ("user", "item", "label")
+    Settings = config.Settings
+
+    def __init__(self, spec: FeatureSpec, table: np.ndarray) -> None:
+        super().__init__(spec, config.Settings())
+        self.table = nn.Parameter(torch.from_numpy(table.astype(np.float32)))
+        self.dropout = nn.Dropout(0.9)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.dropout(self.table[batch[self.spec.user_id].long(), batch[self.spec.item_id].long()])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What evaluation reads of a bundle."""
+
+    model: Model
+    train: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def card(self) -> "Trained":
+        return self
+
+
+def series(rng: np.random.Generator, users: int, items: int, size: int) -> list[Row]:
+    rows: list[Row] = []
+    for user in range(users):
+        chosen = rng.choice(items, size, replace=False)
+        rows += [(user, int(item), int(place == 0)) for place, item in enumerate(chosen)]
+    return rows
+
+
+def displays(
+    folder: Path, rows: Sequence[tuple[int, int, float, int]], *, metadata: Mapping[str, object] | None = None
+) -> FeatureSpec:
+    """Rows (group, label, score, leak) whose score is a context feature; `leak` is kept and plays no role."""
+    folder.mkdir(exist_ok=True)
+    (folder / "test.csv").write_text("".join(f"{g},{y},{x!r},{leak}\n" for g, y, x, leak in rows))
+    names = ["display", "label", "score", "leak"]
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {"display": {"dtype": "int64"}, "label": {}, "score": {"dtype": "float64"}, "leak": {}},
+            "source_spec": {"test": [{"type": "csv", "features": names, "files": ["test.csv"]}]},
+            "channel_spec": {"context": ["score"], "group": ["display"], "label": ["label"]},
+            "metadata": dict(metadata or {}),
+        },
+        folder,
+    )
+
+
+class Score(Model):
+    """The logit is the row's own score."""
+
+    needs: ClassVar[tuple[str, ...]] = ("label",)
+    Settings = config.Settings
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        super().__init__(spec, config.Settings())
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Batch) -> Tensor:
+        return batch["score"].float() * self.weight
+
+
+def random_displays(seed: int = 0) -> list[tuple[int, int, float, int]]:
+    """Groups of 1 to 45 rows with tied scores, several positives or none; some rows are leaked."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for group in rng.choice(10**12, 60, replace=False):
+        size = int(rng.integers(1, 46))
+        labels, leak = rng.random(size) < 0.15, rng.random(size) < 0.1
+        scores = rng.integers(-8, 9, size) / 4
+        rows += [(int(group), int(y), float(x), int(of)) for y, x, of in zip(labels, scores, leak, strict=True)]
+    return rows
+
+
+def rich_dataset(folder: Path, *, catalogue: bool) -> FeatureSpec:
+    """User id and age, item id, genres and price, an hour and a history; item 4 stands in no row."""
+    genres = {1: [1, 2], 2: [2], 3: [3], 4: [1]}
+    price = {1: 0.5, 2: 1.5, 3: 2.5, 4: 4.0}
+    rows = [(1, 1, 1), (1, 2, 0), (1, 3, 1), (2, 3, 1), (2, 1, 0)]
+    (folder / "test").mkdir()
+    pq.write_table(
+        pa.table(
+            {
+                "user": pa.array([u for u, _, _ in rows], pa.int32()),
+                "age": pa.array([10.0 * u for u, _, _ in rows], pa.float32()),
+                "item": pa.array([i for _, i, _ in rows], pa.int32()),
+                "genres": pa.array([genres[i] for _, i, _ in rows], pa.list_(pa.int32())),
+                "price": pa.array([price[i] for _, i, _ in rows], pa.float32()),
+                "hour": pa.array([1, 1, 3, 2, 2], pa.int32()),
+                "history": pa.array([[2], [2], [2], [1, 2], [1, 2]], pa.list_(pa.int32())),
+                "label": pa.array([y for _, _, y in rows], pa.float32()),
+            }
+        ),
+        folder / "test" / "part.parquet",
+    )
+    if catalogue:
+        items = range(1, 5)
+        table = {"genres": pa.array([genres[i] for i in items], pa.list_(pa.int32())), "title": list("abcd")}
+        pq.write_table(
+            pa.table({**table, "price": pa.array([price[i] for i in items], pa.float32())}), folder / "i.parquet"
+        )
+    names = ["user", "age", "item", "genres", "price", "hour", "history", "label"]
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "user": {"dtype": "int32", "cardinality": 3},
+                "age": {},
+                "item": {"dtype": "int32", "cardinality": 5},
+                "genres": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
+                "price": {},
+                "hour": {"dtype": "int32", "cardinality": 4},
+                "history": {"dtype": "int32", "cardinality": 5, "length": 3, "padding": 0, "vocabulary": "item"},
+                "label": {},
+            },
+            "source_spec": {"test": [{"type": "parquet", "features": names, "files": ["test/part.parquet"]}]},
+            "channel_spec": {
+                "user": ["user", "age"],
+                "item": ["item", "genres", "price"],
+                "context": ["hour"],
+                "history": ["history"],
+                "label": ["label"],
+            },
+            "metadata": {"vocabularies": "v", **({"catalogues": {"item": "i.parquet"}} if catalogue else {})},
+        },
+        folder,
+    )
+
+
+class RichModel(TableModel):
+    """Uses every feature, so that one that is missing or of another row shows."""
+
+    needs = ("user", "item", "context", "history", "label")
+
+    def features(self) -> tuple[str, ...]:
+        return (*super().features(), "history")
+
+    def forward(self, batch: Batch) -> Tensor:
+        request = (
+            batch["age"] + 100.0 * batch["hour"] + (batch["history"].float() * torch.tensor([1.0, 0.1, 0.01])).sum(1)
+        )
+        item = batch["price"] + (batch["genres"].float() * torch.tensor([1.0, 0.1])).sum(1)
+        return request * item + batch["item"].float()
+
+
+def with_histories(
+    folder: Path,
+    splits: Mapping[str, Sequence[tuple[int, int, int, list[int]]]],
+    *,
+    users: int = 4,
+    items: int = 8,
+    shared: bool = True,
+) -> FeatureSpec:
+    """Series of rows (user, item, label, history); every row of a user is in one series."""
+    features: dict[str, dict[str, object]] = {
+        "user": {"dtype": "int32", "cardinality": users},
+        "item": {"dtype": "int32", "cardinality": items},
+        "history_item": {"dtype": "int32", "cardinality": items, "length": 5, "padding": 0},
+        "label": {"dtype": "float32"},
+    }
+    if shared:
+        features["history_item"]["vocabulary"] = "item"
+    sources = {}
+    for split, rows in splits.items():
+        (folder / split).mkdir(parents=True)
+        columns = {
+            "user": pa.array([row[0] for row in rows], pa.int32()),
+            "item": pa.array([row[1] for row in rows], pa.int32()),
+            "history_item": pa.array([row[3] for row in rows], pa.list_(pa.int32())),
+            "label": pa.array([row[2] for row in rows], pa.float32()),
+        }
+        pq.write_table(pa.table(columns), folder / split / "part.parquet")
+        sources[split] = [{"type": "parquet", "features": list(features), "files": [f"{split}/part.parquet"]}]
+    channels = {"user": ["user"], "item": ["item"], "history": ["history_item"], "label": ["label"], "group": ["user"]}
+    metadata = {"user_id": "user", "item_id": "item", "test_samples_per_series": 2}
+    parts = {"feature_spec": features, "source_spec": sources, "channel_spec": channels, "metadata": metadata}
+    return FeatureSpec.from_dict(parts, folder)
+
+
+HELD_OUT = [(1, 2, 1, [3, 2]), (1, 7, 0, [3, 2]), (2, 4, 1, [6, 5]), (2, 5, 0, [6, 5]), (3, 1, 1, []), (3, 6, 0, [])]
+
+
+def acted(pairs: list[tuple[int, int]], num_users: int, num_items: int) -> Interactions:
+    users, items = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
+    return Interactions.from_pairs(users, items, num_users=num_users, num_items=num_items)

@@ -1,0 +1,181 @@
+"""Models and baselines evaluated side by side."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recspec.errors import SettingsError
+from recspec.evaluation import evaluations
+from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_ranker
+from recspec.evaluation.interactions import Interactions
+from recspec.evaluation.item_baselines import BASELINES, popularity
+from recspec.evaluation.question import EvaluateSettings, Question
+from recspec.evaluation.report import Report
+from recspec.evaluation.row_baselines import logistic_regression
+from recspec.spec import Chunk, FeatureSpec
+from tests import made_up
+from tests.evaluation.tables import (
+    Score,
+    TableModel,
+    TableRanker,
+    Trained,
+    dataset,
+    displays,
+    random_displays,
+    with_histories,
+)
+
+TASTES = [[1, 2, 3], [5, 6, 7]]
+
+
+def of_two_tastes() -> dict[str, list[tuple[int, int, int, list[int]]]]:
+    """30 users like items 1 to 3 or 5 to 7; user 1's taste shows in its valid row alone, user 2 has no train row."""
+    users = [(user, TASTES[user % 2]) for user in range(3, 33)]
+    train = [(user, likes[2], 1, likes[:2]) for user, likes in users]
+    train += [(user, TASTES[1 - user % 2][0], 0, likes[:2]) for user, likes in users] + [(1, 4, 1, [])]
+    valid = [(1, 2, 1, [4]), (1, 6, 0, [4])]
+    test = [(1, 1, 1, [4, 2]), (1, 5, 0, [4, 2]), (2, 3, 1, []), (2, 7, 0, [])]
+    return {"train": train, "valid": valid, "test": test}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) -> None:
+    spec = with_histories(tmp_path, of_two_tastes(), users=33, items=8)
+    question = Question(spec, "test", ["rows", "sampled"], EvaluateSettings())
+    found, missing = evaluate_baselines(question, names=(name,))
+    assert missing == {}
+    assert found[name].fitted == {"users_known_by": "rows and histories of train and valid"}
+    assert set(found[name].metrics) == {"rows", "sampled"}
+    assert {"auc", "group_auc"} == set(found[name].metrics["rows"])
+    of_users = found[name].values["sampled"]["hit_rate@1"].tolist()
+    # 15 like each item: popularity is undecided on both. User 2 has done nothing: so are the others on it.
+    assert of_users == pytest.approx([0.5, 0.5] if name == "popularity" else [1.0, 0.5])
+
+
+def test_baselines_have_the_users_they_were_fitted_on_where_there_are_no_histories(tmp_path: Path) -> None:
+    spec, _ = liked_items(tmp_path)
+    found, _ = evaluate_baselines(Question(spec, "test", ["sampled"], EvaluateSettings(ks=(1,))), names=("item_knn",))
+    assert found["item_knn"].fitted == {}
+
+
+def liked_items(tmp_path: Path) -> tuple[FeatureSpec, np.ndarray]:
+    """Users like one half of the items each; a table of scores that knows it."""
+    rng = np.random.default_rng(7)
+    train, test = [], []
+    taste = np.zeros((40, 60), dtype=np.float32)
+    for user in range(40):
+        half = np.arange(30) + 30 * (user % 2)
+        taste[user, half] = 1
+        liked = rng.choice(half, 16, replace=False)
+        train += [(user, int(item), 1) for item in liked[1:]]
+        others = rng.choice(np.setdiff1d(np.arange(60), liked), 12, replace=False)
+        test += [(user, int(liked[0]), 1), *((user, int(item), 0) for item in others)]
+    return dataset(tmp_path, {"train": train, "test": test}, users=40, items=60), taste
+
+
+def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None:
+    spec, taste = liked_items(tmp_path)
+    stages: list[tuple[str, float, float | None]] = []
+    report = evaluate(
+        Trained(TableModel(spec, taste)), spec, "test", baselines=True, progress=lambda *step: stages.append(step)
+    )
+    assert set(report.baselines) == set(BASELINES)
+    for metrics in report.baselines.values():
+        assert set(metrics) == {"rows", "sampled", "full"}
+        assert "log_loss" not in metrics["rows"]
+        assert set(metrics["sampled"]) == set(report.metrics["sampled"])
+    assert report.metrics["sampled"]["ndcg@10"] > report.baselines["popularity"]["sampled"]["ndcg@10"]
+    assert ("baselines", 4, 4) in stages
+    assert report.described("sampled") == "sampled (40 groups, 13 candidates each: the dataset's own)"
+    assert (
+        report.described("full") == "full (40 groups, 45 candidates each: all items without those of the user in train)"
+    )
+    assert report.described("rows") == "rows (520 rows, 40 positive)"
+    plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert plain["metrics"]["sampled"] == report.metrics["sampled"]
+    assert plain["split"] == "test"
+
+
+def test_a_baseline_that_wins_is_said_to_win(tmp_path: Path) -> None:
+    spec, taste = liked_items(tmp_path)
+    report = evaluate(Trained(TableModel(spec, -taste)), spec, "test", baselines=True, protocols=["sampled"])
+    assert [verdict.split(" beats")[0] for verdict in report.verdicts] == [f"sampled: {name}" for name in BASELINES]
+    assert "hit_rate@10 " in report.verdicts[0]
+    assert report.verdicts[0].count(" standard errors)") == 2
+    assert report.verdicts[0].endswith(" and 2 more")  # recall says the same as HR, so MAP and MRR
+
+
+def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, taste = liked_items(tmp_path)
+
+    def too_large(interactions: Interactions) -> TableRanker:  # noqa: ARG001
+        raise SettingsError("too many items")
+
+    monkeypatch.setattr(evaluations, "BASELINES", {"popularity": popularity, "ease": too_large})
+    question = Question(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(question, names=("popularity", "ease"))
+    assert set(found) == {"popularity"}
+    report = Report("test", evaluate_ranker(TableRanker(taste), spec, "test"), found, missing)
+    assert report.verdicts == ()
+    assert report.notes == ("ease left out: too many items",)
+    assert report.to_dict()["left_out"] == {"ease": "too many items"}
+
+
+def test_baselines_are_fitted_on_what_the_model_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {"train": [(0, 0, 1)], "valid": [(0, 1, 1), (0, 2, 0)], "test": [(0, 3, 1), (0, 5, 0)]}
+    spec = dataset(tmp_path, splits)
+    sizes = []
+
+    def counting(interactions: Interactions) -> TableRanker:
+        sizes.append(interactions.num_pairs)
+        return TableRanker(np.eye(4, 6))
+
+    monkeypatch.setattr(evaluations, "BASELINES", dict.fromkeys(BASELINES, counting))
+    model = TableModel(spec, np.eye(4, 6))
+    settings = EvaluateSettings(ks=(1,))
+    for train in ({}, {"train_splits": ["train", "valid"]}):
+        evaluate(Trained(model, train), spec, "test", baselines=True, settings=settings)
+    assert sizes == [1] * 4 + [2] * 4
+
+
+def test_a_click_model_stands_beside_logistic_regression_under_every_protocol_of_rows(tmp_path: Path) -> None:
+    spec = made_up.clicks(tmp_path / "data", num_rows=3000)
+    model = Score(spec)
+    model.forward = lambda batch: batch["speed"] * model.weight  # type: ignore[method-assign]
+    report = evaluate(Trained(model), spec, "valid", baselines=True, protocols=["rows", "sampled"])
+    assert list(report.baselines) == ["constant", "logistic_regression", *BASELINES]
+    ours, theirs = report.metrics, report.baselines["logistic_regression"]
+    assert {protocol: set(of) for protocol, of in theirs.items()} == {name: set(of) for name, of in ours.items()}
+    assert theirs["rows"]["auc"] > 0.65
+    assert theirs["rows"]["log_loss"] < report.baselines["constant"]["rows"]["log_loss"]
+    assert report.baselines["constant"]["rows"]["auc"] == 0.5
+    assert "rows: logistic_regression beats the model: auc " in " ".join(report.verdicts)
+    plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert plain["fitted"]["logistic_regression"]["rows"] == plain["fitted"]["logistic_regression"]["of_rows"]
+    assert report.notes == ()
+
+
+def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_once_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_displays()
+    spec = displays(tmp_path, rows)
+    (tmp_path / "train.csv").write_text((tmp_path / "test.csv").read_text())
+    spec = spec.replace(sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(),
+                                                                   "files": ["train.csv"]})]})  # fmt: skip
+    few = partial(logistic_regression, most_entries=1200)
+    monkeypatch.setattr(evaluations, "ROW_BASELINES", {"logistic_regression": few})
+    report = evaluate(Trained(Score(spec)), spec, "test", baselines=True)
+    assert set(report.baselines) == {"logistic_regression"}
+    *left_out, note = report.notes
+    assert left_out == [
+        "protocol full left out: the dataset has no user and no item",
+        "popularity, item_knn, ease, ials left out: the dataset has no user and no item",
+    ]
+    assert re.fullmatch(rf"logistic_regression was fitted on an even sample of [56]\d\d of {len(rows):,} rows", note)

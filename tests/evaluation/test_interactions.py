@@ -1,0 +1,60 @@
+"""Interactions by hand, and those in a dataset's rows and histories."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recspec.evaluation.interactions import positives
+from tests.evaluation.tables import acted, dataset, with_histories
+
+
+@pytest.mark.parametrize("keys_held", [0, 1 << 25])
+@pytest.mark.parametrize("shared", [True, False])
+def test_positives_hold_what_stands_in_histories_alone(
+    tmp_path: Path, shared: bool, keys_held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.evaluation.interactions.KEYS_HELD", keys_held)
+    train = [(1, 2, 1, [7, 3]), (1, 5, 0, [7, 3]), (2, 4, 0, [6]), (3, 1, 1, [])]
+    known = positives(with_histories(tmp_path, {"train": train}, shared=shared), ["train"])
+    assert [known.items[known.offsets[user] : known.offsets[user + 1]].tolist() for user in range(4)] == [
+        [],
+        [2, 3, 7],
+        [6],  # of a row of label 0 the history counts, and the item does not
+        [1],
+    ]
+
+
+def test_positives_are_the_distinct_pairs_with_a_positive_label(tmp_path: Path) -> None:
+    splits = {"train": [(0, 0, 1), (0, 5, 0), (2, 1, 1), (2, 1, 1)], "valid": [(2, 0, 1), (2, 4, 0)]}
+    spec = dataset(tmp_path, splits)
+    both = positives(spec, ["train", "valid"])
+    assert both.offsets.tolist() == [0, 1, 1, 3, 3]
+    assert both.items.tolist() == [0, 0, 1]
+    assert (both.num_users, both.num_items) == (4, 6)
+    assert positives(spec, []).num_pairs == 0
+
+
+def test_interactions_are_sorted_and_each_counted_once() -> None:
+    seen = acted([(2, 3), (0, 4), (2, 1), (0, 4), (2, 3)], 4, 5)
+    assert seen.offsets.tolist() == [0, 1, 1, 3, 3]
+    assert seen.items.tolist() == [4, 1, 3]
+    assert (seen.num_users, seen.num_items, seen.num_pairs) == (4, 5, 3)
+    assert seen.counts.tolist() == [0, 1, 0, 1, 1]
+    assert seen.keys.tolist() == [4, 11, 13]
+    assert seen.matrix().toarray().tolist() == [[0, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 1, 0], [0] * 5]
+
+
+def test_interactions_of_some_users_come_with_the_users_place() -> None:
+    seen = acted([(2, 3), (0, 4), (2, 1)], 4, 5)
+    rows, items = seen.of(np.array([3, 2, 0, 2]))
+    assert rows.tolist() == [1, 1, 2, 3, 3]
+    assert items.tolist() == [1, 3, 4, 1, 3]
+    rows, items = seen.of(np.array([], dtype=np.int64))
+    assert len(rows) == len(items) == 0
+
+
+def test_interactions_know_what_they_contain() -> None:
+    seen = acted([(2, 3), (0, 4), (2, 1)], 4, 5)
+    assert seen.contain(np.arange(4)[:, None], np.arange(5)).tolist() == seen.matrix().toarray().astype(bool).tolist()
+    assert acted([], 2, 2).contain(np.array([1]), np.array([1])).tolist() == [False]

@@ -1,0 +1,523 @@
+"""Protocols by hand and against plain loops, on any number of ranks."""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recspec import metrics
+from recspec.batch import Batch
+from recspec.distributed.ranks import Ranks
+from recspec.errors import DataError, SettingsError
+from recspec.evaluation.evaluations import evaluate_model, evaluate_ranker
+from recspec.evaluation.question import EvaluateSettings
+from recspec.evaluation.report import Evaluation, describe
+from recspec.models.base import Model
+from recspec.spec import FeatureSpec
+from tests.evaluation.tables import (
+    HELD_OUT,
+    Score,
+    TableModel,
+    TableRanker,
+    dataset,
+    displays,
+    random_displays,
+    series,
+    with_histories,
+)
+
+
+def test_sampled_ranks_the_splits_own_candidates_by_hand(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 0, 1)], "test": [(0, 3, 1), (0, 1, 0), (0, 2, 0), (1, 5, 1), (1, 4, 0)]})
+    table = np.zeros((4, 6))
+    table[0] = [9, 3, 1, 2, 9, 9]  # of items 3, 1, 2 the positive is second
+    table[1] = [0, 0, 0, 0, 7, 8]  # of items 5, 4 it is first
+    result = evaluate_ranker(TableRanker(table), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
+    sampled = result.metrics["sampled"]
+    assert sampled["hit_rate@1"] == 0.5
+    assert sampled["hit_rate@2"] == 1.0
+    assert sampled["ndcg@2"] == pytest.approx((1 / math.log2(3) + 1) / 2)
+    assert sampled["mrr"] == 0.75
+    assert result.protocols["sampled"] == {
+        "candidates": "the dataset's own",
+        "groups": 2,
+        "positives": 2,
+        "fewest_candidates": 2,
+        "most_candidates": 3,
+        "groups_without_positive": 0,
+        "duplicates_counted_once": 0,
+    }
+    assert result.standard_errors["sampled"]["hit_rate@1"] == pytest.approx(0.5)
+
+
+def test_a_positive_among_its_own_negatives_is_counted_once(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 3, 0), (0, 2, 0)]})
+    result = evaluate_ranker(
+        TableRanker(np.eye(4, 6)), spec, "test", protocols=["sampled"], settings=EvaluateSettings(ks=(1,))
+    )
+    assert result.metrics["sampled"]["hit_rate@1"] == 0.5  # a tie of two candidates
+    assert result.protocols["sampled"]["duplicates_counted_once"] == 1
+
+
+def test_a_group_need_not_be_a_user(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("7,0,1\n7,1,0\n8,1,1\n8,0,0\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "ad": {"cardinality": 2}, "label": {}},
+            "source_spec": {"test": [{"type": "csv", "features": ["shown", "ad", "label"], "files": ["test.csv"]}]},
+            "channel_spec": {"context": ["ad"], "group": ["shown"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+
+    class Ad(TableModel):
+        needs = ("label",)
+
+        def forward(self, batch: Batch) -> Tensor:
+            return batch["ad"].float()
+
+    result = evaluate_model(Ad(spec, np.zeros((1, 1))), spec, "test", settings=EvaluateSettings(ks=(1,)))
+    assert result.metrics["sampled"]["hit_rate@1"] == 0.5
+    assert result.metrics["rows"]["group_auc"] == 0.5
+    assert result.left_out == {"full": "the dataset has no user and no item"}
+
+
+@pytest.mark.parametrize(("ks", "named"), [((2, 10), {}), (None, {"cut_offs": [2, 10]})])
+def test_a_cut_off_longer_than_every_list_is_an_error_where_the_lists_are_made_to_one_length(
+    tmp_path: Path, ks: tuple[int, ...] | None, named: dict[str, object]
+) -> None:
+    rows = [(0, 3, 1), (0, 1, 0), (0, 2, 0)]
+    spec = dataset(tmp_path, {"test": rows}, items=60, metadata={"test_samples_per_series": 3, **named})
+    ranker = TableRanker(np.random.default_rng(0).random((4, 60)))
+    message = r"k = 10: longer than every list of candidates \(the longest has 3.*choose k from 1 to 3, as --k 3"
+    with pytest.raises(SettingsError, match=message):
+        evaluate_ranker(ranker, spec, "test", settings=EvaluateSettings(ks=ks))
+
+
+@pytest.mark.parametrize(("candidates", "k"), [(2, 1), (5, 1), (6, 5), (9, 5), (10, 10), (11, 10)])
+def test_a_cut_off_that_nobody_named_is_shorter_than_the_series(tmp_path: Path, candidates: int, k: int) -> None:
+    rows = [(user, item, int(item == user)) for user in range(3) for item in range(candidates + user)[user:]]
+    metadata = {"test_samples_per_series": candidates}
+    spec = dataset(tmp_path, {"train": [(0, 1, 1)], "test": rows}, items=20, metadata=metadata)
+    ranker = TableRanker(np.random.default_rng(0).random((4, 20)))
+    found = evaluate_ranker(ranker, spec, "test", protocols=["sampled"])
+    assert f"ndcg@{k}" in found.metrics["sampled"]
+    assert {name.split("@")[1] for name in found.metrics["sampled"] if "@" in name} == {str(k)}
+
+
+def test_map_at_12_of_groups_of_any_size_by_hand(tmp_path: Path) -> None:
+    rows = [(7, int(place == 3), -float(place), 0) for place in range(1, 5)]  # 1 / 3
+    rows += [(8, int(place in (1, 12, 13)), -float(place), 0) for place in range(1, 41)]  # (1 / 1 + 2 / 12) / 3
+    rows += [(9, int(place == 13), -float(place), 0) for place in range(1, 15)]  # after the cut-off: 0
+    rows += [(10, 1, 0.5, 0), (10, 0, 0.5, 0)]  # a tie: (1 / 1 + 1 / 2) / 2
+    rows += [(11, 0, 0.5, 0), (11, 0, 0.4, 0), (12, 1, 0.1, 0)]  # no positive: left out; alone: 1
+    spec = displays(tmp_path, rows, metadata={"cut_offs": [12]})
+    result = evaluate_model(Score(spec), spec, "test")
+    expected = [1 / 3, (1 + 1 / 6) / 3, 0.0, 0.75, 1.0]
+    np.testing.assert_allclose(result.values["sampled"]["mean_average_precision@12"], expected)
+    assert result.metrics["sampled"]["mean_average_precision@12"] == pytest.approx(np.mean(expected))
+    assert not [name for name in result.metrics["sampled"] if "@" in name and not name.endswith("@12")]
+    assert describe("sampled", result.protocols["sampled"]) == (
+        "sampled (5 groups, 1 to 40 candidates each: the dataset's own; 1 groups without a positive left out)"
+    )
+
+
+@pytest.mark.parametrize("ks", [None, (10,), (2,)])
+def test_a_cut_off_from_the_longest_ragged_group_on_ranks_them_whole_and_leaves_out_what_is_1_for_any_model(
+    tmp_path: Path, ks: tuple[int, ...] | None
+) -> None:
+    spec = displays(tmp_path, [(1, 0, 0.9, 0), (1, 1, 0.5, 0), (2, 1, 0.7, 0), (2, 0, 0.1, 0)])
+    found = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=ks))
+    k = (ks or (10,))[0]
+    assert found.metrics["sampled"] == {
+        f"ndcg@{k}": pytest.approx((1 / math.log2(3) + 1) / 2),
+        f"mean_average_precision@{k}": 0.75,
+        "mrr": 0.75,
+    }
+    assert found.protocols["sampled"]["certain"] == [f"hit_rate@{k}", f"recall@{k}"]
+    assert describe("sampled", found.protocols["sampled"]).endswith(
+        f"the dataset's own; hit_rate@{k}, recall@{k} left out, 1 for any model)"
+    )
+    shorter = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
+    assert {name for name in shorter.metrics["sampled"] if name.startswith(("hit", "recall"))} == {
+        "hit_rate@1",
+        "recall@1",
+    }
+
+
+def test_groups_of_single_rows_are_not_ranked(tmp_path: Path) -> None:
+    spec = displays(tmp_path, [(1, 0, 0.9, 0), (2, 1, 0.5, 0)])
+    found = evaluate_model(Score(spec), spec, "test")
+    assert found.left_out["sampled"] == "every group is a single row, so there is nothing to rank"
+
+
+def expected_map(rows: Sequence[tuple[int, int, float]], k: int, draws: int = 4000) -> float:
+    """MAP@k by plain loops, ties in random order, averaged over draws."""
+    rng = np.random.default_rng(1)
+    of_groups = []
+    for group in {g for g, *_ in rows}:
+        labels = np.array([y for g, y, _ in rows if g == group])
+        scores = np.array([x for g, _, x in rows if g == group])
+        if not labels.any():
+            continue
+        order = np.lexsort((rng.random((draws, len(labels))), np.tile(-scores, (draws, 1))), axis=1)
+        ranked = labels[order][:, :k]
+        precision = ranked.cumsum(axis=1) / np.arange(1, ranked.shape[1] + 1)
+        of_groups.append((precision * ranked).sum(axis=1).mean() / min(k, labels.sum()))
+    return float(np.mean(of_groups))
+
+
+def test_map_of_random_groups_is_what_plain_loops_expect(tmp_path: Path) -> None:
+    rows = random_displays()
+    spec = displays(tmp_path, rows, metadata={"leak": "leak"})
+    sampled = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=(12, 5))).metrics["sampled"]
+    leaked = [(g, y, 1 / (1 + math.exp(-x)) + of) for g, y, x, of in rows]
+    for k in (12, 5):
+        assert sampled[f"mean_average_precision@{k}"] == pytest.approx(
+            expected_map([(g, y, x) for g, y, x, _ in rows], k), abs=0.003
+        )
+        assert sampled[f"mean_average_precision_with_leak@{k}"] == pytest.approx(expected_map(leaked, k), abs=0.003)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("order", ["as it is", "permuted", "reversed"])
+def test_ranking_metrics_are_exact_whatever_the_rows_order_the_blocks_and_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, world_size: int
+) -> None:
+    rows = random_displays()
+    spec = displays(tmp_path / "whole", rows, metadata={"leak": "leak"})
+    whole = evaluate_model(Score(spec), spec, "test")
+    places = {"as it is": np.arange(len(rows)), "reversed": np.arange(len(rows))[::-1]}
+    permuted = np.random.default_rng(3).permutation(len(rows))
+    other = displays(tmp_path / "o", [rows[at] for at in places.get(order, permuted)], metadata={"leak": "leak"})
+    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 37)  # groups are cut by blocks, and by ranks
+    monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 37)
+    monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_FORWARD", 10)
+    for found in on_ranks(world_size, lambda ranks: evaluate_model(Score(other), other, "test", ranks=ranks)):
+        assert found.metrics["sampled"] == whole.metrics["sampled"]
+        assert found.protocols["sampled"] == whole.protocols["sampled"]
+        assert found.protocols["sampled"]["groups_without_positive"]
+
+
+def test_map_with_leak_by_hand(tmp_path: Path) -> None:
+    rows = [(1, 0, 9.0, 0), (1, 1, -9.0, 1), (1, 0, 1.0, 0)]  # probability alone: third; with leak: first
+    rows += [(2, 1, 0.0, 0), (2, 0, -40.0, 1), (2, 0, -50.0, 1), (2, 1, 3.0, 0)]  # the leaked ones are above: 3rd, 4th
+    spec = displays(tmp_path, rows, metadata={"cut_offs": [12], "leak": "leak"})
+    found = evaluate_model(Score(spec), spec, "test")
+    assert found.metrics["sampled"]["mean_average_precision@12"] == pytest.approx((1 / 3 + 1) / 2)
+    with_leak = (1 + (1 / 3 + 2 / 4) / 2) / 2
+    assert found.metrics["sampled"]["mean_average_precision_with_leak@12"] == pytest.approx(with_leak)
+    assert found.standard_errors["sampled"]["mean_average_precision_with_leak@12"] > 0
+
+
+def test_a_leak_that_is_no_flag_is_an_error(tmp_path: Path) -> None:
+    spec = displays(tmp_path, [(1, 0, 9.0, 0), (1, 1, -9.0, 3)], metadata={"leak": "leak"})
+    message = r"split 'test', feature 'leak': row 2 is 3\.0; metadata\.leak is 0 or 1"
+    with pytest.raises(DataError, match=message):
+        evaluate_model(Score(spec), spec, "test")
+
+
+def test_rows_with_one_item_are_candidates_of_their_own_where_more_than_the_item_differs(tmp_path: Path) -> None:
+    rows = "5,1,1,0.1\n5,1,0,0.3\n5,0,0,0.2\n5,0,0,0.4\n"  # item 1 at two hours; item 0 is unknown
+    (tmp_path / "test.csv").write_text(rows)
+    for context, candidates in ((True, 4), (False, 3)):
+        spec = FeatureSpec.from_dict(
+            {
+                "feature_spec": {
+                    "display": {"dtype": "int64"},
+                    "ad": {"dtype": "int32", "cardinality": 3},
+                    "score": {},
+                    "label": {},
+                },
+                "source_spec": {
+                    "test": [
+                        {"type": "csv", "features": ["display", "ad", "label", "score"], "files": ["test.csv"]},
+                    ]
+                },
+                "channel_spec": {
+                    "item": ["ad"] if context else ["ad", "score"],
+                    **({"context": ["score"]} if context else {}),
+                    "group": ["display"],
+                    "label": ["label"],
+                },
+                "metadata": {"vocabularies": "vocabularies"},
+            },
+            tmp_path,
+        )
+        found = evaluate_model(Score(spec), spec, "test", protocols=["sampled"])
+        assert found.protocols["sampled"]["most_candidates"] == candidates
+
+
+def test_full_ranks_all_unseen_items_by_hand(tmp_path: Path) -> None:
+    splits = {
+        "train": [(0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 5, 0)],
+        "valid": [(0, 2, 1), (0, 4, 0)],
+        "test": [(0, 3, 1)],
+    }
+    spec = dataset(tmp_path, splits)
+    ranker = TableRanker(np.tile(np.array([6.0, 5.0, 4.0, 2.0, 3.0, 1.0]), (4, 1)))
+    settings = EvaluateSettings(ks=(1, 2))
+    test = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=settings)
+    # train and valid positives 0, 1, 2 are out; 4 and 5 were negatives, so they stay: 4 > 3 > 5
+    assert test.metrics["full"]["mrr"] == 0.5
+    assert (test.protocols["full"]["groups"], test.protocols["full"]["most_candidates"]) == (1, 3)
+    assert test.protocols["full"]["candidates"] == "all items without those of the user in train and valid"
+    valid = evaluate_ranker(ranker, spec, "valid", protocols=["full"], settings=settings)
+    assert valid.metrics["full"]["mrr"] == 1.0  # 0 and 1 are out, 2 is the best of the rest
+    assert valid.protocols["full"]["most_candidates"] == 4
+    train = evaluate_ranker(ranker, spec, "train", protocols=["full"], settings=settings)
+    assert train.protocols["full"]["candidates"] == "all items"
+    assert train.metrics["full"]["recall@2"] == 1.0
+
+
+def test_a_positive_seen_before_is_still_ranked(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 3, 1), (0, 4, 1)], "test": [(0, 3, 1)]})
+    ranker = TableRanker(np.tile(np.arange(6.0), (4, 1)))
+    result = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(2,)))
+    assert result.metrics["full"]["mrr"] == 0.5  # 5 is above, 4 is out
+    assert result.protocols["full"]["most_candidates"] == 5
+
+
+def test_the_unknown_item_is_never_ranked(tmp_path: Path) -> None:
+    splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 0, 1), (3, 0, 1), (3, 5, 1)]}
+    spec = dataset(tmp_path, splits, metadata={"vocabularies": "vocabularies"})
+    ranker = TableRanker(np.tile(np.arange(6.0)[::-1], (4, 1)))  # item 0 scores highest
+    result = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
+    assert result.protocols["full"]["groups"] == 2  # user 2's only positive is unknown
+    assert result.values["full"]["mrr"].tolist() == [1.0, 1 / 5]
+
+
+def reference_full(
+    table: np.ndarray, seen: set[tuple[int, int]], truth: set[tuple[int, int]], k: int
+) -> dict[str, float]:
+    """Recall@k and MRR by plain loops; the scores must not tie."""
+    recalls, reciprocals = [], []
+    for user in sorted({u for u, _ in truth}):
+        mine = {i for u, i in truth if u == user}
+        items = [i for i in range(table.shape[1]) if i in mine or (user, i) not in seen]
+        ranked = sorted(items, key=lambda i, user=user: -table[user, i])
+        recalls.append(len(mine & set(ranked[:k])) / len(mine))
+        reciprocals.append(1 / (1 + min(ranked.index(i) for i in mine)))
+    return {f"recall@{k}": float(np.mean(recalls)), "mrr": float(np.mean(reciprocals))}
+
+
+@pytest.mark.parametrize("scores_per_block", [1, 200, 1 << 22])
+def test_full_equals_plain_loops_in_every_block_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_per_block: int
+) -> None:
+    monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", scores_per_block)
+    rng = np.random.default_rng(1)
+    pairs = {split: {(int(u), int(i)) for u, i in rng.integers(0, (20, 40), (n, 2))} for split, n in
+             (("train", 200), ("valid", 40), ("test", 60))}  # fmt: skip
+    spec = dataset(tmp_path, {s: [(u, i, 1) for u, i in sorted(p)] for s, p in pairs.items()}, users=20, items=40)
+    table = rng.random((20, 40)).astype(np.float32)
+    expected = reference_full(table, pairs["train"] | pairs["valid"], pairs["test"], 5)
+    for scorer in (TableRanker(table), TableModel(spec, table)):
+        run = evaluate_model if isinstance(scorer, Model) else evaluate_ranker
+        result = run(scorer, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(5,)))  # type: ignore[operator]
+        for name, value in expected.items():
+            assert result.metrics["full"][name] == pytest.approx(value)
+
+
+def test_a_constant_ranker_gets_chance_under_full(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 0, 1)], "test": [(0, 3, 1)]}, items=101)
+    result = evaluate_ranker(TableRanker(np.zeros((4, 101))), spec, "test", protocols=["full"])
+    assert result.metrics["full"]["hit_rate@10"] == pytest.approx(0.1)
+
+
+class HistoryModel(TableModel):
+    """Scores an item by how often it stands in the history, and by its id a little."""
+
+    needs = ("user", "item", "history", "label")
+
+    def features(self) -> tuple[str, ...]:
+        return (*super().features(), "history_item")
+
+    def forward(self, batch: Batch) -> Tensor:
+        among = (batch["history_item"] == batch["item"][:, None]).sum(1)
+        return among + batch["item"].float() / 100
+
+
+def test_series_of_a_positive_and_a_negative_beside_histories_by_hand(tmp_path: Path) -> None:
+    """Logits: 1.02 and .07; .04 and 1.05; .01 and .06. User 1's positive alone is first of its two."""
+    spec = with_histories(tmp_path, {"train": HELD_OUT, "test": HELD_OUT})
+    found = evaluate_model(HistoryModel(spec, np.zeros((1, 1))), spec, "test")
+    assert set(found.metrics) == {"rows", "sampled"}
+    assert found.left_out == {
+        "full": "it weighs every item against 'history_item' of each user, which takes long; ask for it with the "
+        "protocol's name"
+    }
+    assert found.metrics["sampled"]["hit_rate@1"] == pytest.approx(1 / 3)
+    assert found.metrics["sampled"]["ndcg@1"] == pytest.approx(1 / 3)
+    assert found.metrics["sampled"]["mrr"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+    assert found.metrics["rows"]["group_auc"] == pytest.approx(1 / 3)
+    assert found.metrics["rows"]["auc"] == pytest.approx(2 / 9)  # 1.02 above .07 and .06
+    assert {"log_loss", "accuracy"} <= set(found.metrics["rows"])
+    assert describe("sampled", found.protocols["sampled"]) == (
+        "sampled (3 groups, 2 candidates each: the dataset's own)"
+    )
+
+
+def test_full_gives_each_user_the_history_of_its_row_where_it_is_asked_for(tmp_path: Path) -> None:
+    spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5])], "test": HELD_OUT})
+    model = HistoryModel(spec, np.zeros((1, 1)))
+    found = evaluate_model(model, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1, 2)))
+    # User 1 did 5 and 7 before: 1, 2, 3, 4, 6 are left, 3 (1.03) and 2 (1.02) lead. User 2: 6, 5, then 7, 4.
+    # User 3: 7, 6, 5, 4, 3, 2, 1.
+    assert found.metrics["full"]["hit_rate@1"] == 0
+    assert found.metrics["full"]["hit_rate@2"] == pytest.approx(1 / 3)
+    assert found.metrics["full"]["mrr"] == pytest.approx((1 / 2 + 1 / 4 + 1 / 7) / 3)
+    assert found.protocols["full"]["candidates"] == ("all items without those of the user in train, histories included")
+
+
+def test_a_label_that_is_no_label_is_named_with_its_row(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 4)]})
+    with pytest.raises(DataError, match=r"test\.csv, column 'label', row 2: 4\.0 is not a label; a label is 0 or 1"):
+        evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test")
+
+
+@pytest.mark.parametrize("kind", ["ranker", "model"])
+def test_a_split_of_positives_only_is_ranked_among_drawn_negatives(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(4)
+    train = [(u, int(i), 1) for u in range(30) for i in rng.choice(200, 10, replace=False)]
+    spec = dataset(tmp_path, {"train": train, "test": [(u, u, 1) for u in range(30)]}, users=30, items=200, group=False)
+    table = rng.random((30, 200)).astype(np.float32)
+    scorer = TableRanker(table) if kind == "ranker" else TableModel(spec, table)
+    run = evaluate_ranker if kind == "ranker" else evaluate_model
+    result = run(scorer, spec, "test", settings=EvaluateSettings(num_negatives=30, seed=1))  # type: ignore[operator]
+    assert result.left_out == {"rows": "the split's rows are of one class"}
+    assert result.protocols["sampled"]["candidates"] == "30 uniform negatives a user, seed 1"
+    assert result.protocols["sampled"]["most_candidates"] == 31
+    assert 0 < result.metrics["sampled"]["hit_rate@10"] < 1
+
+
+@dataclass(frozen=True)
+class ThreadRanks(Ranks):
+    """Ranks that are threads of one process: gather joins their tensors in the order of ranks, as torch's does."""
+
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    board: dict[int, Tensor] = field(default_factory=dict)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        self.board[self.rank] = tensor
+        self.meeting.wait()
+        joined = torch.cat([self.board[rank] for rank in range(self.world_size)])
+        self.meeting.wait()
+        return joined
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_every_number_of_ranks_gives_the_numbers_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, drawn: bool
+) -> None:
+    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 64)
+    monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 64)
+    monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", 200)
+    rng = np.random.default_rng(6)
+    rows = series(rng, 21, 50, 12)
+    train = [(u, int(i), 1) for u in range(21) for i in rng.choice(50, 10, replace=False)]
+    test = [row for row in rows if row[2] or not drawn]
+    spec = dataset(tmp_path, {"train": train, "test": test}, users=21, items=50)
+    table = rng.normal(size=(21, 50))
+    settings = EvaluateSettings(num_negatives=12)
+    alone = evaluate_model(TableModel(spec, table), spec, "test", settings=settings)
+    results = on_ranks(
+        world_size, lambda ranks: evaluate_model(TableModel(spec, table), spec, "test", ranks=ranks, settings=settings)
+    )
+    assert len(alone.metrics) == (2 if drawn else 3)
+    for result in results:
+        assert result.metrics == alone.metrics
+        assert result.protocols == alone.protocols
+
+
+def on_ranks(world_size: int, work: Callable[[Ranks], Evaluation]) -> list[Evaluation]:
+    """What each of some ranks gets, one thread a rank."""
+    meeting: threading.Barrier = threading.Barrier(world_size, timeout=600)
+    board: dict[int, Tensor] = {}
+    results: dict[int, Evaluation] = {}
+
+    def run(rank: int) -> None:
+        results[rank] = work(ThreadRanks(rank, world_size, meeting=meeting, board=board))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(world_size)]
+
+
+def clicks_without_users(folder: Path, num_rows: int) -> FeatureSpec:
+    """Rows (item, label) in files of 40 rows, a third of them positive, and no group."""
+    rows = [(item % 23, int(item % 3 == 0)) for item in range(num_rows)]
+    files = []
+    for start in range(0, num_rows, 40):
+        files.append(f"test-{start}.csv")
+        (folder / files[-1]).write_text("".join(f"{i},{y}\n" for i, y in rows[start : start + 40]))
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {"item": {"cardinality": 23}, "label": {}},
+            "source_spec": {"test": [{"type": "csv", "features": ["item", "label"], "files": files}]},
+            "channel_spec": {"item": ["item"], "label": ["label"]},
+        },
+        folder,
+    )
+
+
+class ItemModel(TableModel):
+    """Gives each item a logit."""
+
+    needs: ClassVar[tuple[str, ...]] = ("item", "label")
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.table[batch["item"].long()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_rows_without_users_reach_the_numbers_of_the_metrics_on_any_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 40)
+    monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 40)
+    spec = clicks_without_users(tmp_path, 1000)
+    logits = np.round(np.random.default_rng(0).normal(size=23), 1).astype(np.float32)  # some items tie
+    read = [line.split(",") for path in tmp_path.glob("test-*.csv") for line in path.read_text().splitlines()]
+    scores, labels = logits[[int(item) for item, _ in read]], np.array([label == "1" for _, label in read])
+    alone = evaluate_model(ItemModel(spec, logits), spec, "test")
+    assert alone.protocols == {"rows": {"rows": 1000, "positives": 334}}
+    assert alone.metrics["rows"] == {
+        "auc": metrics.auc(scores, labels),
+        "log_loss": pytest.approx(metrics.log_loss(scores, labels), rel=1e-14),
+        "accuracy": metrics.accuracy(scores, labels),
+    }
+    for result in on_ranks(
+        world_size, lambda ranks: evaluate_model(ItemModel(spec, logits), spec, "test", ranks=ranks)
+    ):
+        assert result.metrics == alone.metrics
+        assert result.protocols == alone.protocols
+
+
+def test_a_split_of_one_class_has_no_auc_and_says_why_rows_are_left_out(tmp_path: Path) -> None:
+    spec = clicks_without_users(tmp_path, 40)
+    (tmp_path / "test-0.csv").write_text("1,0\n" * 40)
+    left = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test")
+    assert (left.metrics, left.left_out["rows"]) == ({}, "the split's rows are of one class")
+    asked = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", protocols=["rows"])
+    assert asked.metrics == {"rows": {"log_loss": pytest.approx(math.log(2)), "accuracy": 0.5}}
+
+
+def test_a_split_without_users_names_its_wrong_label_and_a_diverged_model(tmp_path: Path) -> None:
+    spec = clicks_without_users(tmp_path, 80)
+    with pytest.raises(DataError, match="80 of 80 scores are NaN, the first in row 0: the model has diverged"):
+        evaluate_model(ItemModel(spec, np.full(23, np.nan)), spec, "test")
+    (tmp_path / "test-40.csv").write_text("1,0\n1,3\n" + "2,1\n" * 38)
+    with pytest.raises(DataError, match=r"test-40\.csv, column 'label', row 2: 3\.0 is not a label; a label is 0 or 1"):
+        evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test")

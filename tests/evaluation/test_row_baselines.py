@@ -1,0 +1,146 @@
+"""Baselines of labelled rows: by hand, against scikit-learn, refusals."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sklearn.linear_model
+
+from recspec import metrics
+from recspec.errors import DataError
+from recspec.evaluation import row_baselines
+from recspec.evaluation.row_baselines import ROW_BASELINES, Scorer, constant, logistic_regression
+from recspec.spec import FeatureSpec
+from recspec.storage import open_split
+from tests import made_up
+
+
+def rows_of(folder: Path, columns: Mapping[str, Sequence[object]], features: Mapping[str, object]) -> FeatureSpec:
+    """A dataset of a single split `train`, its inputs in the role context."""
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({name: pa.array(list(values)) for name, values in columns.items()}), folder / "t.parquet")
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": {**features, "label": {"dtype": "int64"}},
+            "source_spec": {"train": [{"type": "parquet", "features": list(columns), "files": ["t.parquet"]}]},
+            "channel_spec": {"context": list(features), "label": ["label"]},
+        },
+        folder,
+    )
+
+
+def logits(scorer: Scorer, spec: FeatureSpec, split: str = "train") -> np.ndarray:
+    return np.asarray(scorer.logits(open_split(spec, split, scorer.features).read(0, 2**62)))
+
+
+def test_the_constant_is_the_label_rate(tmp_path: Path) -> None:
+    spec = rows_of(tmp_path, {"x": [0.0] * 4, "label": [1, 0, 0, 0]}, {"x": {"dtype": "float64"}})
+    np.testing.assert_allclose(logits(constant(spec, ["train"]), spec), np.full(4, math.log(1 / 3)))
+
+
+def test_logistic_regression_by_hand(tmp_path: Path) -> None:
+    """Ids with 3 and 1 of 4 rows positive: 4 sigmoid(w) - 3 + l2 w = 0 gives w = ln 2 where l2 is 1 / (3 ln 2)."""
+    spec = rows_of(tmp_path, {"x": [1] * 4 + [2] * 4, "label": [1, 1, 1, 0, 1, 0, 0, 0]}, {"x": {"cardinality": 9}})
+    fitted = logistic_regression(spec, ["train"], l2=1 / (3 * math.log(2)))
+    found = fitted.logits({"x": np.array([1, 2, 5])})  # id 5 was never seen
+    np.testing.assert_allclose(found, [math.log(2), -math.log(2), 0.0], atol=1e-4)
+    assert fitted.facts == {"l2": 1 / (3 * math.log(2)), "rows": 8, "of_rows": 8}
+
+
+def mixed_rows(folder: Path, num_rows: int = 400) -> tuple[FeatureSpec, np.ndarray, np.ndarray]:
+    """Ids, a number far from 0, and lists; with the matrix that they should become, and the labels."""
+    rng = np.random.default_rng(0)
+    ids, number = rng.integers(0, 4, num_rows), rng.normal(1000, 5, num_rows)
+    lists = [rng.integers(1, 5, int(rng.integers(0, 4))).tolist() for _ in range(num_rows)]
+    counts = np.array([np.bincount(of, minlength=5) for of in lists])
+    logit = 0.8 * (ids - 1.5) + (number - 1000) / 5 + counts @ [0, 1, -1, 0.5, 0]
+    labels = (rng.random(num_rows) < 1 / (1 + np.exp(-logit))).astype(int)
+    features = {
+        "ids": {"dtype": "int64", "cardinality": 4},
+        "number": {"dtype": "float64"},
+        "list": {"dtype": "int64", "cardinality": 5, "length": 3, "padding": 0},
+    }
+    spec = rows_of(folder, {"ids": ids, "number": number, "list": lists, "label": labels}, features)
+    scaled = (number - number.mean()) / number.std()
+    return spec, np.column_stack((scaled, np.eye(4)[ids], counts)), labels
+
+
+def test_logistic_regression_is_scikit_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_baselines, "NUM_BINS", 1)  # none
+    spec, matrix, labels = mixed_rows(tmp_path)
+    fitted = logistic_regression(spec, ["train"], l2=2.0)
+    theirs = sklearn.linear_model.LogisticRegression(C=1 / 2.0, tol=1e-10, max_iter=5000).fit(matrix, labels)
+    np.testing.assert_allclose(logits(fitted, spec), theirs.decision_function(matrix), atol=2e-3)
+
+
+def test_blocks_do_not_change_logistic_regression_and_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, *_ = mixed_rows(tmp_path)
+    whole, again = (logits(logistic_regression(spec, ["train"]), spec) for _ in range(2))
+    np.testing.assert_array_equal(whole, again)
+    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 7)
+    np.testing.assert_allclose(logits(logistic_regression(spec, ["train"]), spec), whole, atol=1e-3)
+
+
+def test_rows_beyond_what_fits_are_left_out_evenly(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, 4000)
+    columns = {"x": 2 * label + (np.arange(4000) >= 2000), "label": label}
+    spec = rows_of(tmp_path, columns, {"x": {"cardinality": 4}})
+    fitted = logistic_regression(spec, ["train"], l2=1.0, most_entries=1000)
+    facts = fitted.facts
+    assert facts["of_rows"] == 4000
+    assert 900 < int(str(facts["rows"])) < 1100
+    found = fitted.logits({"x": np.arange(4)})
+    np.testing.assert_allclose(found[:2], found[:2].mean(), atol=0.2)  # early and late rows weigh the same
+    np.testing.assert_allclose(found[2:], found[2:].mean(), atol=0.2)
+
+
+def test_a_number_whose_effect_is_no_line_is_learnt_by_its_bins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.tile(np.arange(10.0), 20)
+    columns = {"x": x, "label": ((x >= 4) & (x < 6)).astype(int)}
+    spec = rows_of(tmp_path, columns, {"x": {"dtype": "float64"}})
+    fitted = logistic_regression(spec, ["train"], l2=0.1)
+    assert metrics.auc(logits(fitted, spec), columns["label"]) == 1.0
+    monkeypatch.setattr(row_baselines, "NUM_BINS", 4)  # of 2, 3, 2 and 3 values: 5 shares one with 6
+    coarse = logistic_regression(spec, ["train"], l2=0.1).logits({"x": np.array([0.0, 1.0, 4.0, 5.0, 6.0, 99.0])})
+    assert coarse[2] > max(coarse[0], coarse[1]) + 1
+    assert coarse[3] == pytest.approx(coarse[4], abs=1.0)
+    assert np.isfinite(coarse).all()
+
+
+@pytest.mark.parametrize("labels", [[1, 1], [0, 0]])
+@pytest.mark.parametrize("name", ROW_BASELINES)
+def test_rows_of_one_class_are_refused(tmp_path: Path, labels: list[int], name: str) -> None:
+    spec = rows_of(tmp_path, {"x": [1, 2], "label": labels}, {"x": {"cardinality": 3}})
+    message = f"of 2 rows to fit {sum(labels)} are positive; labelled rows of both classes are needed"
+    with pytest.raises(DataError, match=message):
+        ROW_BASELINES[name](spec, ["train"])
+
+
+def test_two_rows_are_enough_to_fit(tmp_path: Path) -> None:
+    spec = rows_of(tmp_path, {"x": [1, 2], "label": [1, 0]}, {"x": {"cardinality": 3}})
+    found = logits(logistic_regression(spec, ["train"]), spec)
+    assert found[0] > 0 > found[1]
+
+
+def test_logistic_regression_finds_what_clicks_owe_to_each_feature_alone(tmp_path: Path) -> None:
+    """Made-up clicks whose logit is a sum of features, but for taste times trait, which no sum holds."""
+    spec = made_up.clicks(tmp_path / "data", num_users=60, num_items=40, num_rows=12_000)
+    labels = np.asarray(open_split(spec, "valid", ["label"]).read(0, 2**62)["label"])
+    probability = np.asarray(open_split(spec, "valid", ["probability"]).read(0, 2**62)["probability"])
+    fitted = logistic_regression(spec, ["train"])
+    found, floor = logits(fitted, spec, "valid"), logits(constant(spec, ["train"]), spec, "valid")
+    best = metrics.auc(probability, labels)
+    assert best - 0.1 < metrics.auc(found, labels) < best
+    assert metrics.log_loss(found, labels) < metrics.log_loss(floor, labels) - 0.08
+    losses = fitted.facts["log_loss_by_l2"]
+    assert isinstance(losses, dict)
+    assert min(losses, key=losses.__getitem__) == f"{fitted.facts['l2']:g}"

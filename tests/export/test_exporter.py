@@ -1,0 +1,463 @@
+"""Programs made of bundles: the same probabilities for any number of rows, narrower ones within their tolerance."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+
+from recspec.bundle import folder as bundle
+from recspec.bundle.folder import Bundle, Card
+from recspec.cli import app as cli
+from recspec.errors import BundleError, ExportError, SettingsError
+from recspec.export import onnx_graph, triton_repository
+from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxModel, find_export, open_exported_model
+from recspec.export.exporter import LARGEST, Check, ExportSettings, export, sample_of
+from recspec.export.triton_repository import Batching
+from recspec.files import manifest
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.spec.signature import OUTPUTS, Port, Signature, signature_of
+from tests import made_up
+from tests.models.test_models import build
+
+FEW_STEPS: dict[str, dict[str, object]] = {"dien": {"length": 2}, "sim": {"top_k": 2}}
+"""Of recurrences, each of which is a part of the program, and fewer events than there are."""
+QUICK = ExportSettings(batch_sizes=(1, 3), seconds=0.0, threads=1)
+NAMES = sorted(MODELS)
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("export") / "clicks")
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.sequences(tmp_path_factory.mktemp("export") / "sequences", num_rows=400, length=6)
+
+
+@pytest.fixture(scope="module")
+def read_by(clicks: FeatureSpec, sequences: FeatureSpec) -> Callable[[str], FeatureSpec]:
+    """Data that a model reads."""
+    return lambda name: sequences if "history" in MODELS[name].needs else clicks
+
+
+@pytest.fixture(scope="module")
+def bundled(read_by: Callable[[str], FeatureSpec], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
+    """Saves and opens a bundle of a model."""
+
+    def made(name: str, **settings: object) -> Bundle:
+        model = build(name, read_by(name), **settings)
+        folder = tmp_path_factory.mktemp("bundles") / name
+        bundle.save(folder, model, Card(model=name, settings=model.settings.model_dump(mode="json")))
+        return bundle.load(folder)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def wide(bundled: Callable[..., Bundle]) -> Bundle:
+    """A Wide & Deep with products wide enough for int8."""
+    return bundled("wide_deep", hidden=(64, 64, 64, 16), embedding_dim=16)
+
+
+@pytest.fixture(scope="module")
+def exported(wide: Bundle, clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(wide, tmp_path_factory.mktemp("exported") / "onnx", QUICK, clicks).folder
+
+
+@pytest.fixture
+def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    """The wide model, of which every further export narrows, checks and writes the program that was made before."""
+    import onnx
+
+    monkeypatch.setattr(onnx_graph, "trace", lambda *_: None)
+    monkeypatch.setattr(onnx_graph, "to_onnx", lambda *_: onnx.load(exported / "model.onnx"))
+    return wide
+
+
+# --- every model -----------------------------------------------------------------------------------------------------
+
+
+def slow_if(slow: bool, *given: object) -> ParameterSet:
+    """One case of a test, one of the slow ones or not."""
+    return pytest.param(*given, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    # dien's ranker as torch traces it is below; its recurrences take onnx's exporter twice as long as other models
+    [slow_if((name, form) == ("dien", "ranker"), name, form) for name in NAMES for form in ("rows", "ranker")],
+)
+def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
+    name: str, form: str, bundled: Callable[..., Bundle], read_by: Callable[[str], FeatureSpec], tmp_path: Path
+) -> None:
+    trained, data = bundled(name, **FEW_STEPS.get(name, {})), read_by(name)
+    made = export(trained, tmp_path / "out", replace(QUICK, form=form), data)  # type: ignore[arg-type]
+    program = open_exported_model(made.folder, threads=1)
+    assert [port.name for port in program.signature.inputs] == list(trained.model.features())
+    check = Check(trained.model, program.signature, sample_of(trained, data))
+    found = check.of(program)
+    assert found.largest < 1e-6  # of sigmoids of some units, in another order of summing
+    assert {len(rows) for rows, _ in check.calls} >= {1, 2, 7, 64}
+    assert made.description["difference"]["largest"] <= LARGEST * made.description["difference"]["allowed_mean"]
+    if form == "rows":
+        assert made.description["auc"]["after"] == pytest.approx(made.description["auc"]["before"], abs=1e-3)
+    assert json.loads((made.folder / "export.json").read_text()) == made.description
+
+
+OF_HISTORIES: dict[str, tuple[str, dict[str, object]]] = {
+    "din, dot": ("din", {"attention": "dot", "softmax": True}),
+    "dien": ("dien", {"length": 2, "softmax": False}),
+    "sim, hard": ("sim", {"search": "hard", "exact": "din", "short": "none", "top_k": 2}),
+    "sim, dien": ("sim", {"short": "dien", "search_dim": 4, "top_k": 2}),
+}
+
+
+class Traced:
+    """A program as torch traced it."""
+
+    def __init__(self, program: torch.export.ExportedProgram, signature: Signature) -> None:
+        self._run, self.signature = program.module(), signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Its outputs."""
+        made = self._run(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
+        return {name: tensor.detach().numpy() for name, tensor in zip(OUTPUTS, made, strict=True)}
+
+
+@pytest.mark.parametrize("case", [slow_if(case == "sim, dien", case) for case in OF_HISTORIES])
+def test_a_ranker_reads_a_history_once_and_answers_as_rows_do(
+    case: str, bundled: Callable[..., Bundle], sequences: FeatureSpec
+) -> None:
+    name, settings = OF_HISTORIES[case]
+    trained = bundled(name, **settings)
+    signature = signature_of(sequences, trained.model.features(), "ranker")
+    assert {port.level for port in signature.inputs if port.name.startswith("history")} == {"request"}
+    check = Check(trained.model, signature, sample_of(trained, sequences))
+    traced = onnx_graph.trace(Exportable(trained.model, signature).eval(), signature, check.examples)
+    assert check.of(Traced(traced, signature)).largest < 1e-6
+    assert np.concatenate(check.expected).std() > 0.01
+
+
+def test_a_ranker_needs_an_item(clicks: FeatureSpec) -> None:
+    users = [name for name in clicks.inputs() if name not in clicks.role("item")]
+    with pytest.raises(SettingsError, match="reads no feature of the role 'item', so candidates can't differ"):
+        signature_of(clicks, users, "ranker")
+
+
+def test_inputs_are_two_dimensional_and_of_the_stored_type(clicks: FeatureSpec) -> None:
+    ports = {port.name: port for port in signature_of(clicks, clicks.inputs(), "ranker").inputs}
+    assert (ports["tags"].width, ports["tags"].is_list, ports["tags"].level) == (4, True, "item")
+    assert (ports["age"].dtype, ports["age"].width, ports["age"].level) == ("float32", 1, "request")
+    assert ports["user_id"].dtype == ("int32" if clicks.features["user_id"].dtype == "int32" else "int64")
+    signature = Signature("ranker", tuple(ports.values()))
+    assert Signature.from_dict(json.loads(json.dumps(signature.to_dict()))) == signature
+
+
+# --- export.json, and what is refused --------------------------------------------------------------------------------
+
+
+def test_export_json_says_what_was_measured(exported: Path) -> None:
+    description = json.loads((exported / "export.json").read_text())
+    assert [line["batch_size"] for line in description["latency"]] == [1, 3]
+    assert {"p50_ms", "p90_ms", "p95_ms", "p99_ms", "rows_per_second"} <= set(description["latency"][0])
+    assert description["size_bytes"] == (exported / "model.onnx").stat().st_size
+    assert {"torch", "onnx", "onnxruntime", "recspec"} <= set(description["versions"])
+    assert description["checked_on"].startswith("the first ")
+    assert description["difference"]["drifts"] is False
+
+
+def test_an_export_of_the_last_release_opens_with_a_warning(exported: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(exported, tmp_path / "old")
+    (old / "export.json").rename(old / "sheet.json")
+    (old / "manifest.json").unlink()
+    manifest.write(old)
+    with pytest.warns(FutureWarning, match=r"old/sheet\.json: is now export\.json; export again"):
+        opened = open_exported_model(old)
+    assert opened.signature == open_exported_model(exported).signature
+    assert find_export(old) == old
+
+
+def test_without_data_it_is_checked_on_made_up_rows(wide: Bundle) -> None:
+    sample = sample_of(wide, None)
+    assert sample.origin == "4,096 made-up rows"
+    assert sample.labels is None
+    assert set(sample.batch) == set(wide.model.features())
+
+
+def test_a_program_that_drifts_is_refused_and_leaves_nothing(
+    traced_once: Bundle, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    wide, settings = traced_once, replace(QUICK, precision="bf16", tolerance=1e-9)
+    with pytest.raises(ExportError, match=r"bf16: probabilities drift by .* on average .* Nothing was written; take"):
+        export(wide, tmp_path / "out", settings, clicks)
+    assert list(tmp_path.iterdir()) == []
+    made = export(wide, tmp_path / "out", replace(settings, allow_drift=True), clicks)
+    assert made.description["difference"]["drifts"] is True
+
+
+def test_it_replaces_an_older_export_and_nothing_else(wide: Bundle, exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExportError, match="holds something that is no export"):
+        export(wide, tmp_path / "mine", QUICK)
+    with pytest.raises(ExportError, match=r"thesis\.txt: is a file; expected a folder"):
+        export(wide, tmp_path / "mine" / "thesis.txt", QUICK)
+    assert find_export(exported) == exported
+    assert find_export(tmp_path / "mine") is None
+
+
+def test_settings_are_checked_all_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        ExportSettings(format="pt2", precision="int8", tolerance=-1.0, batch_sizes=(0,))
+    text = str(caught.value)
+    assert "format pt2 has the precisions 'fp32', 'bf16'; take --format onnx for int8" in text
+    assert "tolerance is -1.0; expected 0 or more" in text
+    assert "batch sizes are [0]; expected whole numbers from 1" in text
+    with pytest.raises(SettingsError, match=r"unknown format 'onx' \(did you mean 'onnx'\?\)"):
+        ExportSettings(format="onx")  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_export_is_told(tmp_path: Path, exported: Path) -> None:
+    with pytest.raises(BundleError, match=r"export\.json: no such file; not an export"):
+        open_exported_model(tmp_path / "nothing")
+    (tmp_path / "export.json").write_text("{")
+    with pytest.raises(BundleError, match=r"export\.json: damaged"):
+        open_exported_model(tmp_path)
+    (tmp_path / "export.json").write_text((exported / "export.json").read_text())
+    with pytest.raises(BundleError, match=r"neither model\.onnx nor model\.pt2; export it again"):
+        open_exported_model(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"not a program")
+    with pytest.raises(BundleError, match=r"model\.onnx: "):
+        open_exported_model(tmp_path)
+
+
+# --- precisions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "share", "allowed"), [("fp16", 0.62, 1e-3), ("bf16", 0.62, 4e-3)])
+def test_half_the_bits_take_half_the_bytes(
+    precision: onnx_graph.Precision, share: float, allowed: float, wide: Bundle, exported: Path, clicks: FeatureSpec
+) -> None:
+    import onnx
+
+    model = onnx.load(exported / "model.onnx")
+    before = onnx_graph.num_weight_bytes(model)
+    narrowed = onnx_graph.narrow(model, precision)
+    assert onnx_graph.num_weight_bytes(narrowed) < share * before
+    program = OnnxModel(narrowed.SerializeToString(), open_exported_model(exported).signature, threads=1)
+    found = Check(wide.model, program.signature, sample_of(wide, clicks)).of(program)
+    assert 0 < found.mean < allowed
+
+
+def test_int8_products_have_a_step_for_each_row_and_output() -> None:
+    """x W with whole numbers in W: what is rounded is x (2, 64), to 255ths of its row's largest."""
+    from onnx import TensorProto, checker, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    weight = random.integers(-127, 128, (64, 64)).astype(np.float32)
+    weight[0] = 127.0  # so that a column's step is 1
+    nodes = [
+        helper.make_node("Relu", ["x"], ["positive"]),
+        helper.make_node("MatMul", ["positive", "w"], ["probability"], name="wide"),
+        helper.make_node("Identity", ["probability"], ["logit"]),
+    ]
+    shape = ["rows", 64]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("probability", "logit")]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs,
+        [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    checker.check_model(model)
+    assert onnx_graph.wide_products(model) == ["wide"]
+    narrowed = onnx_graph.with_int8_products(model, ["wide"])
+    program = OnnxModel(narrowed.SerializeToString(), Signature("rows", (Port("x", "float32", 64, "row"),)), threads=1)
+    x = random.random((2, 64)).astype(np.float32)
+    x[1] *= 1000  # a row of another size takes no digit from the first
+    found = program.run({"x": x})["probability"]
+    step = x.max(axis=1, keepdims=True) / np.float32(255)
+    expected = (np.rint(x / step) * step) @ weight
+    assert (np.abs(found - expected) <= 1e-5 * np.abs(x).sum(axis=1, keepdims=True) * 127).all()
+    assert np.abs(found[0] - x[0] @ weight).max() > 0
+
+
+def test_int8_keeps_to_its_tolerance_by_leaving_products_out(
+    traced_once: Bundle, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    wide = traced_once
+    loose = export(wide, tmp_path / "all", replace(QUICK, precision="int8", allow_drift=True), clicks).description
+    assert "stay in fp32" not in loose["computed"]
+    assert loose["difference"]["mean"] > 0
+    tolerance = 0.9 * loose["difference"]["mean"]
+    tight = export(wide, tmp_path / "some", replace(QUICK, precision="int8", tolerance=tolerance), clicks).description
+    assert "stay in fp32, without which the export would drift too far" in tight["computed"]
+    assert tight["difference"]["mean"] <= tolerance
+
+
+def test_a_model_too_narrow_for_int8_says_so(bundled: Callable[..., Bundle], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="no matrix product with 64 inputs and outputs or more"):
+        export(bundled("wide_deep"), tmp_path / "out", replace(QUICK, precision="int8"))
+
+
+# --- pt2 -------------------------------------------------------------------------------------------------------------
+
+
+def test_pt2_without_a_compiler_says_what_to_install(
+    wide: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(
+        ExportError, match="compiles the model with 'no-such-compiler', which is not installed; install"
+    ):
+        export(wide, tmp_path / "out", replace(QUICK, format="pt2"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_model_is_compiled_ahead_of_time(
+    name: str, precision: onnx_graph.Precision, bundled: Callable[..., Bundle], clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    settings = replace(QUICK, format="pt2", precision=precision, tolerance=None if precision == "fp32" else 1e-2)
+    made = export(bundled(name), tmp_path / "out", settings, clicks)
+    assert {path.name for path in made.folder.iterdir()} == {"manifest.json", "model.pt2", "export.json"}
+
+
+# --- Triton ----------------------------------------------------------------------------------------------------------
+
+PORTS = (Port("user id", "int64", 1, "request", 5), Port("tags", "int32", 3, "item", 9, is_list=True))
+
+ROWS = """\
+name: "m"
+platform: "onnxruntime_onnx"
+max_batch_size: 100
+input { name: "user id" data_type: TYPE_INT64 dims: [ 1 ] }
+input { name: "tags" data_type: TYPE_INT32 dims: [ 3 ] }
+output { name: "probability" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "logit" data_type: TYPE_FP32 dims: [ 1 ] }
+dynamic_batching {
+  preferred_batch_size: [ 8, 64 ]
+  max_queue_delay_microseconds: 50
+}
+"""
+
+RANKER = """\
+name: "m"
+backend: "python"
+max_batch_size: 0
+input { name: "user id" data_type: TYPE_INT64 dims: [ 1, 1 ] }
+input { name: "tags" data_type: TYPE_INT32 dims: [ -1, 3 ] }
+output { name: "probability" data_type: TYPE_FP32 dims: [ -1, 1 ] }
+output { name: "logit" data_type: TYPE_FP32 dims: [ -1, 1 ] }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+
+
+def test_the_configuration_is_what_triton_reads_to_the_letter(tmp_path: Path) -> None:
+    batching = Batching(max_batch_size=100, preferred=(8, 64), max_queue_delay_microseconds=50)
+    triton_repository.write_model(tmp_path / "a", "m", 1, Signature("rows", PORTS), "onnxruntime", batching)
+    assert (tmp_path / "a" / "m" / "config.pbtxt").read_text() == ROWS
+    triton_repository.write_model(tmp_path / "b", "m", 1, Signature("ranker", PORTS), "python", batching)
+    assert (tmp_path / "b" / "m" / "config.pbtxt").read_text() == RANKER
+    assert (tmp_path / "b" / "m" / "1" / "model.py").is_file()
+
+
+def test_a_repository_holds_models_versions_and_the_ensemble_of_raw_values(
+    traced_once: Bundle, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    wide, settings = traced_once, replace(QUICK, format="triton")
+    first, second = (export(wide, tmp_path / "models", settings, clicks) for _ in range(2))
+    assert (first.folder, second.folder) == (
+        tmp_path / "models" / "wide_deep" / "1",
+        tmp_path / "models" / "wide_deep" / "2",
+    )
+    assert second.description["triton"] == {
+        "model": "wide_deep",
+        "version": 2,
+        "backend": "onnxruntime",
+        "raw": "wide_deep_raw",
+    }
+    for name in ("wide_deep", "wide_deep_encode", "wide_deep_raw"):
+        assert triton_repository.versions(tmp_path / "models" / name) == [1, 2]
+    assert find_export(tmp_path / "models" / "wide_deep") == second.folder
+    with pytest.raises(ExportError, match=r"takes other inputs or another backend .* give this one another --name"):
+        export(wide, tmp_path / "models", replace(settings, triton_backend="python"), clicks)
+    assert triton_repository.versions(tmp_path / "models" / "wide_deep") == [1, 2]
+    with pytest.raises(SettingsError, match="--name 'a/b': expected letters, digits"):
+        export(wide, tmp_path / "models", replace(settings, name="a/b"), clicks)
+
+
+# --- tracing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_cannot_be_traced_is_told_with_torchs_reason() -> None:
+    class Stubborn(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum().item() > 0 else -x
+
+    signature = Signature("rows", (Port("x", "float32", 1, "row"),))
+    with pytest.raises(ExportError, match=r"torch\.export can't trace the model: "):
+        onnx_graph.trace(Stubborn(), signature, [torch.randn(7, 1)])
+
+
+def test_the_same_model_can_be_used_after_it_was_traced(bundled: Callable[..., Bundle]) -> None:
+    trained = bundled("dlrm")
+    signature = signature_of(trained.spec, trained.model.features(), "rows")
+    check = Check(trained.model, signature, sample_of(trained, None))
+    for _ in range(2):  # nothing of the first tracing is left over for the second
+        onnx_graph.trace(Exportable(trained.model, signature).eval(), signature, check.examples)
+    assert check.of(EagerModel(trained.model, signature)).largest < 1e-6
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_program_and_refuses_one_that_drifts(
+    traced_once: Bundle,
+    clicks: FeatureSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["recspec", "export", str(traced_once.folder), *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 1
+        return 0
+
+    data = ("--data", clicks.folder, "--batch-sizes", "1", "--threads", "1")
+    assert run(tmp_path / "out", *data, "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["precision"] == "fp32"
+    assert printed.err.splitlines() == [
+        "reading rows to check the export on ...",
+        "tracing the model in fp32 ...",
+        "comparing the export with the model on the first 398 rows of test ...",
+        "measuring latency of calls of 1 rows ...",
+    ]
+    assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0") == 2
+    assert "error: int8: probabilities drift by" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "drifts").exists()
+    assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0", "--allow-drift") == 0
+    printed = capsys.readouterr()
+    assert "int8: matrix products with at least 64 inputs" in printed.out
+    assert "note: the program drifts beyond its tolerance" in printed.err.replace("\n", " ")
+    assert run(tmp_path / "sizes", "--batch-sizes", "1,x") == 2
+    assert "--batch-sizes '1,x': expected whole numbers from 1 between commas" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Fewer nodes, the same function."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from recspec.export.exported_model import BLOCK, OnnxModel
+from recspec.export.onnx_rewrite import numbers_apart, simplify
+from recspec.spec.signature import Port, Signature
+from tests.closeness import assert_close
+
+pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
+
+PORTS = tuple(Port(name, "int64", 1, "row", 5) for name in "ab") + tuple(Port(n, "float32", 1, "row") for n in "xy")
+
+
+def graph(nodes: list[object], constants: dict[str, np.ndarray], outputs: dict[str, int]) -> object:
+    kinds = {"int64": onnx.TensorProto.INT64, "float32": onnx.TensorProto.FLOAT}
+    inputs = [helper.make_tensor_value_info(port.name, kinds[port.dtype], ["rows", 1]) for port in PORTS]
+    given = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    ends = [helper.make_tensor_value_info(name, kinds["float32"], ["rows", width]) for name, width in outputs.items()]
+    made = helper.make_graph(nodes, "made", inputs, ends, given)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def as_exported() -> object:
+    """Two ids of one table (the second from row 5 on) beside two numbers, times a weight that is cut out of another."""
+    table, weight = np.arange(20, dtype=np.float32).reshape(10, 2) / 10, np.arange(24, dtype=np.float32).reshape(4, 6)
+    nodes = []
+    for name in "abxy":
+        nodes.append(helper.make_node("Squeeze", [name, "one"], [f"{name}1"]))
+    nodes += [
+        helper.make_node("Add", ["b1", "five"], ["b2"]),
+        helper.make_node("Unsqueeze", ["a1", "one"], ["a3"]),
+        helper.make_node("Unsqueeze", ["b2", "one"], ["b3"]),
+        helper.make_node("Concat", ["a3", "b3"], ["ids"], axis=1),
+        helper.make_node("Gather", ["table", "ids"], ["vectors"]),
+        helper.make_node("Reshape", ["vectors", "flat"], ["wide"]),
+        helper.make_node("Unsqueeze", ["x1", "one"], ["x3"]),
+        helper.make_node("Unsqueeze", ["y1", "one"], ["y3"]),
+        helper.make_node("Concat", ["x3", "y3"], ["numbers"], axis=1),
+        helper.make_node("Concat", ["wide", "numbers"], ["joined"], axis=1),
+        helper.make_node("Transpose", ["weight"], ["turned"], perm=[1, 0]),
+        helper.make_node("Gemm", ["joined", "turned", "bias"], ["probability"], name="product"),
+        helper.make_node("Identity", ["probability"], ["logit"]),
+    ]
+    constants = {
+        "one": np.array([1]), "five": np.array(5), "flat": np.array([-1, 4]), "table": table, "weight": weight,
+        "bias": np.array([1, 2, 3, 4], np.float32),
+    }  # fmt: skip
+    return graph(nodes, constants, {"probability": 4, "logit": 4})
+
+
+def answers(model: object, rows: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(rows, 1)).astype(np.float32)
+    inputs = {port.name: rng.integers(0, 5, (rows, 1)) if port.num_ids else numbers for port in PORTS}
+    program = OnnxModel(model.SerializeToString(), Signature("rows", PORTS), threads=1)  # type: ignore[attr-defined]
+    return program.run(inputs)
+
+
+def kinds(model: object) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_columns_are_joined_first_and_constants_computed_once(rows: int) -> None:
+    expected = answers(as_exported(), rows)
+    made = simplify(as_exported())
+    assert kinds(made) == Counter(Concat=3, Add=1, Gather=1, Reshape=1, Gemm=1, Identity=1)
+    assert {each.name for each in made.graph.initializer} == {"ids.added", "table", "flat", "turned", "bias"}
+    for name, found in answers(made, rows).items():
+        assert_close(found, expected[name])
+
+
+def test_numbers_are_multiplied_apart_from_embeddings() -> None:
+    expected = answers(as_exported())
+    made = numbers_apart(simplify(as_exported()), ["product"])
+    shapes = {each.name: tuple(each.dims) for each in made.graph.initializer if each.name.startswith("probability")}
+    assert shapes == {"probability.embedded": (4, 4), "probability.raw": (2, 4)}
+    for name, found in answers(made).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-6)
+    assert numbers_apart(simplify(as_exported()), []) == simplify(as_exported())
+
+
+def test_ids_of_two_types_are_cast_one_by_one() -> None:
+    nodes: list[object] = []
+    for name in "ax":
+        nodes += [
+            helper.make_node("Squeeze", [name, "one"], [f"{name}1"]),
+            helper.make_node("Cast", [f"{name}1"], [f"{name}2"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", [f"{name}2", "one"], [f"{name}3"]),
+        ]
+    nodes += [
+        helper.make_node("Concat", ["a3", "x3"], ["probability"], axis=1),
+        helper.make_node("Identity", ["probability"], ["logit"]),
+    ]
+
+    def made() -> object:
+        return graph(nodes, {"one": np.array([1])}, {"probability": 2, "logit": 2})
+
+    assert_close(answers(simplify(made()))["probability"], answers(made())["probability"])
+
+
+def test_what_is_read_twice_or_is_an_output_stays() -> None:
+    nodes = [
+        helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
+        helper.make_node("Identity", ["numbers"], ["logit"]),
+        helper.make_node("Add", ["numbers", "one"], ["probability"]),
+    ]
+    made = simplify(graph(nodes, {"one": np.ones(2, np.float32)}, {"probability": 2, "logit": 2}))
+    assert_close(answers(made)["probability"], answers(made)["logit"] + 1)
+
+
+def test_many_rows_are_computed_in_blocks() -> None:
+    model = simplify(as_exported())
+    whole, rows = answers(model, 2 * BLOCK + 3), 2 * BLOCK + 3
+    assert whole["probability"].shape == (rows, 4)
+    assert_close(whole["probability"], answers(as_exported(), rows)["probability"])
+
+
+def test_a_row_of_zeros_has_int8_products_too() -> None:
+    """All units off: its step is 0, and what is left is the bias."""
+    from recspec.export.onnx_graph import with_int8_products
+
+    nodes = [
+        helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
+        helper.make_node("Relu", ["numbers"], ["positive"]),
+        helper.make_node("Gemm", ["positive", "weight", "bias"], ["probability"], name="product"),
+        helper.make_node("Identity", ["probability"], ["logit"]),
+    ]
+    weight, bias = np.array([[1.0, -2.0], [0.5, 4.0]], np.float32), np.array([0.25, -1.0], np.float32)
+    model = graph(nodes, {"weight": weight, "bias": bias}, {"probability": 2, "logit": 2})
+    program = OnnxModel(
+        with_int8_products(model, ["product"]).SerializeToString(),
+        Signature("rows", PORTS[2:]),
+        threads=1,
+    )
+    inputs = {"x": np.array([[-1.0], [1.0], [0.0]], np.float32), "y": np.array([[-2.0], [0.0], [0.0]], np.float32)}
+    zeros = {port.name: np.zeros((3, 1), np.int64) for port in PORTS[:2]}
+    found = program.run(inputs | zeros)["probability"]
+    np.testing.assert_array_equal(found[[0, 2]], [bias, bias])
+    np.testing.assert_allclose(found[1], weight[0] + bias, atol=0.02)

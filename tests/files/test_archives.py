@@ -1,0 +1,188 @@
+"""Packed and damaged raw files: each is one error that names the file, and fills neither memory nor disk."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.errors import DataError, RecspecError
+from recspec.files import archives
+from recspec.files.archives import extract, lines, open_zip, opened
+from tests.dataset_cases import CASES, Case, run
+
+ADULT = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K\n"  # noqa: E501
+
+
+def zip_of(folder: Path, path: Path) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.name)
+    return path
+
+
+def damaged(data: bytes, seed: int) -> bytes:
+    """The bytes cut short, changed, or with some more: near the beginning, the end, or anywhere."""
+    rng = random.Random(seed)
+    places = (rng.randrange(min(60, len(data))), len(data) - 1 - rng.randrange(60), rng.randrange(len(data)))
+    at = rng.choice(places)
+    kinds = (data[:at], data[:at] + rng.randbytes(5) + data[at + 5 :], data[:at] + rng.randbytes(9) + data[at:])
+    return rng.choice(kinds)
+
+
+def test_a_damaged_zip_is_one_error_that_names_it(tmp_path: Path) -> None:
+    """Any error but a DataError would fail this, as an error of zipfile's that nobody thought of."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.csv").write_bytes(random.Random(1).randbytes(500) + bytes(3000))
+    (tmp_path / "a" / "y.csv").write_bytes(b"one,two\n" * 100)
+    whole = zip_of(tmp_path / "a", tmp_path / "whole.zip").read_bytes()
+    refused = 0
+    for seed in range(400):
+        path = tmp_path / "a.zip"
+        path.write_bytes(damaged(whole, seed))
+        try:
+            with open_zip(path) as archive:
+                for name in ("x.csv", "y.csv"):
+                    extract(archive, name, tmp_path / "unpacked", None)
+        except DataError as error:
+            refused += 1
+            assert str(path) in str(error)  # noqa: PT017
+    assert refused > 200
+
+
+def test_the_machines_errors_are_not_said_of_a_zip(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.csv").write_text("one")
+    path = zip_of(tmp_path / "a", tmp_path / "a.zip")
+    with pytest.raises(IsADirectoryError), open_zip(path) as archive:
+        extract(archive, "x.csv", tmp_path, None)
+
+
+def raw_files(folder: Path) -> Iterator[tuple[str, Case, Path]]:
+    """Raw files of every kind that is packed or binary, each with the case that reads it."""
+    for name in ("movielens-latest", "movielens-100k", "adult"):
+        raw = CASES[name].write(folder / name)
+        yield f"{name}.zip", CASES[name], zip_of(raw if raw.is_dir() else raw.parent, folder / f"{name}.zip")
+    case = CASES["table-clicks"]
+    text = case.write(folder / "table")
+    table = pa_csv.read_csv(text)
+    objects = "".join(json.dumps(row, default=str) + "\n" for row in table.to_pylist())
+    (folder / "a.csv.gz").write_bytes(gzip.compress(text.read_bytes()))
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(objects.encode()))
+    pq.write_table(table, folder / "a.parquet", compression="none", row_group_size=50)
+    for name in ("a.csv.gz", "a.jsonl.gz", "a.parquet"):
+        yield name, case, folder / name
+
+
+def test_damaged_raw_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
+    for name, case, path in raw_files(tmp_path / "raw"):
+        whole = path.read_bytes()
+        for seed in range(3):
+            path.write_bytes(damaged(whole, seed))
+            try:
+                run(case, path, tmp_path / "out", force=True)
+            except RecspecError as error:
+                assert path.name in str(error) or str(path.parent) in str(error), name  # noqa: PT017
+
+
+def test_a_parquet_file_whose_rows_are_damaged_is_named(tmp_path: Path) -> None:
+    *_, (_, case, path) = raw_files(tmp_path / "raw")
+    data = bytearray(path.read_bytes())
+    data[4:3000] = bytes(2996)  # the footer is whole, so that only reading the rows finds it
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"a\.parquet: damaged, or not a Parquet file"):
+        run(case, path, tmp_path / "out")
+
+
+# --- what unpacks to too much ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def low_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "LEAST_CAP", 1000)
+    monkeypatch.setattr(archives, "MOST_TIMES", 0)
+
+
+@pytest.mark.usefixtures("low_cap")
+def test_a_gzipped_file_is_counted_while_it_is_read(tmp_path: Path) -> None:
+    for size, fits in ((1000, True), (1001, False)):
+        (tmp_path / "a.gz").write_bytes(gzip.compress(b"z" * size))
+        if fits:
+            with opened(tmp_path / "a.gz") as stream:
+                assert len(stream.read()) == 1000
+            continue
+        with (
+            pytest.raises(DataError, match=r"a\.gz: takes [0-9]+ bytes packed and more than 1,000 unpacked.*gunzip"),
+            opened(tmp_path / "a.gz") as stream,
+        ):
+            stream.read()
+
+
+@pytest.mark.usefixtures("low_cap")
+@pytest.mark.parametrize(("dataset", "packed"), [
+    ("table-clicks", "*.csv"), ("table-clicks", "*.jsonl"), ("amazon", "reviews_*"), ("amazon", "meta_*"),
+    ("criteo-days", "day_*"),
+])  # fmt: skip
+def test_a_gzipped_file_that_unpacks_to_too_much_is_refused(dataset: str, packed: str, tmp_path: Path) -> None:
+    raw = CASES[dataset].write(tmp_path / "raw")
+    folder = raw if raw.is_dir() else raw.parent
+    if packed == "*.jsonl":
+        objects = pa_csv.read_csv(raw).to_pylist()
+        raw.unlink()
+        raw.with_suffix(".jsonl").write_text("".join(json.dumps(row, default=str) + "\n" for row in objects))
+    for path in list(folder.glob(packed)):
+        data = path.read_bytes()
+        path.unlink()
+        plain = path.with_suffix("") if path.suffix == ".gz" else path
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        plain.with_name(f"{plain.name}.gz").write_bytes(gzip.compress(data + b"\n" * 2000 * (packed == "meta_*")))
+    with pytest.raises(DataError, match=r"\.gz: takes [0-9,]+ bytes packed and more than 1,000 unpacked"):
+        run(CASES[dataset], folder, tmp_path / "out")
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_bounded_to_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"zzzz\n\nzzz\n")
+    assert list(lines(path, 5)) == [(1, b"zzzz\n"), (2, b"\n"), (3, b"zzz\n")]
+    path.write_bytes(b"\n" + b"z" * 6)
+    with pytest.raises(DataError, match=r"a\.txt: line 2: is longer than 5 bytes; expected line breaks between rows"):
+        list(lines(path, 5))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "file"),
+    [("adult", "adult.data"), ("adult", "zip"), ("ncf", "test.negative"), ("criteo-days", "day_0")],
+)
+def test_a_line_without_an_end_is_refused_by_every_reader_of_lines(dataset: str, file: str, tmp_path: Path) -> None:
+    raw = CASES[dataset].write(tmp_path / "raw")
+    raw = raw if raw.is_dir() else raw.parent
+    (path,) = (each for each in raw.iterdir() if file == "zip" or each.name.startswith(file) or
+               each.name.endswith(file)) if file != "zip" else (raw / "adult.test",)  # fmt: skip
+    path.write_bytes(path.read_bytes() + b"7" * (3 << 20))
+    given = zip_of(raw, tmp_path / "adult.zip") if file == "zip" else raw
+    with pytest.raises(DataError, match="longer than 2,097,152"):
+        run(CASES[dataset], given, tmp_path / "out")
+
+
+def test_listed_negatives_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    raw = CASES["ncf"].write(tmp_path / "raw")
+    (path,) = raw.glob("*.test.negative")
+    first, *rest = path.read_text().splitlines(keepends=True)
+    for head, message in ((f"({'9' * 5000},1)", "begins with"), (first.split("\t")[0], "is not an item's number")):
+        path.write_text(head + "\t" + "\t".join(["9" * 30, *first.split("\t")[2:]]) + "".join(rest))
+        with pytest.raises(DataError, match=f"line 1: .*{message}"):
+            run(CASES["ncf"], raw, tmp_path / "out")
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match="is not utf-8 text"):
+        run(CASES["ncf"], raw, tmp_path / "out")

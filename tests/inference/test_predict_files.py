@@ -1,0 +1,244 @@
+"""Files of raw rows and prepared splits, scored into files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.datasets.adult import LAYOUT
+from recspec.errors import DataError, SettingsError, SpecError
+from recspec.evaluation.evaluations import evaluate_model
+from recspec.inference import predict_files, row_files
+from recspec.inference.predict_files import predict_file, predict_split
+from recspec.inference.predictor import Predictor
+from recspec.inference.recommend_files import read_users
+from recspec.inference.row_files import read_rows, row_writer
+from recspec.report import dataset_summary as card
+from recspec.spec import FeatureSpec
+from recspec.storage import check as dataset_check
+from recspec.storage import open_split
+from tests.inference.conftest import ADULT, trained_neumf
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
+    rows = tmp_path / f"rows{suffix}"
+    if suffix == ".csv":
+        rows.write_text("user_id,item_id,why\nu1,100,a\nu2,129,b\n")
+    elif suffix == ".jsonl":
+        rows.write_text(
+            '{"user_id": "u1", "item_id": 100, "why": "a"}\n{"user_id": "u2", "item_id": 129, "why": "b"}\n'
+        )
+    else:
+        pq.write_table(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}), rows)
+    out = tmp_path / f"scored{suffix}"
+    found = predict_file(predictor, rows, out)
+    assert (found.rows, found.missing_values) == (2, {})
+    if suffix == ".csv":
+        header, first, second = out.read_text().splitlines()
+        assert header == '"user_id","item_id","why","probability"'
+        scored = [float(first.rsplit(",", 1)[1]), float(second.rsplit(",", 1)[1])]
+    elif suffix == ".jsonl":
+        scored = [json.loads(line)["probability"] for line in out.read_text().splitlines()]
+    else:
+        scored = pq.read_table(out)["probability"].to_pylist()
+    expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
+    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
+
+
+@pytest.mark.parametrize("name", ["user_id=u1", "a[1]*?", "{b}", "it's", "-dash", "%20", "back\\slash", "new\nline"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_the_names_of_files_mean_nothing(predictor: Predictor, name: str, suffix: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    rows = pa.table({"user_id": ["u1", "u2"], "item_id": ["100", "0100"]})
+    with row_writer(folder / f"{name}{suffix}") as write:
+        write(rows)
+    predict_file(predictor, folder / f"{name}{suffix}", folder / f"{name} out{suffix}")
+    (scored,) = read_rows(folder / f"{name} out{suffix}")
+    assert scored.select(["user_id", "item_id"]).to_pylist() == rows.to_pylist()
+    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{name}{suffix}", f"{name} out{suffix}"])
+
+
+def test_rows_of_a_file_are_counted_through_its_blocks(
+    adult: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dict(zip(LAYOUT, ADULT.splitlines()[0].split(", "), strict=False))
+    pq.write_table(pa.Table.from_pylist([row, row, row, row, {**row, "age": "old"}]), tmp_path / "rows.parquet")
+    for size in (2, 5):
+        monkeypatch.setattr(row_files, "ROWS", size)
+        with pytest.raises(DataError, match=r"^raw rows: column 'age': row 5 is 'old'; expected a number$"):
+            predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv")
+
+
+def test_files_that_are_not_there_or_of_another_kind_are_refused(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id\nu1,100\n")
+    with pytest.raises(DataError, match=r"row.csv: no such file \(did you mean 'rows.csv'\?\)"):
+        predict_file(predictor, tmp_path / "row.csv", None)
+    (tmp_path / "rows.xls").write_text("")
+    with pytest.raises(DataError, match=r"rows are read from .csv, .jsonl, .parquet; found '.xls'"):
+        predict_file(predictor, tmp_path / "rows.xls", None)
+    with pytest.raises(SettingsError, match=r"expected a name that ends in .csv, .jsonl, .parquet"):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.txt")
+    (tmp_path / "broken.parquet").write_text("not parquet")
+    with pytest.raises(DataError, match="can't be read as parquet"):
+        predict_file(predictor, tmp_path / "broken.parquet", None)
+    with pytest.raises(DataError, match="can't be read as a list of users"):
+        read_users(tmp_path / "none.txt")
+
+
+def test_rows_that_were_scored_already_are_refused(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id,probability\nu1,100,0.5\n")
+    with pytest.raises(DataError, match="has a column 'probability' already; rename or remove it"):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
+
+
+def test_of_raw_rows_the_columns_asked_for_are_written(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("why,user_id,item_id\na,u1,100\nb,u2,129\n")
+    predict_file(predictor, tmp_path / "rows.csv", tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    for columns in (["item_id", "why"], ["why", "probability", "why"], []):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=columns)
+        expected = [*dict.fromkeys(name for name in columns if name != "probability"), "probability"]
+        assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(expected))
+    (tmp_path / "rows.csv").write_text("why, user_id, item_id\na,u1,100\nb,u2,129\n")
+    predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=["item_id"])
+    assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(["item_id", "probability"]))
+    message = (
+        r"--columns: .*rows.csv: unknown columns 'user' \(did you mean 'user_id'\?\), 'x'; "
+        r"known: 'why', 'user_id', 'item_id'$"
+    )
+    with pytest.raises(SettingsError, match=message):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "none.csv", columns=["user", "x", "why"])
+    assert not (tmp_path / "none.csv").exists()
+
+
+def test_a_failed_file_leaves_the_old_one(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,itemid\nu1,100\n")
+    (tmp_path / "out.csv").write_text("from before")
+    with pytest.raises(DataError):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "from before"
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_raw_rows(
+    predictor: Predictor, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(predict_files, "ROWS", 7)  # in blocks
+    spec = FeatureSpec.load(raw.parent / "data")
+    stages: list[tuple[str, float, float | None]] = []
+    out = tmp_path / f"scored{suffix}"
+    done = predict_split(predictor, spec, "test", out, progress=lambda *step: stages.append(step))
+    table = read(out)
+    assert table.column_names == ["user_id", "item_id", "label", "probability"]
+    assert done.rows == table.num_rows == open_split(spec, "test").num_rows
+    assert stages[-1] == ("predict", done.rows, done.rows)
+    held = open_split(spec, "test", ["user_id", "item_id", "label"]).read(0, 2**62)
+    assert table.column("user_id").to_pylist() == predictor.raw_ids("user", held["user_id"]).to_pylist()
+    found = [str(item) for item in table.column("item_id").to_pylist()]  # a CSV file has no types
+    assert found == predictor.raw_ids("item", held["item_id"]).to_pylist()
+    np.testing.assert_array_equal(table.column("label").to_numpy(), held["label"])
+    again, _ = predictor.predict(table.select(["user_id", "item_id"]))
+    np.testing.assert_allclose(table.column("probability").to_numpy(), again, rtol=1e-5)
+
+
+def read(file: Path) -> pa.Table:
+    if file.suffix == ".parquet":
+        return pq.read_table(file)
+    return pa_csv.read_csv(file) if file.suffix == ".csv" else pa_json.read_json(file)
+
+
+def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
+    rows = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
+    for split in rows:
+        (tmp_path / f"{split}.csv").write_text("0,0,1\n7,5,0\n3,2,1\n")
+    given = {
+        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}, "shown": {"dtype": "int64"}},
+        "source_spec": {
+            split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in rows.items()
+        },
+        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+    }
+    spec = FeatureSpec.from_dict(given, tmp_path)
+    predict_split(bare, spec, "later", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["u", "i", "probability"]
+    assert table.column("u").to_pylist() == [0, 7, 3]
+    assert (card.describe(spec).splits["later"].label_mean, card.describe(spec).splits["train"].label_mean) == (
+        None,
+        pytest.approx(2 / 3),
+    )
+    dataset_check.check(spec)
+    with pytest.raises(SpecError, match=r"split 'later' does not hold the label 'y', so it has no metrics; `recspec p"):
+        evaluate_model(bare.model, spec, "later")
+    given["source_spec"] |= {"valid": given["source_spec"]["later"]}
+    with pytest.raises(
+        SpecError, match=r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
+    ):
+        FeatureSpec.from_dict(given, tmp_path)
+
+
+def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("70,0,0,1\n70,1,1,0\n900,2,3,1\n")
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"shown": {"dtype": "int64"}, "u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}},
+            "source_spec": {
+                "train": [{"type": "csv", "features": ["shown", "u", "i", "y"], "files": ["train.csv"]}],
+            },
+            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"], "group": ["shown"]},
+        },
+        tmp_path,
+    )
+    predict_split(trained_neumf(spec, tmp_path / "run"), spec, "train", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["shown", "u", "i", "y", "probability"]
+    assert table.column("shown").to_pylist() == [70, 70, 900]
+
+
+def test_of_a_split_the_features_asked_for_are_written(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    predict_split(predictor, spec, "test", tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    predict_split(predictor, spec, "test", tmp_path / "some.parquet", columns=["kind", "user_id"])
+    table = pq.read_table(tmp_path / "some.parquet")
+    assert table.column_names == ["kind", "user_id", "probability"]
+    assert table.select(["user_id", "probability"]).equals(whole.select(["user_id", "probability"]))
+    assert set(table.column("kind").to_pylist()) <= set("abc")
+    with pytest.raises(SettingsError, match=r"--columns: .*, split 'test': unknown column 'title'; known: 'user_id', "):
+        predict_split(predictor, spec, "test", tmp_path / "none.csv", columns=["title"])
+
+
+def test_raw_rows_beside_the_splits_are_pointed_to(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    file = spec.folder / "clicks_test.parquet"
+    pq.write_table(pa.table({"user_id": ["u1"], "item_id": [100]}), file)
+    message = (
+        rf"unknown split 'clicks_test'; known: .*; {file} is there: if it holds raw rows, `recspec predict RUN {file}`$"
+    )
+    try:
+        with pytest.raises(SpecError, match=message):
+            predict_split(predictor, spec, "clicks_test", tmp_path / "out.csv")
+    finally:
+        file.unlink()
+
+
+def test_another_dataset_or_split_is_refused(predictor: Predictor, bare: Predictor, raw: Path, tmp_path: Path) -> None:
+    spec = FeatureSpec.load(raw.parent / "data")
+    with pytest.raises(SpecError, match="not the dataset that the model was trained on"):
+        predict_split(bare, spec, "test", tmp_path / "out.csv")
+    with pytest.raises(SpecError, match="unknown split 'tst'"):
+        predict_split(predictor, spec, "tst", tmp_path / "out.csv")
+    with pytest.raises(SettingsError, match=r"--out .*out.txt: expected a name that ends in .csv, .jsonl, .parquet"):
+        predict_split(predictor, spec, "test", tmp_path / "out.txt")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,157 @@
+"""The best unseen items of users, one by one and in Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from recspec.errors import BundleError
+from recspec.inference import recommender
+from recspec.inference.predictor import Predictor
+from recspec.inference.recommend_files import read_users, recommend_to_parquet
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
+
+
+def raw_seen(raw: Path, user: str) -> list[int]:
+    lines = [line.split(",") for line in (raw / "rows.csv").read_text().splitlines()[1:]]
+    return [int(item) for name, item, _ in lines if name == user]
+
+
+def test_a_known_user_gets_titled_unseen_items_best_first(predictor: Predictor, raw: Path) -> None:
+    (answer,) = predictor.recommend(["u3"], k=5)
+    assert (answer.user, answer.known, len(answer.items), answer.notes) == ("u3", True, 5, ())
+    seen_in_training = raw_seen(raw, "u3")[:-1]
+    assert not {item.item for item in answer.items} & set(seen_in_training)
+    assert answer.items[0].title == f"Item, number {answer.items[0].item}"
+    scores = [item.score for item in answer.items]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:
+    best = predictor.recommend(["u3"], k=1)[0].items[0]
+    probability, _ = predictor.predict(pa.table({"user_id": ["u3"], "item_id": [best.item]}))
+    assert probability[0] == pytest.approx(1 / (1 + np.exp(-best.score)), abs=1e-5)
+
+
+def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, raw: Path) -> None:
+    items = list(range(100, 130))
+    probability, _ = predictor.predict(pa.table({"user_id": ["u9"] * 30, "item_id": items}))
+    unseen = [item for item in items if item not in raw_seen(raw, "u9")[:-1]]
+    by_hand = [str(item) for item in sorted(unseen, key=lambda item: -probability[item - 100])[:4]]
+    assert [item.item for item in predictor.recommend(["u9"], k=4)[0].items] == by_hand
+
+
+def test_an_unknown_user_gets_the_most_popular_items_and_is_told(predictor: Predictor) -> None:
+    known, answer = predictor.recommend(["u1", "nobody"], k=3)
+    assert known.known
+    assert (answer.user, answer.known) == ("nobody", False)
+    assert answer.notes == ("unknown user: these are the 3 most popular items; score is the number of users",)
+    counts = [item.score for item in answer.items]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == max(predictor.seen.counts.tolist())
+
+
+def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> None:
+    (answer,) = predictor.recommend(["u3"], k=1000)
+    assert len(answer.items) == 30 - 11
+    assert answer.notes == ("only 19 unseen items are left",)
+    assert len(predictor.recommend(["u3"], k=1000, include_seen=True)[0].items) == 30
+
+
+def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor.model, "score_items", lambda _, items: torch.zeros(1, len(items["item_id"])))
+    items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
+    assert items == ["100", "101", "102", "103", "104", "105"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_scores_that_are_no_finite_numbers_are_told_and_not_left_out(
+    value: float, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights may be finite and the scores not; such items were left out of the answer, all of them maybe."""
+    width = len(predictor.items)
+    monkeypatch.setattr(predictor.model, "score_items", lambda *_: torch.full((1, width), value))
+    with pytest.raises(BundleError, match="the model gives no finite score for some items; train it again"):
+        predictor.recommend(["u3"], k=3)
+
+
+def test_no_user_gives_no_answer(predictor: Predictor) -> None:
+    assert predictor.recommend([]) == []
+
+
+def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
+    predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommender, "SCORES", 100)  # three users a block
+    count, unknown = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", k=3)
+    table = pq.read_table(tmp_path / "all.parquet")
+    assert (count, unknown) == (40, 0)
+    assert table.column_names == ["user", "known", "rank", "item", "title", "score"]
+    assert table.num_rows == 120
+    for user in ("u0", "u17", "u39"):
+        rows = [row for row in table.to_pylist() if row["user"] == user]
+        (answer,) = predictor.recommend([user], k=3)
+        assert [row["item"] for row in rows] == [item.item for item in answer.items]
+        assert [row["title"] for row in rows] == [item.title for item in answer.items]
+        assert [row["rank"] for row in rows] == [1, 2, 3]
+        np.testing.assert_allclose([row["score"] for row in rows], [i.score for i in answer.items], atol=1e-5)
+
+
+def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "users.txt").write_text("u1\n\nnobody\n")
+    users = read_users(tmp_path / "users.txt")
+    assert users == ["u1", "nobody"]
+    assert recommend_to_parquet(predictor, users, tmp_path / "some.parquet", k=2) == (2, 1)
+    rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
+    assert [(row["user"], row["known"]) for row in rows] == [
+        ("u1", True), ("u1", True), ("nobody", False), ("nobody", False),
+    ]  # fmt: skip
+    recommend_to_parquet(predictor, [], tmp_path / "none.parquet", k=2)
+    assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
+
+
+def test_ids_that_recspec_did_not_make_are_taken_as_they_are(bare: Predictor) -> None:
+    (answer,) = bare.recommend([0], k=10)
+    assert (answer.user, answer.known) == (0, True)
+    assert sorted(item.item for item in answer.items) == [3, 4, 5]
+    assert not bare.recommend([8], k=1)[0].known
+    assert not bare.recommend(["who"], k=1)[0].known
+    assert sorted({item.item for item in bare.recommend([99], k=10)[0].items}) == [0, 1, 2, 3, 4, 5]
+
+
+def test_liked_items_and_the_busiest_user(predictor: Predictor, raw: Path) -> None:
+    titles = predictor.liked("u3", k=4)
+    assert len(titles) == 4
+    assert {int(title.rsplit(" ", 1)[1]) for title in titles} <= set(raw_seen(raw, "u3"))
+    assert str(predictor.busiest_user()).startswith("u")
+    assert predictor.liked("nobody") == []
+
+
+@pytest.mark.parametrize(("role", "lacks"), [("item", "user to recommend to"), ("user", "item to recommend")])
+def test_a_model_without_users_or_items_says_to_predict(tmp_path: Path, role: str, lacks: str) -> None:
+    (tmp_path / "train.csv").write_text("0,1\n1,0\n2,1\n" * 5)
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"who": {"cardinality": 3}, "y": {}},
+            "source_spec": {"train": [{"type": "csv", "features": ["who", "y"], "files": ["train.csv"]}]},
+            "channel_spec": {role: ["who"], "label": ["y"]},
+        },
+        tmp_path,
+    )
+    wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (4,), "embedding_dim": 2})
+    train("wide_deep", spec, tmp_path / "run", settings=TrainSettings(epochs=0), model_settings=wide_deep)
+    model = Predictor.open(tmp_path / "run", device="cpu")
+    message = rf"run/bundle: this model has no {lacks}; score rows with `recspec predict`$"
+    with pytest.raises(BundleError, match=message):
+        model.recommend([1])
+    for users in (None, [1]):
+        with pytest.raises(BundleError, match=message):
+            recommend_to_parquet(model, users, tmp_path / "out.parquet")

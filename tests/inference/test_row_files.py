@@ -1,0 +1,59 @@
+"""Files of rows: csv, jsonl and parquet, read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from recspec.errors import DataError
+from recspec.inference.row_files import read_rows, row_writer
+
+
+def test_values_of_a_csv_file_are_text_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n,x,flag,time,day,land\n007,.5,true,12:30,2020-01-02,NA\n8,1,false,13:00,,NA\n")
+    (rows,) = read_rows(tmp_path / "rows.csv")
+    assert rows.to_pylist() == [
+        {"n": "007", "x": ".5", "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"},
+        {"n": "8", "x": "1", "flag": "false", "time": "13:00", "day": None, "land": "NA"},
+    ]
+
+
+def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Path) -> None:
+    text = '{"id": "007", "day": "2020-01-02", "x": 1}\n\n{"id": 7, "x": 0.5, "late": [1]}\n'
+    (tmp_path / "rows.jsonl").write_text(text)
+    (rows,) = read_rows(tmp_path / "rows.jsonl")
+    assert rows.to_pylist() == [
+        {"id": "007", "day": "2020-01-02", "x": 1.0, "late": None}, {"id": "7", "day": None, "x": 0.5, "late": [1]}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: is no JSON object"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": \n', "line 2: is no JSON object"),
+        ("rows.jsonl", b'{"a": "' + b"z" * (17 << 20), "line 1: is longer than 16,777,216 bytes"),
+        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "can't be read as csv"),
+        ("rows.csv", b"a,b\n1," + b"z" * (4 << 20) + b"\n", "can't be read as csv"),
+    ],
+)
+def test_rows_that_can_not_be_read_are_said(name: str, text: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(tmp_path / name))
+
+
+def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2], "history": [["a", "b"], []], "number": [[1, 2], None]})
+    with row_writer(tmp_path / "out.csv") as write:
+        write(table)
+    assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'
+
+
+def test_a_header_that_is_not_utf_8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"us\x9d,item_id\nu,1\n")
+    with pytest.raises(DataError, match=r"rows\.csv: can't be read as csv: 'utf-8' codec can't decode byte 0x9d"):
+        list(read_rows(path))

@@ -1,0 +1,63 @@
+"""Every registered model at small sizes: one row per model, read by all contract suites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from recspec.models import MODELS
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """Settings of a model for tests."""
+
+    fits: Mapping[str, object]
+    """Under these, the model fits the made-up data in seconds."""
+    tiny: Mapping[str, object]
+    """Under these, a step takes milliseconds and is free of randomness."""
+    part: str = "head"
+    """A part of the model that may have an optimizer of its own."""
+
+
+MODEL_CASES: Mapping[str, ModelCase] = {
+    "neumf": ModelCase(
+        {"factors": 8, "layers": (16, 8), "dropout": 0.0},
+        {"factors": 4, "layers": [8, 4], "dropout": 0.0, "item_bias": True},
+        "mlp",
+    ),
+    "wide_deep": ModelCase(
+        {"hidden": (32, 16), "dropout": 0.0, "embedding_dim": 8},
+        {"embedding_dim": 4, "hidden": [8], "dropout": 0.0},
+        "wide",
+    ),
+    "dlrm": ModelCase(
+        {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16)},
+        {"embedding_dim": 4, "bottom": [8, 4], "top": [8]},
+        "top",
+    ),
+    "dcnv2": ModelCase(
+        {"embedding_dim": 8, "bottom": (), "cross_layers": 2, "cross_rank": 16, "top": (32, 16)},
+        {"embedding_dim": 4, "bottom": [], "cross_layers": 1, "top": [8]},
+        "cross",
+    ),
+    "din": ModelCase(
+        {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8)},
+        {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8]},
+    ),
+    "dien": ModelCase(
+        {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8), "auxiliary_hidden": (16,)},
+        {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8], "auxiliary_hidden": [8]},
+    ),
+    "sim": ModelCase(
+        {"embedding_dim": 8, "hidden": (32, 16), "short": "din", "short_length": 2, "top_k": 8},
+        {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8], "auxiliary_hidden": [8], "search_hidden": [8],
+         "short_length": 2, "top_k": 2, "heads": 2},
+    ),
+}  # fmt: skip
+
+
+def kind_of_data(name: str) -> str:
+    """The made-up data that a model needs: `sequences`, `interactions` or `clicks`."""
+    needs = set(MODELS[name].needs)
+    return "sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"

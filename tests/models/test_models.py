@@ -1,0 +1,250 @@
+"""Every promise of `Model`, asked of every registered model, on data whose best possible score is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from recspec import metrics
+from recspec.batch import Batch, num_rows, take
+from recspec.bundle import folder as bundle
+from recspec.bundle.folder import Card
+from recspec.errors import RecspecError
+from recspec.evaluation import evaluate_model
+from recspec.evaluation.scoring import score_rows
+from recspec.loading.loader import Loader
+from recspec.loading.sampling import item_features
+from recspec.models import MODELS
+from recspec.models.base import Model
+from recspec.spec import FeatureSpec
+from recspec.storage import open_split
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
+from tests import made_up
+from tests.model_cases import MODEL_CASES
+
+NAMES = sorted(MODELS)
+OF_HISTORIES = [name for name in NAMES if "history" in MODELS[name].needs]
+
+
+@pytest.fixture(scope="module")
+def interactions(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("models") / "interactions")
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.sequences(tmp_path_factory.mktemp("models") / "sequences")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("models") / "clicks")
+
+
+@pytest.fixture
+def data(name: str, interactions: FeatureSpec, sequences: FeatureSpec) -> FeatureSpec:
+    """What the model is asked on: interactions with candidates, or rows with histories where it needs those."""
+    return sequences if name in OF_HISTORIES else interactions
+
+
+@pytest.fixture
+def clicks(name: str, labelled: FeatureSpec, sequences: FeatureSpec) -> FeatureSpec:
+    return sequences if name in OF_HISTORIES else labelled
+
+
+def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
+    torch.manual_seed(0)
+    model = MODELS[name](spec, MODELS[name].Settings.model_validate({**MODEL_CASES[name].fits, **changed}))
+    for parameter in model.parameters():  # large enough that rows differ
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def a_batch(spec: FeatureSpec, rows: int = 37) -> Batch:
+    return next(iter(Loader(spec, "valid", batch_size=rows, seed=3).batches())).batch
+
+
+def test_every_model_has_a_case() -> None:
+    assert set(MODEL_CASES) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryModel:
+    def test_gives_one_finite_logit_a_row(self, name: str, data: FeatureSpec) -> None:
+        logits = build(name, data)(a_batch(data))
+        assert logits.shape == (37,)
+        assert torch.isfinite(logits).all()
+
+    def test_scores_a_row_alone_as_in_a_batch(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        alone = torch.cat([model(take(batch, slice(row, row + 1))) for row in range(num_rows(batch))])
+        torch.testing.assert_close(alone, model(batch), atol=1e-5, rtol=1e-5)
+
+    def test_does_not_look_at_the_label(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        without = {feature: tensor for feature, tensor in batch.items() if feature in model.features()}
+        assert data.label not in without
+        assert torch.equal(model(batch), model(without))  # same operations: nothing else is read
+
+    def test_has_a_scalar_loss_that_reaches_every_parameter(self, name: str, data: FeatureSpec) -> None:
+        model = build(name, data).train()
+        loss = model.loss(next(iter(Loader(data, "train", batch_size=37).batches())).batch)
+        assert loss.shape == ()
+        loss.backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+    def test_scores_items_as_the_pairs_one_by_one(self, name: str, data: FeatureSpec) -> None:
+        model = build(name, data)
+        batch = a_batch(data, rows=5)
+        item_names = [feature for feature in model.features() if feature in data.role("item")]
+        items = item_features(data, ("train",), [feature for feature in item_names if feature != data.item_id])
+        items[data.item_id] = torch.arange(data.num_ids(data.item_id))
+        request = {feature: tensor for feature, tensor in batch.items() if feature not in item_names}
+        with torch.inference_mode():
+            scores = model.score_items(request, items)
+            pairs = Model.score_items(model, request, items)
+        assert scores.shape == (5, data.num_ids(data.item_id))
+        torch.testing.assert_close(scores, pairs, atol=1e-5, rtol=1e-5)
+
+    def test_comes_back_from_a_bundle_with_the_same_logits(self, name: str, data: FeatureSpec, tmp_path: Path) -> None:
+        model, batch = build(name, data), a_batch(data)
+        card = Card(model=name, settings=model.settings.model_dump(mode="json"))
+        bundle.save(tmp_path / "bundle", model, card)
+        back = bundle.load(tmp_path / "bundle").model
+        for name, value in model.state_dict().items():
+            assert torch.equal(back.state_dict()[name], value), name
+        # A product's last bit may depend on where in memory a weight begins.
+        torch.testing.assert_close(back(batch), model(batch), atol=1e-6, rtol=1e-6)
+
+    def test_trains_on_labelled_rows_without_drawn_negatives(
+        self, name: str, clicks: FeatureSpec, tmp_path: Path
+    ) -> None:
+        epochs = 2 if name in OF_HISTORIES else 8
+        settings = TrainSettings(epochs=epochs, batch_size=256, learning_rate=0.01, tensorboard=False)
+        train(
+            name, clicks, tmp_path / "run", settings=settings,
+            model_settings=MODELS[name].Settings.model_validate(MODEL_CASES[name].fits),
+        )  # fmt: skip
+        found = bundle.load(tmp_path / "run").card.metrics["rows"]["auc"]
+        assert found > 0.55
+
+    def test_reaches_most_of_what_the_best_possible_ranking_does(
+        self, name: str, data: FeatureSpec, tmp_path: Path
+    ) -> None:
+        sizes = {"epochs": 30, "batch_size": 1024} if data.has_series else {"epochs": 5, "batch_size": 256}
+        settings = TrainSettings(**sizes, learning_rate=0.01, tensorboard=False)
+        train(
+            name, data, tmp_path / "run", settings=settings,
+            model_settings=MODELS[name].Settings.model_validate(MODEL_CASES[name].fits),
+        )  # fmt: skip
+        best = data.metadata["summary"]["best_possible"]  # type: ignore[index]
+        if not data.has_series:
+            found = evaluate_model(bundle.load(tmp_path / "run").model, data, "test", protocols=("rows",))
+            assert found.metrics["rows"]["auc"] - 0.5 > 0.75 * (best["test"]["auc"] - 0.5)
+            return
+        reached = evaluate_model(bundle.load(tmp_path / "run").model, data, "test", protocols=("sampled",))
+        assert reached.metrics["sampled"]["ndcg@10"] > 0.75 * best["test"]["ndcg@10"]
+
+    def test_says_what_is_missing_in_a_specification_with_nothing_but_a_label(self, name: str) -> None:
+        bare = FeatureSpec.from_dict({"feature_spec": {"label": {}}, "channel_spec": {"label": ["label"]}})
+        roles = f"{MODELS[name].__name__} needs a feature in the role '.*'; add one to"
+        with pytest.raises(RecspecError, match=f"{roles}|there is no feature to read in the roles"):
+            MODELS[name](bare, MODELS[name].Settings())
+
+    def test_is_the_same_for_the_same_seed(self, name: str, data: FeatureSpec) -> None:
+        made = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            made.append(MODELS[name](data, MODELS[name].Settings.model_validate(MODEL_CASES[name].fits)))
+        for left, right in zip(made[0].parameters(), made[1].parameters(), strict=True):
+            assert torch.equal(left, right)
+
+    def test_scores_a_split_in_its_order(self, name: str, data: FeatureSpec) -> None:
+        model = build(name, data)
+        scores = score_rows(model, data, "valid")
+        whole = next(iter(Loader(data, "valid", batch_size=10**6, shuffle=False).batches())).batch
+        np.testing.assert_allclose(scores, model(whole).detach().numpy(), atol=1e-5)
+        labels = open_split(data, "valid").read(0, len(scores))[data.label]
+        assert 0 < metrics.auc(scores, np.asarray(labels) > 0) < 1
+
+
+@pytest.mark.parametrize("name", OF_HISTORIES)
+class TestEveryModelOfHistories:
+    """What holds of a history: its padding, its company, its end."""
+
+    def test_more_padding_changes_nothing(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        lists = [feature for feature in batch if batch[feature].dim() == 2]
+        longer = {**batch, **{feature: F.pad(batch[feature], (0, 5)) for feature in lists}}
+        most = int((batch["history_item_id"] != 0).sum(1).max())
+        trimmed = {**batch, **{feature: batch[feature][:, :most] for feature in lists}}
+        for other in (longer, trimmed):
+            torch.testing.assert_close(model(other), model(batch), atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(model.loss(other), model.loss(batch), atol=1e-6, rtol=1e-6)
+
+    def test_other_rows_change_nothing(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data, rows=200)
+        order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(model(take(batch, order)), model(batch)[order], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(take(batch, slice(0, 3))), model(batch)[:3], atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    @pytest.mark.parametrize("length", [0, 4])
+    def test_rows_without_an_event_train(self, name: str, data: FeatureSpec, rows: int, length: int) -> None:
+        batch = {
+            feature: value[:rows] if value.dim() == 1 else value.new_zeros(rows, length)
+            for feature, value in a_batch(data).items()
+        }
+        for model in (build(name, data), build(name, data).train()):
+            loss = model.loss(batch)
+            loss.backward()
+            assert torch.isfinite(loss)
+            assert torch.isfinite(model(batch)).all()
+            assert all(each.grad is None or torch.isfinite(each.grad).all() for each in model.parameters())
+
+    def test_the_history_matters(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        without = {**batch, **{each: torch.zeros_like(batch[each]) for each in data.role("history")}}
+        empty = (batch["history_item_id"] == 0).all(1)
+        assert ((model(without) - model(batch)).abs() > 1e-4).tolist() == (~empty).tolist()
+
+    def test_a_prediction_does_not_read_the_sampled_history(self, name: str, data: FeatureSpec) -> None:
+        model = build(name, data)
+        assert not set(model.features()) & set(data.role("negative_history"))
+        assert not set(model.train().features()) & set(data.role("negative_history"))
+
+    def test_a_loss_reads_what_it_says(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        given = {feature: batch[feature] for feature in (*model.loss_features(), data.label)}
+        assert torch.equal(model.loss(given), model.loss(batch))  # same operations: nothing else is read
+
+    def test_the_padded_form_gives_the_same(
+        self, name: str, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, batch = build(name, data), a_batch(data)
+        jagged, loss = model(batch), model.loss(batch)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        torch.testing.assert_close(model(batch), jagged, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.loss(batch), loss, atol=1e-5, rtol=1e-5)
+
+    def test_leaves_as_a_program(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data), a_batch(data)
+        example = {feature: batch[feature] for feature in model.features()}
+        rows = torch.export.Dim("rows", max=1 << 16)
+        shapes = ({feature: {0: rows} for feature in example},)
+        program = torch.export.export(model, (example,), dynamic_shapes=shapes).module()
+        for part in (slice(0, 3), slice(0, 37)):
+            torch.testing.assert_close(program(take(example, part)), model(take(example, part)), atol=1e-5, rtol=1e-5)
+
+    def test_bf16_gives_nearly_the_same(self, name: str, data: FeatureSpec) -> None:
+        model, batch = build(name, data).train(), a_batch(data)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model.loss(batch)
+        loss.backward()
+        assert model(batch).dtype == torch.float32
+        torch.testing.assert_close(loss, model.loss(batch), atol=0.05, rtol=0.05)

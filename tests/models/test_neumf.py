@@ -1,0 +1,303 @@
+"""NeuMF: sizes, initial weights, and that every way it takes to a number gives the same number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from recspec import config
+from recspec.batch import Batch, take
+from recspec.errors import SettingsError
+from recspec.models.neumf import NeuMF, NeuMFSettings, repeat_period
+from recspec.spec import FeatureSpec
+
+USERS, ITEMS = 30, 20
+SMALL = {"factors": 4, "layers": (8, 6, 4), "dropout": 0.0}
+
+
+def spec(users: int = USERS, items: int = ITEMS) -> FeatureSpec:
+    features = {
+        "user_id": {"dtype": "int32", "cardinality": users},
+        "item_id": {"dtype": "int32", "cardinality": items},
+        "label": {"dtype": "float32"},
+    }
+    return FeatureSpec.from_dict(
+        {
+            "feature_spec": features,
+            "source_spec": {"train": [{"type": "csv", "features": list(features), "files": ["train.csv"]}]},
+            "channel_spec": {"user": ["user_id"], "item": ["item_id"], "label": ["label"]},
+        },
+        Path(),
+    )
+
+
+def neumf(users: int = USERS, items: int = ITEMS, **settings: object) -> NeuMF:
+    torch.manual_seed(0)
+    model = NeuMF(spec(users, items), NeuMFSettings.model_validate({**SMALL, **settings}))
+    for parameter in model.parameters():  # as small as they start, a mistake in them would hide in the tolerance
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def batch(num_rows: int, negatives: int = 0) -> Batch:
+    """Positives, then their users over and over with other items."""
+    generator = torch.Generator().manual_seed(1)
+    user = torch.randint(USERS, (num_rows,), generator=generator, dtype=torch.int32)
+    rows = num_rows * (1 + negatives)
+    return {
+        "user_id": user.repeat(1 + negatives),
+        "item_id": torch.randint(ITEMS, (rows,), generator=generator, dtype=torch.int32),
+        "label": (torch.arange(rows) < num_rows).float(),
+    }
+
+
+def logits_by_hand(model: NeuMF, rows: Batch) -> torch.Tensor:
+    """The paper's equation, pair by pair."""
+    user, item = rows["user_id"].long(), rows["item_id"].long()
+    parts = []
+    if model.settings.use_gmf:
+        parts.append(model.gmf_user.weight[user] * model.gmf_item.weight[item])
+    if model.settings.use_mlp:
+        x = torch.cat([model.mlp_user.weight[user], model.mlp_item.weight[item]], dim=1)
+        for layer in model.mlp.layers:
+            x = layer(x).relu()
+        parts.append(x)
+    logits = model.out(torch.cat(parts, dim=1)).squeeze(1)
+    return logits + model.item_bias.weight[item, 0] if model.settings.item_bias else logits
+
+
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"item_bias": True},
+    {"use_gmf": False},
+    {"use_mlp": False, "item_bias": True},
+    {"layers": (8, 6)},
+]
+
+
+# --- what it is ------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_at_the_published_sizes() -> None:
+    with torch.device("meta"):
+        model = NeuMF(spec(138_493, 26_744), NeuMFSettings())
+        assert model.num_parameters() == 31_832_577
+        hidden = sum(weight.numel() for name, weight in model.named_parameters() if name.startswith(("mlp.", "out.")))
+        assert hidden == 107_073
+        with_bias = NeuMF(spec(138_493, 26_744), NeuMFSettings(item_bias=True))
+        assert with_bias.num_parameters() == 31_832_577 + 26_744
+
+
+@pytest.mark.parametrize(
+    ("variant", "names"),
+    [
+        ({"use_mlp": False}, {"gmf_user", "gmf_item", "out"}),
+        ({"use_gmf": False}, {"mlp_user", "mlp_item", "mlp", "out"}),
+        ({"item_bias": True}, {"gmf_user", "gmf_item", "mlp_user", "mlp_item", "mlp", "item_bias", "out"}),
+    ],
+)
+def test_only_what_the_settings_ask_for_has_weights(variant: dict[str, object], names: set[str]) -> None:
+    assert {name.split(".")[0] for name, _ in neumf(**variant).named_parameters()} == names
+
+
+def test_weights_start_as_published() -> None:
+    torch.manual_seed(0)
+    model = NeuMF(spec(2000, 3000), NeuMFSettings(item_bias=True))
+    for table in (model.gmf_user, model.gmf_item, model.mlp_user, model.mlp_item):
+        assert table.weight.mean().item() == pytest.approx(0, abs=1e-4)
+        assert table.weight.std().item() == pytest.approx(0.01, rel=0.01)
+    for layer, (x_dim, y_dim) in zip(model.mlp.layers, [(256, 256), (256, 128), (128, 64)], strict=True):
+        assert isinstance(layer, torch.nn.Linear)
+        assert layer.weight.shape == (y_dim, x_dim)
+        _assert_uniform(layer.weight, (6 / (x_dim + y_dim)) ** 0.5)
+    _assert_uniform(model.out.weight, (3 / 128) ** 0.5)
+    assert not model.item_bias.weight.any()
+
+
+def _assert_uniform(weight: torch.Tensor, bound: float) -> None:
+    assert weight.abs().max().item() <= bound
+    assert weight.abs().max().item() > 0.95 * bound
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+def test_it_reads_only_the_ids() -> None:
+    assert neumf().features() == ("user_id", "item_id")
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_the_published_ones() -> None:
+    settings = NeuMFSettings()
+    assert (settings.factors, settings.layers, settings.dropout) == (64, (256, 256, 128, 64), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"layers": [255, 64]}, r"the first of layers is 255, .* it must be even, as 256"),
+        ({"layers": [256, 0]}, r"layers are \[256, 0\]; every width is at least 1"),
+        ({"layers": [256]}, r"setting 'layers' is \[256\]: expected a list of at least 2"),
+        ({"use_gmf": False, "use_mlp": False}, r"use_gmf and use_mlp are both false; a model needs one of them"),
+        ({"dropout": 1.0}, r"setting 'dropout' is 1.0: input should be less than 1"),
+        ({"factor": 8}, r"unknown setting 'factor' \(did you mean 'factors'\?\)"),
+    ],
+)
+def test_settings_that_make_no_model_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        config.build(NeuMFSettings, "settings", values)
+
+
+# --- the same function, whichever way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("num_rows", [1, 7, 25, 100])  # fewer than items, than users, and more than both
+def test_logits_are_the_papers_equation(variant: dict[str, object], num_rows: int) -> None:
+    model, rows = neumf(**variant), batch(num_rows)
+    torch.testing.assert_close(model(rows), logits_by_hand(model, rows))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("num_rows", "negatives"), [(1, 0), (3, 2), (20, 4), (80, 3), (25, 0)])
+def test_loss_and_gradients_are_those_of_the_equation(
+    variant: dict[str, object], num_rows: int, negatives: int
+) -> None:
+    model, rows = neumf(**variant), batch(num_rows, negatives)
+    expected = F.binary_cross_entropy_with_logits(logits_by_hand(model, rows), rows["label"])
+    _assert_same_loss(model, rows, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("num_rows", "negatives"), [(1, 0), (3, 2), (20, 4), (80, 3), (25, 0)])
+def test_regularisation_counts_each_row_that_a_batch_uses_once(
+    variant: dict[str, object], num_rows: int, negatives: int
+) -> None:
+    model, rows = neumf(**variant, l2=0.3, l2_hidden=0.7), batch(num_rows, negatives)
+    users, items = rows["user_id"].unique().long(), rows["item_id"].unique().long()
+    penalty = torch.zeros(())
+    if model.settings.use_gmf:
+        penalty = penalty + 0.3 * (model.gmf_user.weight[users] ** 2).sum()
+        penalty = penalty + 0.3 * (model.gmf_item.weight[items] ** 2).sum()
+    if model.settings.item_bias:
+        penalty = penalty + 0.3 * (model.item_bias.weight[items] ** 2).sum()
+    if model.settings.use_mlp:
+        weight, bias = model.mlp.first.weight, model.mlp.first.bias
+        penalty = penalty + 0.7 * ((model.mlp_user.weight[users] @ weight[:, :4].T + bias) ** 2).sum()
+        penalty = penalty + 0.7 * ((model.mlp_item.weight[items] @ weight[:, 4:].T) ** 2).sum()
+    expected = F.binary_cross_entropy_with_logits(logits_by_hand(model, rows), rows["label"])
+    _assert_same_loss(model, rows, expected + penalty / len(rows["label"]))
+
+
+def _assert_same_loss(model: NeuMF, rows: Batch, expected: torch.Tensor) -> None:
+    loss = model.loss(rows)
+    torch.testing.assert_close(loss, expected)
+    parameters = list(model.parameters())
+    for ours, by_hand in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
+    ):
+        torch.testing.assert_close(ours, by_hand)
+
+
+def test_gradients_are_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.nn.mlp.SMALL", 0)
+    model, rows = neumf(dropout=0.3, item_bias=True).double(), batch(30, negatives=2)
+    torch.manual_seed(0)
+    gradients = torch.autograd.grad(model.loss(rows), list(model.parameters()))
+    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+        direction = torch.randn_like(weight)
+        ends = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                weight += step * direction
+            torch.manual_seed(0)
+            ends.append(model.loss(rows).item())
+            with torch.no_grad():
+                weight -= step * direction
+        expected = (ends[0] - ends[1]) / 2e-6
+        assert (gradient * direction).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-8)
+
+
+def test_loss_does_not_depend_on_the_order_of_rows() -> None:
+    model, rows = neumf(l2=0.1, l2_hidden=0.1), batch(40, 4)
+    shuffled = take(rows, torch.randperm(200, generator=torch.Generator().manual_seed(2)))
+    torch.testing.assert_close(model.loss(rows), model.loss(shuffled))
+
+
+def test_loss_with_dropout_learns_and_eval_has_none() -> None:
+    torch.manual_seed(3)
+    model, rows = neumf(users=USERS, layers=(64, 128, 64), dropout=0.5), batch(400, 4)
+    losses = torch.stack([model.loss(rows).detach() for _ in range(3)])
+    assert len(losses.unique()) == 3
+    model.eval()
+    assert torch.equal(model.loss(rows), model.loss(rows))  # same operations: nothing is drawn
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.05)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = model.loss(rows)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.6 * losses.min().item()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("block", [1, 1 << 20])  # floats: one user at a time, or all at once
+def test_scores_of_all_pairs_are_the_logits_of_each(
+    variant: dict[str, object], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.models.neumf.SCORE_FLOATS", block)
+    model = neumf(**variant).eval()
+    users, items = torch.tensor([3, 0, 29], dtype=torch.int32), torch.randperm(ITEMS)[:13]
+    with torch.no_grad():
+        scores = model.score_items({"user_id": users}, {"item_id": items})
+        pairs = model({"user_id": users.repeat_interleave(13), "item_id": items.repeat(3)})
+    torch.testing.assert_close(scores, pairs.view(3, 13))
+
+
+@pytest.mark.parametrize(("num_users", "num_items"), [(0, 5), (5, 0), (0, 0)])
+def test_scores_of_no_pair_are_empty(num_users: int, num_items: int) -> None:
+    users, items = torch.arange(num_users), torch.arange(num_items)
+    with torch.no_grad():
+        assert neumf().eval().score_items({"user_id": users}, {"item_id": items}).shape == (num_users, num_items)
+
+
+def test_an_exported_program_takes_any_number_of_rows() -> None:
+    model = neumf(item_bias=True).eval()
+    rows = torch.export.Dim("rows", max=1 << 20)
+    example = {name: batch(9)[name] for name in model.features()}
+    program = torch.export.export(model, (example,), dynamic_shapes=({name: {0: rows} for name in example},))
+    for num_rows in (1, 5, 300):
+        given = {name: batch(num_rows)[name] for name in model.features()}
+        torch.testing.assert_close(program.module()(given), model(given))
+
+
+def test_bf16_is_close_to_fp32() -> None:
+    model, rows = neumf(layers=(64, 64, 32), l2=0.1, l2_hidden=0.1), batch(50, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(rows)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, model.loss(rows), rtol=0.02, atol=0)
+
+
+# --- repetition ------------------------------------------------------------------------------------------------------
+
+
+def periods() -> Iterator[tuple[list[int], int]]:
+    yield [], 0
+    yield [4], 1
+    yield [4, 4, 4], 1
+    yield [1, 2, 3], 3
+    yield [1, 2, 1, 2, 1, 2], 2
+    yield [1, 2, 1, 2, 1], 5
+    yield [1, 1, 2, 1, 1, 2], 3
+    yield [1, 2, 1, 3], 4
+    yield [1, 2, 1, 2, 1, 3], 6
+
+
+@pytest.mark.parametrize(("ids", "period"), list(periods()))
+def test_the_period_of_repeated_ids(ids: list[int], period: int) -> None:
+    assert repeat_period(torch.tensor(ids, dtype=torch.int64)) == period

@@ -1,0 +1,38 @@
+"""Settings of the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recspec.errors import SettingsError
+from recspec.prepare.context import connect, limit_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2_000_000_000), ("512 mb", 512_000_000), ("1.5GiB", 1_610_612_736), ("4096", 4096), ("64K", 64_000)],
+)
+def test_amounts_of_memory_are_understood(text: str, size: int) -> None:
+    assert limit_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "0GB", "1.2.3GB", "-2GB"])
+def test_what_is_no_amount_of_memory_is_said(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not an amount of memory; expected such as '2GB'"):
+        limit_bytes(text)
+
+
+def test_an_unknown_engine_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'duckbd' \(did you mean 'duckdb'\?\); known: 'duckdb', 'spark'"):
+        connect("duckbd", folder=tmp_path / "work")
+
+
+def test_spark_without_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("SPARK_MASTER", raising=False)
+    with pytest.raises(SettingsError, match="needs Java"):
+        connect("spark", folder=tmp_path / "work")

@@ -1,0 +1,790 @@
+"""Raw files of any kind: ids and times as written, types by all values, names of files that mean nothing."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recspec.datasets import DATASETS
+from recspec.encoding.encoder_kinds import VocabularyEncoder
+from recspec.encoding.encoders import Encoders
+from recspec.errors import DataError, RecspecError, SettingsError
+from recspec.prepare import raw_table
+from recspec.prepare.context import connect
+from recspec.prepare.notes import Notes
+from recspec.prepare.prepared import Prepared
+from recspec.prepare.raw_files import Reading
+from recspec.prepare.tables import fetch
+from recspec.prepare.text_files import ROW
+from recspec.prepare.times import check_time_format
+from recspec.spec import FeatureSpec
+from recspec.storage import open_split
+from tests.dataset_cases import CASES, Case, bytes_of, prepare_table, raw_pairs, run, write_table
+
+HEAD = "user_id,item_id,timestamp\n"
+
+
+def numbers(spec: FeatureSpec, name: str) -> list[float]:
+    """A column of all splits, in the order of the splits' rows."""
+    found: list[float] = []
+    for split in spec.splits:
+        found += np.asarray(open_split(spec, split, [name]).read(0, 10**6)[name]).tolist()
+    return found
+
+
+def items(out: Path) -> dict[object, dict[str, object]]:
+    """The rows of the item catalogue by raw item."""
+    table = pq.read_table(out / "items.parquet")
+    raw = Encoders.load(out).vocabulary_of("item_id").decode(table.column("item_id").to_numpy()).to_pylist()
+    return dict(zip(raw, table.to_pylist(), strict=True))
+
+
+# --- the names of files ----------------------------------------------------------------------------------------------
+
+HOSTILE = ("userId=1", "data[1]", "a*", "a?", "{a,b}", "it's", 'say "x"', "two  words", "Zürich 日本", "-dash", "--out",
+           "%20", "back\\slash", "new\nline", "**", "[!a]", "~", "$HOME", "a;b", "#1", "s3:bucket", "CON", ".hidden",
+           "_temporary", "label=1")  # fmt: skip
+
+
+def spoil(folder: Path) -> None:
+    """Files that patterns out of the hostile names would match too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("data1", "ab", "a1", "a", "b", "x"):
+        for ending in (".csv", ".parquet", ".jsonl"):
+            (folder / f"{name}{ending}").write_bytes(b"user_id,item_id\n9,9\n")
+
+
+ROWS = [("u1", "a", 1), ("u1", "b", 2), ("u2", "a", 3), ("u2", "c", 4), ("u1", "c", 5)]
+
+
+def write_rows(path: Path) -> None:
+    """The same rows as the ending of the path says."""
+    table = pa.table(dict(zip(("user_id", "item_id", "timestamp"), map(list, zip(*ROWS, strict=True)), strict=True)))
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        path.write_text(HEAD + "".join(f"{user},{item},{time}\n" for user, item, time in ROWS))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_name_of_a_file_or_folder_means_nothing(name: str, tmp_path: Path) -> None:
+    every = (".csv", ".jsonl", ".parquet")
+    for ending in every if name in HOSTILE[:3] else (every[HOSTILE.index(name) % 3],):
+        folder = tmp_path / name
+        spoil(folder)
+        write_rows(folder / f"{name}{ending}")
+        out = tmp_path / f"{name} {ending}" / name
+        spec = prepare_table(folder / f"{name}{ending}", out).spec
+        assert sorted(raw_pairs(spec, "train")) == [("u1", "a"), ("u2", "a")], ending
+        assert raw_pairs(FeatureSpec.load(out), "test") == raw_pairs(spec, "test")
+        assert {path.name for path in (tmp_path / f"{name} {ending}").iterdir()} == {name}
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20)
+       .filter(lambda name: name not in (".", "..") and len(name.encode()) < 200))  # fmt: skip
+def test_any_name_of_a_file_is_read(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder = tmp_path_factory.mktemp("any") / name
+    folder.mkdir()
+    write_rows(folder / f"{name}.csv")
+    assert len(raw_pairs(prepare_table(folder / f"{name}.csv", folder / f"{name} out").spec, "train")) == 2
+
+
+SLOW = ("outbrain", "criteo-days", "table-hashed", "movielens-10m", "movielens-histories", "by-time-movielens")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+                                  for name in CASES if CASES[name].dataset != "synthetic"])  # fmt: skip
+def test_every_dataset_prepares_the_same_in_folders_of_any_name(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    run(case, case.write(tmp_path / "raw"), tmp_path / "out")
+    odd = tmp_path / "userId=1" / "label=0" / "a[1]*?{b} 'c'\\"
+    (tmp_path / "userId=1" / "label=0").mkdir(parents=True)
+    odd.mkdir()
+    run(case, case.write(odd / "raw*"), odd / "out?[x]")
+    plain, hostile = bytes_of(tmp_path / "out"), bytes_of(odd / "out?[x]")
+    assert plain == hostile
+
+
+# --- one table in every kind of file ---------------------------------------------------------------------------------
+
+UTC = datetime.UTC
+AHEAD = datetime.timezone(datetime.timedelta(hours=2))
+
+
+def shop(rows: int = 60) -> pa.Table:
+    """Purchases with what goes wrong: leading zeros, ISBNs, zones, missing values, truth values, fractions."""
+    rng = np.random.default_rng(3)
+    start = datetime.datetime(2024, 3, 30, 22, 0, 0, 250_000, tzinfo=UTC)
+    return pa.table(
+        {
+            "user_id": [f"{rng.integers(12):03d}" for _ in range(rows)],
+            "item_id": [["0007", "7", "1216X", "0195153448", "GIFT CARD", "é"][rng.integers(6)] for _ in range(rows)],
+            "timestamp": pa.array([start + datetime.timedelta(minutes=int(each)) for each in rng.permutation(rows) * 7],
+                                  pa.timestamp("us", "UTC")),
+            "price": [None if row % 7 == 0 else round(float(rng.normal(20, 5)), 2) for row in range(rows)],
+            "count": [int(rng.integers(1, 9)) for _ in range(rows)],
+            "gift": [bool(rng.integers(2)) for _ in range(rows)],
+            "zip": [["01234", "99999", None][rng.integers(3)] for _ in range(rows)],
+            "shop": [["north", "süd", 'a "b", c'][rng.integers(3)] for _ in range(rows)],
+        }
+    )  # fmt: skip
+
+
+def by_pandas(table: pa.Table, folder: Path) -> list[Path]:
+    frame = table.to_pandas()
+    frame["timestamp"] = frame["timestamp"].dt.tz_convert(AHEAD)
+    frame.to_csv(folder / "pandas.csv", index=False)
+    frame.to_parquet(folder / "pandas.parquet")
+    frame.to_json(folder / "pandas.jsonl", orient="records", lines=True, date_format="iso", date_unit="us")
+    return [folder / f"pandas.{ending}" for ending in ("csv", "parquet", "jsonl")]
+
+
+def by_duckdb(table: pa.Table, folder: Path) -> list[Path]:
+    made = []
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'America/New_York'")
+        connection.register("shop", table)
+        for ending, how in (("csv", "HEADER"), ("parquet", "FORMAT parquet"), ("jsonl", "FORMAT json")):
+            made.append(folder / f"duckdb.{ending}")
+            connection.execute(f"COPY shop TO '{made[-1]}' ({how})")
+    return made
+
+
+def by_polars(table: pa.Table, folder: Path) -> list[Path]:
+    polars = pytest.importorskip("polars")
+    frame = polars.from_arrow(table)
+    frame.write_csv(folder / "polars.csv")
+    frame.write_parquet(folder / "polars.parquet")
+    frame.write_ndjson(folder / "polars.jsonl")
+    return [folder / f"polars.{ending}" for ending in ("csv", "parquet", "jsonl")]
+
+
+@pytest.mark.parametrize("write", [by_pandas, by_duckdb, by_polars])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_table_is_the_same_dataset_in_every_kind_of_file(
+    write: Callable[[pa.Table, Path], list[Path]], labelled: bool, tmp_path: Path
+) -> None:
+    table = shop()
+    pq.write_table(table, tmp_path / "arrow.parquet")
+    features = {"context_features": ["price", "count", "zip", "shop", *([] if labelled else ["gift"])]}
+    asked = {**features, **({"label": "gift", "split": "time"} if labelled else {"repeats": "keep"})}
+    prepare_table(tmp_path / "arrow.parquet", tmp_path / "expected", **asked)
+    for path in write(table, tmp_path):
+        spec = prepare_table(path, tmp_path / f"out {path.name}", **asked).spec
+        assert bytes_of(spec.folder).keys() == bytes_of(tmp_path / "expected").keys()
+        for name, held in bytes_of(tmp_path / "expected").items():
+            if name != "feature_spec.yaml":  # which tells what was inferred
+                assert bytes_of(spec.folder)[name] == held, (path.name, name)
+
+
+def test_ids_stay_as_they_are_written(tmp_path: Path) -> None:
+    text = HEAD + "007,00000023,1\n7,1216X,2\n007,23,3\n7,GIFTCARD,4\n007, 23,5\n"
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec
+    vocabularies = {name: Encoders.load(tmp_path / "out").vocabulary_of(name) for name in ("user_id", "item_id")}
+    assert vocabularies["user_id"].values.to_pylist() == ["007", "7"]
+    assert vocabularies["item_id"].values.to_pylist() == [" 23", "00000023", "1216X", "23", "GIFTCARD"]
+    assert vocabularies["user_id"].encode([7]).tolist() == vocabularies["user_id"].encode(["7"]).tolist() == [2]
+    assert vocabularies["user_id"].encode(["07", 7.0, True]).tolist() == [0, 0, 0]  # mixed, so as Python writes them
+    assert spec.num_ids("item_id") == 6
+
+
+def test_ids_may_be_declared_numbers(tmp_path: Path) -> None:
+    text = HEAD + "".join(f"{user:03d},{item},{time}\n" for time, (user, item) in enumerate([(7, 1), (8, 2), (7, 10)]))
+    prepare_table(tmp_path / "a.csv", tmp_path / "out", text, types={"user_id": "int64", "item_id": "int64"})
+    vocabulary = Encoders.load(tmp_path / "out").vocabulary_of("item_id")
+    assert vocabulary.values.to_pylist() == [1, 2, 10]
+    with pytest.raises(
+        DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared int64; expected a whole num"
+    ):
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", HEAD + "1,1,1\n1,2x,2\n", types={"item_id": "int64"})
+
+
+def test_whole_numbers_of_parquet_are_text_too_and_that_is_said(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"user_id": [7, 7, 8], "item_id": [1, 10, 2], "timestamp": [1, 2, 3]}), tmp_path / "a.parquet"
+    )
+    result = prepare_table(tmp_path / "a.parquet", tmp_path / "out")
+    assert Encoders.load(tmp_path / "out").vocabulary_of("item_id").values.to_pylist() == ["1", "10", "2"]
+    assert "'user_id', 'item_id': whole numbers, kept as text" in str(result.summary["inferred"])
+
+
+def test_a_late_value_decides_the_type_as_well_as_an_early_one(tmp_path: Path) -> None:
+    lines = [f"u{row % 50},{row % 40},{row},{row % 9},{row % 5}\n" for row in range(60_000)]
+    lines[59_000] = "u1,1216X,59000,8.5,7\n"
+    text = "user_id,item_id,timestamp,size,sku\n" + "".join(lines)
+    (tmp_path / "items.csv").write_text("item_id,weight\n1,5\n2,6\n1216X,7\nGIFTCARD,8\n")
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv", item_features=["weight"],
+                           context_features=["size"])  # fmt: skip
+    assert items(tmp_path / "out")["1216X"]["weight_text"] == 7
+    assert result.spec.features["size"].dtype == "float32"
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def times_of(tmp_path: Path, times: Sequence[str], **asked: object) -> tuple[list[float], Mapping[str, object]]:
+    """The prepared times of one user's rows, all of them in train, in the order of the file, and the summary."""
+    assert all("\n" not in time for time in times)
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user_id", "item_id", "timestamp"])
+        writer.writerows([f"u{row:03d}", "x", time] for row, time in enumerate(times))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", **asked)
+    return numbers(result.spec, "timestamp"), result.summary
+
+
+def test_times_of_several_zones_are_instants(tmp_path: Path) -> None:
+    times = ["2024-01-01 12:00:00+04:00", "2024-01-01T09:00:00Z", "2024-01-01 05:00:00-05:00", "2024-01-01T09:30+0000",
+             "2024-01-01 14:30:00+05:30", "2024-01-01 09:00:00 UTC"]  # fmt: skip
+    found, summary = times_of(tmp_path, times)
+    nine = 1704099600
+    assert found == [nine - 3600, nine, nine + 3600, nine + 1800, nine, nine]
+    assert summary["changed"] == ["'timestamp': times with zones, made UTC"]
+    assert summary["last"] == "2024-01-01 10:00:00"
+
+
+def test_a_clock_change_does_not_move_the_last_purchase(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + "a,early,2024-10-27 02:59:00+02:00\na,late,2024-10-27 02:01:00+01:00\na,first,2024-10-01 00:00:00+02:00\n"
+    )
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "b,other,2024-10-01 00:00:00+02:00\n").spec
+    assert raw_pairs(spec, "test") == [("a", "late")]
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (["2024-01-01 12:00:00+04:00", "2024-01-01 12:00:00", "2024-01-01 12:00:00Z"],
+         "line 3 is '2024-01-01 12:00:00'; 1 times without one and 2 with a time zone; they can't be compared"),
+        ([*map(str, range(1_700_000_000, 1_700_000_250)), "yesterday", "soon", *map(str, range(1, 300))],
+         "line 252 is 'yesterday', line 253 is 'soon'; expected a number, as 549 other values are"),
+        (["2024-01-01", "2024-02-30", "2024-01-03"], "line 3 is '2024-02-30'; there is no such day"),
+        (["02/25/2024", "03/25/2024"], "line 2 is '02/25/2024', line 3 is '03/25/2024'; expected a number, or a time"),
+        (["02/25/2024", "03/25/2024"], "else say how it is written: --set 'time_format=%m/%d/%Y'"),
+        (["02/03/2024", "03/04/2024"], "--set 'time_format=%m/%d/%Y' or --set 'time_format=%d/%m/%Y'"),
+        (["1", "", "3"], "line 3 is missing; expected a number"),
+        (["soon", "later"], "line 2 is 'soon', line 3 is 'later'; expected a number"),
+    ],
+)  # fmt: skip
+def test_times_that_can_not_be_told_name_their_lines(times: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        times_of(tmp_path, times)
+    assert message in str(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        ("%m/%d/%Y", "02/25/2024", 1708819200), ("%d/%m/%y %H:%M", "25/2/24 01:30", 1708824600),
+        ("%d-%b-%Y %I:%M:%S %p", "25-Feb-2024 12:30:05 AM", 1708821005), ("%b %d, %Y", "Feb 25, 2024", 1708819200),
+        ("%Y%m%d", "20240225", 1708819200), ("%d.%m.%Y %H:%M:%S.%f %z", "25.02.2024 03:00:00.5 +02:00", 1708822800.5),
+        ("milliseconds", "1708819200250", 1708819200.25), ("microseconds", "1708819200000000", 1708819200),
+        ("%d %B %Y", "5 September 2023", 1693872000),
+    ],
+)  # fmt: skip
+def test_a_time_format_may_be_declared(form: str, text: str, expected: float, tmp_path: Path) -> None:
+    found, _ = times_of(tmp_path, [text, text], time_format=form)
+    assert found == [expected] * 2
+
+
+def test_a_time_that_does_not_fit_its_format_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 3 is '25/02/2024'; there is no such day or time of day"):
+        times_of(tmp_path, ["02/25/2024", "25/02/2024"], time_format="%m/%d/%Y")
+    with pytest.raises(DataError, match="line 3 is '2024-02-25'; expected a time such as '02/25/2024', by time_format"):
+        times_of(tmp_path, ["02/25/2024", "2024-02-25"], time_format="%m/%d/%Y")
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [("%Q", "has %Q"), ("%Y-%m", "lacks %d"), ("%Y %y %m %d", "has twice %y"), ("days", "has no code such as %Y")],
+)
+def test_a_time_format_that_is_none_is_refused(form: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"time_format '{form}' {message}"):
+        check_time_format(form)
+
+
+def test_fractions_of_a_second_are_kept(tmp_path: Path) -> None:
+    text = HEAD + "a,x,2024-01-01 00:00:00.75\na,y,2024-01-01 00:00:00.25\na,z,2024-01-01 00:00:00.5\nb,w,2024-01-01\n"
+    assert raw_pairs(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec, "test") == [("a", "x")]
+    moments = [datetime.datetime(2024, 1, 1, 0, 0, 0, micros) for micros in (750_000, 250_000, 500_000, 0)]
+    table = pa.table({"user_id": list("aaab"), "item_id": list("xyzw"), "timestamp": moments})
+    pq.write_table(table, tmp_path / "a.parquet")
+    spec = prepare_table(tmp_path / "a.parquet", tmp_path / "b").spec
+    assert raw_pairs(spec, "test") == [("a", "x")]
+    assert sorted(numbers(spec, "timestamp"))[-1] == 1704067200.75
+
+
+def test_numbers_that_look_like_another_unit_are_said(tmp_path: Path) -> None:
+    found, summary = times_of(tmp_path, ["1708819200250", "1708819200251"])
+    assert found == [1708819200250, 1708819200251]
+    assert "look like milliseconds since 1970, which time_format=milliseconds makes dates" in str(summary["inferred"])
+    (tmp_path / "b").mkdir()
+    _, summary = times_of(tmp_path / "b", ["20240225", "20240226"])
+    assert "look like days, which time_format=%Y%m%d makes dates" in str(summary["inferred"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("when", ["2024-01-01", "2024-01-02", "2024-01-03"]), ("at", ["1708819200", "1708819201", "1708819202"]),
+     ("day", ["02/25/2024", "02/26/2024", "03/01/2024"])],
+)  # fmt: skip
+def test_a_time_column_that_is_not_found_is_said(name: str, values: list[str], tmp_path: Path) -> None:
+    text = f"user_id,item_id,size,{name}\n" + "".join(f"u,{row},{row},{value}\n" for row, value in enumerate(values))
+    said = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"])
+    assert "no time column was found: there is no column 'timestamp', so rows are taken in file order" in said
+    assert f"columns that look like times: '{name}' (--set timestamp={name})" in said
+    assert "inferred" not in prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp=None).summary
+
+
+# --- numbers, missing values, truth ----------------------------------------------------------------------------------
+
+
+def features_of(tmp_path: Path, values: Sequence[str], **asked: object) -> Prepared:
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user_id", "item_id", "timestamp", "price"])
+        writer.writerows([f"u{row:04d}", "x", row, value] for row, value in enumerate(values))
+    return prepare_table(tmp_path / "a.csv", tmp_path / "out", context_features=["price"], **asked)
+
+
+@pytest.mark.parametrize("marker", ["n/a", "NA", "null", "None", "NaN", "-", "?", "N/A", ""])
+def test_what_says_missing_among_numbers_is_missing_and_said(marker: str, tmp_path: Path) -> None:
+    result = features_of(tmp_path, ["1.5", "2.5", marker, "3.5", " 4.5"])
+    assert result.spec.features["price"].dtype == "float32"
+    assert numbers(result.spec, "price")[2] == 0  # the mean
+    expected = f"'price': 1 values are taken as missing: '{marker}' (the first in line 4)"
+    assert result.summary.get("changed") == ([expected] if marker else None)
+    encoders = Encoders.load(tmp_path / "out")
+    assert encoders.encode_column("price", ["3", marker]).tolist()[1] == 0  # type: ignore[union-attr]
+
+
+def test_text_among_numbers_is_an_error_that_names_the_rows(tmp_path: Path) -> None:
+    values = [f"{row}.5" for row in range(404)]
+    values[250], values[300] = "soon", "TBD"
+    with pytest.raises(DataError) as caught:
+        features_of(tmp_path, values)
+    assert caught.value.problems[0].startswith(
+        "column 'price': line 252 is 'soon', line 302 is 'TBD'; 402 of its 404 values are numbers; correct them, name "
+        "what stands for a missing value in missing_values, or keep the column as text with categorical=[price]"
+    )
+    result = features_of(tmp_path, values, missing_values=["soon", "TBD"])
+    assert result.spec.features["price"].dtype == "float32"
+    assert Encoders.load(tmp_path / "out").encode_column("price", ["soon"]).tolist() == [0]  # type: ignore[union-attr]
+
+
+def test_text_among_numbers_may_be_kept_as_text(tmp_path: Path) -> None:
+    spec = features_of(tmp_path, ["38", "40", "M", "038"], categorical=["price"]).spec
+    assert Encoders.load(tmp_path / "out").vocabulary_of("price").values.to_pylist() == ["038", "38", "40", "M"]
+    assert spec.features["price"].cardinality == 5
+
+
+@pytest.mark.parametrize(
+    "values", [["1,234.50", "12.30", "5,000.00", "7.00"], ["12,5", "7,25", "3,0"], ["$3", "$4", "5"]]
+)
+def test_numbers_as_people_write_them_are_not_a_category(values: list[str], tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"write numbers with a point and nothing else, such as 1234.5, or keep the column"
+    ):
+        features_of(tmp_path, values)
+
+
+@pytest.mark.parametrize("values", [["01234", "12345", "99999"], ["12345678901234567890", "1", "2"]])
+def test_digits_that_are_codes_stay_text(values: list[str], tmp_path: Path) -> None:
+    result = features_of(tmp_path, values)
+    assert Encoders.load(tmp_path / "out").vocabulary_of("price").values.to_pylist() == sorted(values)
+    assert "digits that are no plain numbers" in str(result.summary["inferred"])
+
+
+def test_numbers_that_float64_can_not_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 4 is '1e999'; 2 of its 3 values are numbers"):
+        features_of(tmp_path, ["1", "2", "1e999"])
+
+
+def test_truth_values_are_numbers_however_they_are_written(tmp_path: Path) -> None:
+    expected = None
+    for number, values in enumerate(
+        (["True", "False", "", "True"], ["true", "false", "", "true"], ["1", "0", "", "1"])
+    ):
+        (tmp_path / str(number)).mkdir()
+        spec = features_of(tmp_path / str(number), values).spec
+        expected = expected or numbers(spec, "price")
+        assert numbers(spec, "price") == expected
+    encoders = Encoders.load(tmp_path / "0" / "out")
+    same = [encoders.encode_column("price", [value]).tolist() for value in (True, 1, "True", "TRUE", "1")]  # type: ignore[union-attr]
+    assert same == same[:1] * 5
+
+
+def test_a_category_of_truth_values_is_found_however_it_is_written(tmp_path: Path) -> None:
+    features_of(tmp_path, ["True", "False", "", "True"], categorical=["price"])
+    encoders = Encoders.load(tmp_path / "out")
+    assert encoders.encode_column("price", ["TRUE", "false", "", None]).tolist() == [2, 1, 0, 0]  # type: ignore[union-attr]
+    assert encoders.encode_column("price", [True, False]).tolist() == [2, 1]  # type: ignore[union-attr]
+
+
+def test_text_in_parquet_that_holds_numbers_stays_text_and_is_said(tmp_path: Path) -> None:
+    table = pa.table({"user_id": list("abcd"), "item_id": list("xxxx"), "price": ["1.5", "2.5", "n/a", "3.5"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    result = prepare_table(tmp_path / "a.parquet", tmp_path / "out", timestamp=None, context_features=["price"])
+    assert result.spec.features["price"].is_categorical
+    assert "'price' is taken as a category, for the file calls it text, though 3 of its 4 values are numbers" in str(
+        result.summary["inferred"]
+    )
+    result = prepare_table(tmp_path / "a.parquet", tmp_path / "b", timestamp=None, context_features=["price"],
+                           numeric=["price"])  # fmt: skip
+    assert not result.spec.features["price"].is_categorical
+    assert "'price': 1 values are taken as missing: 'n/a' (the first in row 3)" in str(result.summary["changed"])
+
+
+@pytest.mark.parametrize("missing", [["-999"], [-999]])
+def test_declared_missing_values_are_missing_in_every_column(missing: list[object], tmp_path: Path) -> None:
+    text = "user_id,item_id,price,place\nu1,x,1,-999\nu2,x,-999,b\nu3,x,2,-999\n"
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, timestamp=None, missing_values=missing,
+                         context_features=["price", "place"]).spec  # fmt: skip
+    assert numbers(spec, "price")[1] == 0
+    encoders = Encoders.load(tmp_path / "out")
+    assert encoders.vocabulary_of("place").values.to_pylist() == ["b"]
+    assert encoders.encode_column("price", [-999, "-999"]).tolist() == [0, 0]  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"a\.csv: column 'user_id' has no value in 1 rows, such as line 3"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", timestamp=None, missing_values=["u2"])
+
+
+@pytest.mark.parametrize("words", [("True", "False"), ("yes", "no"), ("Y", "N"), ("t", "f"), ("1", "0"), ("1.0", "0.0"),
+                                   ("TRUE", "FALSE")])  # fmt: skip
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_a_label_may_be_written_in_words(words: tuple[str, str], ending: str, tmp_path: Path) -> None:
+    rows = [{"user_id": f"u{row % 3}", "item_id": "x", "y": words[row % 3 > 0]} for row in range(30)]
+    if ending == ".csv":
+        (tmp_path / "a.csv").write_text("user_id,item_id,y\n" + "".join(",".join(row.values()) + "\n" for row in rows))
+    elif ending == ".jsonl":
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    result = prepare_table(tmp_path / f"a{ending}", tmp_path / "out", label="y", user="user_id")
+    assert result.summary["positives"] == 10
+    assert ("changed" in result.summary) == (words != ("1", "0"))
+
+
+def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
+    text = "user_id,item_id,y\n" + "u,x,yes\n" * 20 + "u,x,maybe\nu,x,\n" + "u,x,no\n" * 20
+    with pytest.raises(
+        DataError, match=r"column 'y', the label: line 22 is 'maybe', line 23 is missing; expected 0 or 1"
+    ):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="y")
+
+
+# --- kinds of files --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_files_is_read_file_after_file(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "2.csv").write_text("item_id,user_id\nlast,a\n")
+    (tmp_path / "raw" / "1.csv").write_text("user_id,item_id\na,first\na,second\nb,x\n")
+    spec = prepare_table(tmp_path / "raw", tmp_path / "out").spec
+    assert raw_pairs(spec, "test") == [("a", "last")]
+    spec = prepare_table(tmp_path / "raw", tmp_path / "b", files=["2.csv", "1.csv"]).spec
+    assert raw_pairs(spec, "test") == [("a", "second")]
+    with pytest.raises(SettingsError, match=r"setting 'files': no file '3\.csv'"):
+        prepare_table(tmp_path / "raw", tmp_path / "c", files=["3.csv"])
+    (tmp_path / "raw" / "2.csv").write_text("item_id,user_id\nlast,\n")
+    with pytest.raises(DataError, match=r"column 'user_id' has no value in 1 rows, such as 2\.csv line 2"):
+        prepare_table(tmp_path / "raw", tmp_path / "c")
+    (tmp_path / "raw" / "2.csv").write_text("item_id,name\nlast,a\n")
+    with pytest.raises(DataError, match=r"2\.csv: columns differ from those of 1\.csv: .* name the files you mean"):
+        prepare_table(tmp_path / "raw", tmp_path / "c")
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".ndjson", ".json", ".jsonl.gz"])
+def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
+    rows = [{"user_id": "007", "item_id": 7, "tags": ["a", "b"], "row": 1}, {"user_id": 8, "item_id": "7"},
+            {"user_id": "007", "item_id": "0.5", "tags": None, "late": True}]  # fmt: skip
+    text = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(gzip.compress(text.encode()) if ending.endswith(".gz") else text.encode())
+    spec = prepare_table(path, tmp_path / "out", timestamp=None, context_features=["tags", "late", "row"]).spec
+    assert raw_pairs(spec, "train") == [("007", "7"), ("8", "7")]
+    assert spec.features["tags"].is_list
+    assert not spec.features["late"].is_categorical
+    path.write_bytes(gzip.compress(b"{}\n[1]\n") if ending.endswith(".gz") else b"{}\n[1]\n")
+    with pytest.raises(DataError, match="line 2: is no JSON object"):
+        prepare_table(path, tmp_path / "b", timestamp=None)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
+def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
+    text = 'user_id,item_id,timestamp\nZoë,"ä\nö",1\nZoë,y,2\nBob,y,3\n'
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    asked = {} if encoding in ("utf-8", "utf-8-sig", "utf-16") else {"encoding": encoding}
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", **asked)
+    assert raw_pairs(result.spec, "train") == [("Bob", "y"), ("Zoë", "ä\nö")]
+    assert ("utf-16" in str(result.summary.get("inferred"))) == (encoding == "utf-16")
+
+
+def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("user_id,item_id\nZoë,x\n".encode("latin-1"))
+    with pytest.raises(
+        DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding where .* as in --set encoding=cp1252"
+    ):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out")
+    with pytest.raises(DataError, match="is not utf-16 text"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="utf-16")
+    with pytest.raises(ValueError, match="encoding 'utf-99' is not known; expected such as utf-8"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="utf-99")
+    with pytest.raises(ValueError, match="encoding 'base64' is not known"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="base64")
+
+
+@pytest.mark.parametrize("separator", ["\\t", "tab", "\t"])
+def test_a_tab_may_be_named_as_a_shell_gives_it(separator: str, tmp_path: Path) -> None:
+    spec = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", "user_id\titem_id\na\tx\na\ty\n", separator=separator
+    ).spec
+    assert raw_pairs(spec, "train") == [("a", "x")]
+
+
+def test_only_the_first_rows_are_read_where_asked(tmp_path: Path) -> None:
+    text = HEAD + "a,x,1\na,y,2\na,z,3\nb,x,4\nc,x,soon\n"
+    assert prepare_table(tmp_path / "a.csv", tmp_path / "out", text, rows=4).summary["raw_rows"] == 4
+
+
+def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("7 a b c\n\n08 e\n9\n7 d\n")
+    result = prepare_table(tmp_path / "a.txt", tmp_path / "out", layout="sequences")
+    assert raw_pairs(result.spec, "test") == [("7", "d")]
+    assert raw_pairs(result.spec, "valid") == [("7", "c")]
+    assert result.summary["dropped"] == ["1 users of a.txt: their line holds no item"]
+    (tmp_path / "b.csv").write_text("7;a;b\n8;c\n")
+    assert raw_pairs(prepare_table(tmp_path / "b.csv", tmp_path / "b", layout="sequences", separator=";").spec,
+                     "test") == [("7", "b")]  # fmt: skip
+    with pytest.raises(ValueError, match="layout sequences has users and items alone; leave out label"):
+        prepare_table(tmp_path / "a.txt", tmp_path / "c", layout="sequences", label="y")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.parquet"])
+def test_a_sequence_a_line_is_plain_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"user": "7", "items": ["a", "b"]}\n')
+    with pytest.raises(DataError, match="layout sequences reads plain text, a user and their items a line"):
+        prepare_table(tmp_path / name, tmp_path / "out", layout="sequences")
+
+
+@pytest.mark.parametrize(("mark", "asked"), [(";", ";"), ("\t", "\\t"), ("|", "|")])
+def test_another_separator_is_suggested_by_the_header_alone(tmp_path: Path, mark: str, asked: str) -> None:
+    text = f"user_id{mark}item_id\na{mark}1,5\nb{mark}2,5\n"
+    with pytest.raises(DataError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert str(caught.value).endswith(f"between the columns; --set 'separator={asked}' reads them so")
+    assert raw_pairs(prepare_table(tmp_path / "a.csv", tmp_path / "out", separator=asked).spec, "train") == [
+        ("a", "1,5"), ("b", "2,5"),
+    ]  # fmt: skip
+
+
+def test_a_time_column_taken_for_its_name_is_doubted_where_another_looks_like_times(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp,bought\na,x,9,2024-01-01T00:00:00Z\na,y,5,2024-01-02T00:00:00Z\n"
+    said = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"])
+    assert "the time is column 'timestamp', because of its name; its values don't look like times" in said
+    assert "those of 'bought' do (--set timestamp=bought)" in said
+    for sure in (prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp="timestamp"),
+                 prepare_table(tmp_path / "c.csv", tmp_path / "c", text.replace(",9,", ",1704067200,")
+                               .replace(",5,", ",1704067300,"))):  # fmt: skip
+        assert "because of its name" not in str(sure.summary.get("inferred"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -> None:
+    ids = ["NA", " a", "a", "null", "NA", "007"]
+    table = pa.table({"user_id": ids, "item_id": list("uvwxyz")})
+    if suffix == "csv":
+        text = "".join(f"{user},{item}\n" for user, item in zip(*table.to_pydict().values(), strict=True))
+        (tmp_path / "a.csv").write_text("user_id,item_id\n" + text)
+    else:
+        pq.write_table(table, tmp_path / "a.parquet")
+    said = prepare_table(tmp_path / f"a.{suffix}", tmp_path / "out", timestamp=None).summary["inferred"]
+    assert said == [
+        "'user_id': 1 ids, in 1 rows, have blanks around them, which are part of the id: ' a'",
+        (
+            "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids; name them in missing_values "
+            "if they are none: 'NA', 'null'"
+        ),
+    ]
+
+
+def test_what_is_inferred_of_a_catalogue_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,price\nx,1.5\ny,2\n")
+    text = "user_id,item_id,timestamp,price\na,x,1,3\na,y,2,4\n"
+    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv", item_features=["price"],
+                            context_features=["price"]).summary  # fmt: skip
+    assert summary["inferred"] == ["'price' of items.csv: numbers", "'price': whole numbers"]
+    assert "column 'price' of items.csv is 'price_text' in the prepared items.parquet" in str(summary["changed"])
+
+
+def test_repeats_may_be_kept(tmp_path: Path) -> None:
+    text = HEAD + "a,x,1\na,y,2\na,x,3\nb,z,4\n"
+    assert raw_pairs(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec, "test") == [("a", "y")]
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "b", text, repeats="keep")
+    assert raw_pairs(result.spec, "valid") == [("a", "y")]
+    assert result.summary["repeats_dropped"] == 0
+
+
+NAMES = ("row", "Row", "rows", "_row", "index", "user", "select", 'a "b"', "a b", "ä", "x.y", "a`b", "%", "_0_present")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_column_name_can_be_a_feature(name: str, tmp_path: Path) -> None:
+    for ending in ("csv", "jsonl", "parquet"):
+        path = tmp_path / f"a.{ending}"
+        table = pa.table({"user_id": list("aab"), "item_id": list("xyx"), name: [1.5, 2.5, 3.5]})
+        if ending == "csv":
+            pyarrow.csv.write_csv(table, path)
+        elif ending == "jsonl":
+            path.write_text("".join(json.dumps(each) + "\n" for each in table.to_pylist()))
+        else:
+            pq.write_table(table, path)
+        spec = prepare_table(path, tmp_path / f"out {ending}", timestamp=None, context_features=[name]).spec
+        assert spec.role("context") == (name,)
+        assert len(set(numbers(spec, name))) > 1
+
+
+def test_names_that_engines_can_not_keep_apart_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,Price,price,__ROW__\na,x,1,2,3\n")
+    assert caught.value.problems == (
+        "column '__row__' has a name that recspec needs for itself; rename it",
+        "columns 'Price', 'price' differ in case alone; rename all but one",
+    )
+
+
+# --- files without an end --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".jsonl", ".jsonl.gz"])
+def test_a_line_without_an_end_is_an_error_and_fills_no_memory(ending: str, tmp_path: Path) -> None:
+    head = b"user_id,item_id\n" if "json" not in ending else b'{"user_id": "'
+    path, opener = tmp_path / f"a{ending}", gzip.open if ending.endswith(".gz") else open
+    for body in (b"", b"a,x\nb,"):
+        if ending == ".tsv":
+            head, body = head.replace(b",", b"\t"), body.replace(b",", b"\t")
+        with opener(path, "wb") as file:
+            file.write(head + (body if "json" not in ending else b""))
+            for _ in range(40):
+                file.write(b"z" * (1 << 20))
+        with pytest.raises(DataError, match=r"is longer than [0-9,]+ characters; expected line breaks between rows"):
+            prepare_table(path, tmp_path / "out")
+
+
+def test_a_header_without_an_end_and_a_quote_without_one_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"x" * (3 << 20))
+    with pytest.raises(DataError, match="line 1: is longer than 2,097,152 characters"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out")
+    (tmp_path / "a.csv").write_text('user_id,item_id\na,"x\n' + "b,y\n" * (1 << 20))
+    with pytest.raises(
+        DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote missing"
+    ):
+        prepare_table(tmp_path / "a.csv", tmp_path / "out")
+
+
+CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=12)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(CELL, CELL, CELL), min_size=1, max_size=8))
+def test_any_values_are_read_letter_for_letter_or_refused_by_line(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("cells")
+    with (folder / "a.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerow(["user_id", "item_id", "size"])
+        writer.writerows(rows)
+    try:
+        spec = prepare_table(folder / "a.csv", folder / "out", timestamp=None, context_features=["size"],
+                             repeats="keep").spec  # fmt: skip
+    except RecspecError as error:
+        said = str(error)
+        if " line " not in said and "no interaction" not in said:
+            raise
+        return
+    users = Encoders.load(spec.folder).vocabulary_of("user_id").values.to_pylist()
+    assert users == sorted({user for user, _, _ in rows}, key=lambda text: text.encode())
+
+
+def test_a_declared_type_reaches_the_encoders(tmp_path: Path) -> None:
+    spec = features_of(tmp_path, ["007", "8", "n/a"], types={"price": "int64"}).spec
+    assert spec.features["price"].dtype == "float32"
+    encoder = Encoders.load(tmp_path / "out").encoders["item_id"]
+    assert isinstance(encoder, VocabularyEncoder)
+    assert set(DATASETS) >= {Case("table", lambda folder: folder).dataset}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labelled", [False, True])
+def test_spark_reads_every_kind_of_file_as_duckdb_does(labelled: bool, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    asked = {"context_features": ["price", "count", "zip", "shop"],
+             **({"label": "gift", "split": "time"} if labelled else {"repeats": "keep"})}  # fmt: skip
+    folder = tmp_path / "userId=1" / "a[1]*"
+    folder.mkdir(parents=True)
+    for path in by_pandas(shop(), folder):
+        for engine in ("duckdb", "spark"):
+            run(Case("table", write_table, {"num_negatives": 1, **asked}), path, tmp_path / f"{engine} {path.name}",
+                engine=engine)  # fmt: skip
+        assert bytes_of(tmp_path / f"duckdb {path.name}") == bytes_of(tmp_path / f"spark {path.name}")
+
+
+def read_typed(path: Path, roles: raw_table.Roles, work: Path) -> pa.Table:
+    with connect("duckdb", folder=work, threads=1) as backend:
+        found = raw_table.read_raw_files(backend, [path], roles, Reading(), Notes(), work)
+        return fetch(backend, found.order_by(ROW))
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_times_of_parquet_are_the_same_in_every_unit(zone: str | None, tmp_path: Path) -> None:
+    nanos = [1_700_000_000_123_456_789, -1_001, 0]
+    for unit, per_second in (("ns", 10**9), ("us", 10**6)):
+        times = pa.array([time * per_second // 10**9 for time in nanos], pa.timestamp(unit, zone))
+        pq.write_table(pa.table({"when": times}), tmp_path / f"{unit}.parquet")
+        found = read_typed(tmp_path / f"{unit}.parquet", raw_table.Roles(time="when"), tmp_path / f"{unit}-work")
+        assert found.column("when").to_pylist() == pytest.approx([1_700_000_000.123456, -0.000002, 0], abs=1e-7)
+
+
+def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"when": pa.array([1_700_000_000], pa.timestamp("s", "UTC"))}), tmp_path / "a.parquet")
+    code = (
+        "import sys; from pathlib import Path; from tests.prepare.test_raw_table import raw_table, read_typed;"
+        "path = Path(sys.argv[1]); roles = raw_table.Roles(time='when');"
+        "print(read_typed(path, roles, path.parent / 'work').column('when').to_pylist())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.parquet")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TZ": "America/New_York"},
+    )
+    assert found.stdout.strip() == "[1700000000]"
+
+
+def test_a_nan_of_parquet_is_missing_though_its_statistics_leave_it_out(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"size": [0.5, float("nan"), 2.0, None]}), tmp_path / "a.parquet")
+    found = read_typed(tmp_path / "a.parquet", raw_table.Roles(features=("size",)), tmp_path / "work")
+    assert found.column("size").to_pylist() == [0.5, None, 2.0, None]

@@ -1,0 +1,71 @@
+"""Steps applied to tables, on small tables worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.prepare.backend import Backend
+from recspec.prepare.context import connect
+from recspec.prepare.tables import at_least, count_rows, counts_by, fetch, keep_earliest, left_join
+from recspec.prepare.text_files import ROW, TextFile
+
+COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    with connect(folder=tmp_path_factory.mktemp("tables") / "work", threads=1) as opened:
+        yield opened
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def rows(backend: Backend, file: TextFile) -> list[dict[str, object]]:
+    return fetch(backend, backend.read_text(file).order_by(ROW)).to_pylist()
+
+
+def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
+    path = tmp_path / f"table{len(list(tmp_path.iterdir()))}.parquet"
+    pq.write_table(pa.table(columns), path)
+    return backend.read_parquet([path], row=True)
+
+
+# --- what is done to tables -------------------------------------------------------------------------------------------
+
+
+def test_of_repeats_the_earliest_is_kept_and_a_tie_falls_to_the_first_row(backend: Backend, tmp_path: Path) -> None:
+    rated = table(backend, tmp_path, user=[1, 1, 1, 2], item=[7, 7, 7, 7], time=[5, 3, 3, 9])
+    kept = fetch(backend, keep_earliest(rated, ["user", "item"], ["time", ROW]).order_by(ROW))
+    assert kept.to_pydict() == {ROW: [1, 3], "user": [1, 2], "item": [7, 7], "time": [3, 9]}
+
+
+def test_users_with_too_few_rows_are_left_out(backend: Backend, tmp_path: Path) -> None:
+    rated = table(backend, tmp_path, user=[1, 2, 2, 3, 3, 3])
+    assert fetch(backend, at_least(rated, "user", 2).order_by(ROW)).column("user").to_pylist() == [2, 2, 3, 3, 3]
+    assert count_rows(backend, at_least(rated, "user", 4)) == 0
+
+
+def test_values_are_counted_in_sorted_order_without_missing_ones(backend: Backend, tmp_path: Path) -> None:
+    named = table(backend, tmp_path, name=["b", "Z", None, "é", "b"])
+    counted = fetch(backend, counts_by(named, "name")).to_pydict()
+    assert counted == {"name": ["Z", "b", "é"], "rows": [1, 2, 1]}
+
+
+# --- joins ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_left_join_keeps_every_row_and_one_column_a_key(backend: Backend, tmp_path: Path) -> None:
+    """Keys that are missing meet nothing, as nothing is known of them."""
+    ads = table(backend, tmp_path, ad=[1, 2, None, 1], fold=[0, 0, 0, 1])
+    rates = table(backend, tmp_path, ad=[1, 1, None], fold=[0, 1, 0], rate=[0.25, 0.5, 9.0])
+    joined = left_join(ads, rates.drop(ROW), "ad", "fold")  # type: ignore[attr-defined, arg-type]
+    assert joined.columns == (ROW, "ad", "fold", "rate")
+    assert fetch(backend, joined.order_by(ROW)).column("rate").to_pylist() == [0.25, None, None, 0.5]

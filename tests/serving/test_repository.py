@@ -1,0 +1,430 @@
+"""Models by name and version: opened, replaced while they answer, and kept when what comes is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from recspec.bundle import folder as bundle
+from recspec.errors import BundleError, RequestError, SettingsError
+from recspec.export.exporter import ExportSettings, export
+from recspec.files import manifest
+from recspec.inference.predictor import Predictor
+from recspec.serving.batching import Limits
+from recspec.serving.model_metadata import configuration, metadata
+from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.repository import Repository
+from recspec.serving.sources import Source, find_versions, sources_of
+from recspec.serving.tensors import DATATYPES, Tensor
+from recspec.spec import FeatureSpec
+from tests.asking import total
+from tests.closeness import assert_close
+from tests.made_up import clicks, interactions
+from tests.made_up_models import made_up_bundle, made_up_rows
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("data")
+    return {"neumf": interactions(folder / "interactions"), "wide_deep": clicks(folder / "clicks", num_rows=500)}
+
+
+@pytest.fixture
+def model(tmp_path: Path, specs: dict[str, FeatureSpec]) -> Path:
+    return made_up_bundle(tmp_path / "ctr", specs["wide_deep"], "wide_deep")
+
+
+def with_repository(
+    body: Callable[[Repository], Awaitable[None]], *sources: Source, limits: Limits | None = None, start: bool = True
+) -> None:
+    async def go() -> None:
+        kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+        if start:
+            await kept.start()
+        try:
+            await body(kept)
+        finally:
+            await kept.close()
+
+    asyncio.run(go())
+
+
+def tensors_of(kept: Repository, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    ports = {port.name: port for port in kept.form(name).inputs}
+    return {key: Tensor(key, DATATYPES[ports[key].dtype], values) for key, values in arrays.items()}
+
+
+def expected(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """The bundle's own probabilities (B, 1)."""
+    predictor = Predictor.open(folder, device="cpu")
+    features = predictor.spec.features
+    batch = {
+        name: torch.from_numpy(values if features[name].is_list else values[:, 0]) for name, values in arrays.items()
+    }
+    batch = {name: each.long() if features[name].is_categorical else each for name, each in batch.items()}
+    with torch.inference_mode():
+        return torch.sigmoid(predictor.model(batch)).numpy()[:, None]
+
+
+# --- names and folders -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_called_as_its_folder_or_as_the_user_says(tmp_path: Path) -> None:
+    found = sources_of([str(tmp_path / "runs" / "neumf"), "ctr=somewhere", str(tmp_path / "x" / "bundle"), "./a=b/c"])
+    assert [source.name for source in found] == ["neumf", "ctr", "x", "c"]
+    assert found[1].path == Path("somewhere")
+
+
+def test_names_that_are_none_or_taken_are_refused_at_once() -> None:
+    with pytest.raises(SettingsError) as refused:
+        sources_of(["a b=x", "ctr=x", "ctr=y", "ctr_raw=z"])
+    assert str(refused.value) == (
+        "models: 3 problems\n"
+        "  - 'a b': expected a model name of letters, digits, _ . and -; write NAME=x\n"
+        "  - 'ctr_raw' is the name of the raw form of 'ctr'; write NAME=z\n"
+        "  - two models are called 'ctr'; write NAME=y"
+    )
+    with pytest.raises(SettingsError, match="no model was named; name a run, a bundle, or NAME=PATH"):
+        sources_of([])
+
+
+def test_a_folder_is_a_bundle_a_run_or_holds_versions(tmp_path: Path) -> None:
+    for place in ("run/bundle", "bundle", "many/2", "many/10/bundle", "many/old"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "bundle.json").touch()
+    (tmp_path / "many/3").mkdir()
+    assert find_versions(tmp_path / "bundle") == {1: tmp_path / "bundle"}
+    assert find_versions(tmp_path / "run") == {1: tmp_path / "run/bundle"}
+    assert find_versions(tmp_path / "many") == {2: tmp_path / "many/2", 10: tmp_path / "many/10"}
+    with pytest.raises(BundleError, match=r"neither bundle\.json nor bundle/bundle\.json is there"):
+        find_versions(tmp_path / "many/3")
+
+
+def test_every_model_that_can_t_be_opened_is_named(tmp_path: Path, model: Path) -> None:
+    (model / "weights.safetensors").write_bytes(b"no")
+
+    async def body(kept: Repository) -> None:
+        with pytest.raises(BundleError, match="models: 2 problems") as refused:
+            await kept.start()
+        assert "no such folder" in str(refused.value)
+        assert "weights.safetensors" in str(refused.value)
+
+    with_repository(body, Source("ctr", model), Source("gone", tmp_path / "gone"), start=False)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_probabilities_are_the_bundle_s(model: Path) -> None:
+    async def body(kept: Repository) -> None:
+        rows = made_up_rows(kept.form("ctr").inputs, 7)
+        used, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
+        assert used.version == "1"
+        assert_close(outputs["probability"], expected(model, rows))
+        assert len(np.unique(outputs["probability"])) == 7
+        assert np.allclose(1 / (1 + np.exp(-outputs["logit"])), outputs["probability"], atol=1e-6)
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_no_row_is_answered_with_no_row(model: Path) -> None:
+    async def body(kept: Repository) -> None:
+        rows = made_up_rows(kept.form("ctr").inputs, 0)
+        _, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
+        assert {name: values.shape for name, values in outputs.items()} == {"probability": (0, 1), "logit": (0, 1)}
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_raw_values_are_encoded_as_prepare_fitted(model: Path) -> None:
+    columns = {
+        "user_id": ["u00001", "u00099", "nobody"],
+        "gender": ["f", "m", ""],
+        "item_id": ["1", "2", "3"],
+        "tags": ["t1|t2", "", "t3|t4|t5|t6|t7"],
+        "hour": ["3", "22", "5"],
+        "age": [31.0, np.nan, 18.0],
+        "price": [1.0, 2.5, 0.0],
+        "speed": [0.1, -2.0, 3.0],
+    }
+
+    async def body(kept: Repository) -> None:
+        ports = {port.name: port for port in kept.form("ctr_raw").inputs}
+        assert set(ports) == set(columns)
+        tensors = {}
+        for name, values in columns.items():
+            texts = ports[name].dtype == "string"
+            array = np.array(list(map(str, values)) if texts else values, object if texts else np.float64)
+            tensors[name] = Tensor(name, "BYTES" if texts else "FP64", array.reshape(-1, 1))
+        used, outputs = await kept.infer("ctr_raw", "1", tensors)
+        assert used.predictor is not None
+        rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
+        assert_close(outputs["probability"][:, 0], used.predictor.predict(rows)[0])
+        tensors["age"] = Tensor("age", "FP64", np.array([[1.0], [np.inf], [2.0]]))
+        with pytest.raises(RequestError, match=r"input 'age': row 2 \(age\[1\]\) is inf; expected a finite number"):
+            await kept.infer("ctr_raw", "", tensors)
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_inputs_so_large_that_the_answer_is_no_number_are_refused(model: Path, specs: dict[str, FeatureSpec]) -> None:
+    made_up_bundle(model, specs["wide_deep"], "wide_deep", scale=100)
+
+    async def body(kept: Repository) -> None:
+        rows = made_up_rows(kept.form("ctr").inputs, 3)
+        for port in kept.form("ctr").inputs:
+            if port.dtype == "float32":
+                rows[port.name][1] = 3e38
+        with pytest.raises(
+            RequestError,
+            match=r"row 2 \(logit\[1\]\): the model's answer is no finite number; its inputs are too large",
+        ):
+            await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_names_and_versions_that_are_not_there_are_404(model: Path) -> None:
+    async def body(kept: Repository) -> None:
+        for name, version, message in (
+            ("ctx", "", "no model 'ctx' .did you mean 'ctr'"),
+            ("ctr", "2", "model 'ctr' has no version '2'; loaded: 1"),
+            ("ctr", "x", "model 'ctr' has no version 'x'"),
+            ("ctr", "1" * 5000, "has no version"),
+            ("ctr", "²", "has no version"),
+            ("x_raw", "", "no model 'x_raw'"),
+        ):
+            with pytest.raises(RequestError, match=message) as refused:
+                await kept.infer(name, version, {})
+            assert refused.value.status == 404
+
+    with_repository(body, Source("ctr", model))
+
+
+# --- versions, loading, reloading ------------------------------------------------------------------------------------
+
+
+def test_the_newest_version_answers_and_older_ones_where_asked(tmp_path: Path, specs: dict[str, FeatureSpec]) -> None:
+    for version in (1, 2, 10):
+        made_up_bundle(tmp_path / "many" / str(version), specs["neumf"], "neumf", version)
+
+    async def body(kept: Repository) -> None:
+        assert kept.versions("many") == ("1", "2", "10")
+        rows = made_up_rows(kept.form("many").inputs, 4)
+        for asked, version in (("", "10"), ("2", "2"), ("10", "10"), ("1", "1")):
+            used, outputs = await kept.infer("many", asked, tensors_of(kept, "many", rows))
+            assert used.version == version
+            assert_close(outputs["probability"], expected(tmp_path / "many" / version, rows))
+        made_up_bundle(tmp_path / "many" / "11", specs["neumf"], "neumf", 11)
+        await kept.look()
+        assert kept.form("many").model.version == "11"
+        shutil.rmtree(tmp_path / "many" / "1")
+        await kept.load("many")
+        assert kept.versions("many") == ("2", "10", "11")
+
+    with_repository(body, Source("many", tmp_path / "many"))
+
+
+def test_a_request_under_way_is_answered_by_the_model_it_began_with(model: Path, specs: dict[str, FeatureSpec]) -> None:
+    gate = threading.Event()
+
+    async def body(kept: Repository) -> None:
+        rows = made_up_rows(kept.form("ctr").inputs, 5)
+        before = expected(model, rows)
+        with kept.use("ctr") as form:
+            old = form.model
+            blocked = asyncio.ensure_future(old.batcher.call(lambda: gate.wait(600)))
+            waiting = asyncio.ensure_future(kept.infer("ctr", "", tensors_of(kept, "ctr", rows)))
+            await asyncio.sleep(0)
+            made_up_bundle(model, specs["wide_deep"], "wide_deep", 1)
+            await kept.look()
+            assert kept.form("ctr").model is not old
+            _, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
+            after = expected(model, rows)
+            assert_close(outputs["probability"], after)
+            assert not np.allclose(before, after)
+            assert not waiting.done()
+            gate.set()
+            await blocked
+            used, outputs = await waiting
+            assert used is old
+            assert_close(outputs["probability"], before)
+            assert_close((await old.batcher.infer(rows, 5))["probability"], before)  # as long as it is in use
+        assert total(kept.metrics, "recspec_loads_total", outcome="reloaded") == 1
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
+    model: Path, specs: dict[str, FeatureSpec], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(kept: Repository) -> None:
+        old, rows = kept.form("ctr").model, made_up_rows(kept.form("ctr").inputs, 2)
+        weights = (model / "weights.safetensors").read_bytes()
+        (model / "weights.safetensors").write_bytes(weights[:100])
+        with caplog.at_level(logging.WARNING, "recspec.serve"):
+            await kept.look()
+        assert "model 'ctr' stays as it is" in caplog.text
+        caplog.clear()
+        await kept.look()  # the same broken content is not tried again
+        assert not caplog.text
+        with pytest.raises(BundleError, match=r"model 'ctr': .*weights.safetensors"):
+            await kept.load("ctr")
+        assert kept.form("ctr").model is old
+        assert kept.ready
+        told = {each["name"]: each for each in kept.index()}["ctr"]
+        assert (told["state"], "the older one answers" in told["reason"]) == ("READY", True)
+        await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
+        made_up_bundle(model, specs["wide_deep"], "wide_deep", 3)
+        await kept.look()
+        assert kept.form("ctr").model is not old
+        assert {each["reason"] for each in kept.index()} == {""}
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_a_folder_that_is_gone_for_a_moment_changes_nothing(model: Path) -> None:
+    async def body(kept: Repository) -> None:
+        old = kept.form("ctr").model
+        model.rename(model.with_name("elsewhere"))
+        await kept.look()
+        assert kept.form("ctr").model is old
+        with pytest.raises(BundleError, match="no such folder"):
+            await kept.load("ctr")
+        assert kept.form("ctr").model is old
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> None:
+    async def body(kept: Repository) -> None:
+        await kept.unload("ctr")
+        with pytest.raises(
+            RequestError, match="model 'ctr' is not loaded; POST /v2/repository/models/ctr/load"
+        ) as told:
+            kept.form("ctr")
+        assert told.value.status == 503
+        assert kept.index() == [{"name": "ctr", "version": "", "state": "UNAVAILABLE", "reason": "unloaded"}]
+        assert kept.index(only_ready=True) == []
+        assert kept.ready
+        await kept.look()
+        assert kept.names == ()
+        await kept.load("ctr")
+        assert kept.names == ("ctr", "ctr_raw")
+        with pytest.raises(RequestError, match="no model 'x'"):
+            await kept.load("x")
+
+    with_repository(body, Source("ctr", model))
+
+
+def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpec]) -> None:
+    async def go() -> None:
+        kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch_seconds=0.01))
+        await kept.start()
+        old = kept.form("ctr").model
+        made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
+        async with asyncio.timeout(600):
+            while kept.form("ctr").model is old:
+                await asyncio.sleep(0.01)
+        await kept.close()
+
+    asyncio.run(go())
+
+
+# --- exports ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_computes_where_it_agrees_with_its_bundle(
+    tmp_path: Path, specs: dict[str, FeatureSpec], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = made_up_bundle(tmp_path / "run" / "bundle", specs["neumf"], "neumf").parent
+    quickly = ExportSettings(batch_sizes=(1,), seconds=0.01, threads=1)
+    export(bundle.load(folder), folder / "export", quickly)
+    shutil.copytree(folder / "export", tmp_path / "ranker")
+    description = tmp_path / "ranker" / "export.json"
+    description.write_text(description.read_text().replace('"form": "rows"', '"form": "ranker"'))
+    manifest.write(tmp_path / "ranker")
+
+    async def body(kept: Repository) -> None:
+        rows = made_up_rows(kept.form("both").inputs, 6)
+        wanted = expected(folder, rows)
+        for name in ("both", "alone"):
+            assert metadata(kept, kept.form(name))["platform"] == "recspec_onnx"
+            _, outputs = await kept.infer(name, "", tensors_of(kept, name, rows))
+            assert_close(outputs["probability"], wanted)
+        assert kept.names == ("both", "alone", "both_raw")
+        told = json.loads((folder / "export" / "export.json").read_text())
+        told["difference"]["allowed_largest"] = 1e9  # a description can't allow what it likes
+        (folder / "export" / "export.json").write_text(json.dumps(told))
+        manifest.write(folder / "export")
+        made_up_bundle(folder / "bundle", specs["neumf"], "neumf", 1)  # another model: the export is of the old one
+        with caplog.at_level(logging.WARNING, "recspec.serve"):
+            await kept.look()
+        reason = next(each["reason"] for each in kept.index() if each["name"] == "both")
+        assert "torch computes, not the export" in reason
+        assert "off the bundle's; export it again" in caplog.text
+        assert metadata(kept, kept.form("both"))["platform"] == "recspec_torch"
+        _, outputs = await kept.infer("both", "", tensors_of(kept, "both", rows))
+        assert_close(outputs["probability"], expected(folder, rows))
+
+    with_repository(body, Source("both", folder), Source("alone", folder / "export"))
+
+    async def refused(kept: Repository) -> None:
+        with pytest.raises(BundleError, match="exported with --form ranker, which takes one request a call"):
+            await kept.start()
+
+    with_repository(refused, Source("ranker", tmp_path / "ranker"), start=False)
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_configuration_and_metadata_say_what_the_model_takes(model: Path) -> None:
+    async def body(kept: Repository) -> None:
+        told = metadata(kept, kept.form("ctr"))
+        assert {"name": "tags", "datatype": "INT32", "shape": [-1, 4]} in told["inputs"]
+        assert {"name": "age", "datatype": "FP32", "shape": [-1, 1]} in told["inputs"]
+        assert [each["name"] for each in told["outputs"]] == ["probability", "logit"]
+        told = configuration(kept, kept.form("ctr"))
+        assert told["max_batch_size"] == 100
+        assert {"name": "tags", "data_type": "TYPE_INT32", "dims": [4]} in told["input"]
+        assert told["dynamic_batching"] == {"preferred_batch_size": [50], "max_queue_delay_microseconds": 2000}
+        raw = metadata(kept, kept.form("ctr_raw"))
+        assert {"name": "tags", "datatype": "BYTES", "shape": [-1, 1]} in raw["inputs"]
+        assert {"name": "age", "datatype": "FP64", "shape": [-1, 1]} in raw["inputs"]
+        assert [form.name for form in kept.every_form()] == ["ctr", "ctr_raw"]
+
+    limits = Limits(max_rows=100, max_batch_rows=50, max_delay_ms=2)
+    with_repository(body, Source("ctr", model), limits=limits)
+
+
+def test_a_call_on_the_model_s_thread_may_recommend(tmp_path: Path, specs: dict[str, FeatureSpec]) -> None:
+    folder = made_up_bundle(tmp_path / "m", specs["neumf"], "neumf")
+
+    async def body(kept: Repository) -> None:
+        with kept.use("m") as form:
+            predictor = form.model.predictor
+            assert predictor is not None
+            with pytest.raises(BundleError, match=r"no (user|item) to recommend"):
+                await form.model.batcher.call(lambda: predictor.recommend(["u1"]))
+
+    with_repository(body, Source("m", folder))
+
+
+def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> None:
+    opened = open_version(model, RepositorySettings(device="cpu"))
+    assert opened.predictor is not None
+    assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]

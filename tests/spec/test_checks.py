@@ -1,0 +1,131 @@
+"""What is said about specifications that are wrong."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from recspec.errors import SpecError
+from recspec.spec import FeatureSpec
+from tests.spec.files import BASE, BROKEN, load, refused
+
+
+def test_the_base_that_is_broken_below_is_sound(tmp_path: Path) -> None:
+    assert load(tmp_path, BASE).splits == ("train",)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_each_violation_has_its_message(case: str, tmp_path: Path) -> None:
+    old, new, message = BROKEN[case]
+    assert old in BASE
+    assert refused(tmp_path, BASE.replace(old, new, 1)) == [message]
+
+
+def test_several_violations_are_reported_together_by_line(tmp_path: Path) -> None:
+    text = BASE
+    for case in ("unknown dtype", "unknown channel", "chunk with an unknown feature", "unknown section"):
+        old, new, _ = BROKEN[case]
+        text = text.replace(old, new, 1)
+    (tmp_path / "feature_spec.yaml").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        FeatureSpec.load(tmp_path)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{tmp_path / 'feature_spec.yaml'}: 4 problems"
+    assert [line[:39] for line in lines[1:]] == [
+        "  - line 1: features: unknown section '",
+        "  - line 5: feature_spec.price.dtype: i",
+        "  - line 9: source_spec.train[0].featur",
+        "  - line 14: channel_spec.contxt: unkno",
+    ]
+
+
+def test_a_broken_part_causes_no_further_complaints(tmp_path: Path) -> None:
+    """Each is reported once, where it is, and not again where something else relies on it."""
+    text = BASE.replace("item: {cardinality: 4}", "item: {cardinality: many}").replace(
+        "item: [item]", "history: [item]"
+    )
+    text += "metadata: {item_id: item}\n"
+    assert [problem[:44] for problem in refused(tmp_path, text)] == ["line 3: feature_spec.item.cardinality: is 'm"]
+    text = BASE.replace("label: [label]", "label: label")
+    assert [problem[:40] for problem in refused(tmp_path, text)] == ["line 14: channel_spec.label: is 'label';"]
+    text = BASE.replace("files: [a.csv]", "files: a.csv")
+    assert [problem[:46] for problem in refused(tmp_path, text)] == ["line 8: source_spec.train[0].files: is 'a.csv'"]
+
+
+def test_from_dict_says_the_same_without_lines() -> None:
+    with pytest.raises(SpecError) as caught:
+        FeatureSpec.from_dict({"feature_spec": {"a": {"dtype": "int46"}, 1: {}}, "sources": {}})
+    assert str(caught.value).splitlines()[0] == "feature specification: 4 problems"
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "channel_spec.label",
+        "feature_spec.1",
+        "feature_spec.a.dtype",
+        "sources",
+    ]
+
+
+def test_no_section_at_all_is_said() -> None:
+    with pytest.raises(SpecError, match="feature specification: feature_spec: this section is missing"):
+        FeatureSpec.from_dict({})
+    with pytest.raises(SpecError, match="feature_spec: holds no feature; expected at least a label"):
+        FeatureSpec.from_dict({"feature_spec": {}})
+
+
+def test_an_error_can_go_from_one_process_to_another() -> None:
+    with pytest.raises(SpecError) as caught:
+        FeatureSpec.from_dict({})
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    assert (type(again), str(again), again.problems) == (SpecError, str(caught.value), caught.value.problems)
+
+
+def outside(file: str) -> str:
+    return BASE.replace("files: [b.csv]", f"files: [{file}]")
+
+
+@pytest.mark.parametrize("file", ["../b.csv", "sub/../../b.csv", "/etc/hosts"])
+def test_files_may_not_lie_outside_the_folder(file: str, tmp_path: Path) -> None:
+    assert refused(tmp_path, outside(file)) == [
+        (
+            f"line 9: source_spec.train[1].files[0]: '{file}' leads outside the folder {tmp_path}; "
+            "move it there, or pass --allow-outside"
+        )
+    ]
+    spec = load(tmp_path, outside(file), allow_outside=True)
+    assert spec.path(file) == tmp_path / file
+    assert spec.replace(metadata={"kept": True}).allow_outside
+
+
+@pytest.mark.parametrize("file", ["sub/b.csv", "./b.csv", "sub/../b.csv"])
+def test_files_may_lie_anywhere_inside_it(file: str, tmp_path: Path) -> None:
+    assert load(tmp_path, outside(file)).path(file) == tmp_path / file
+
+
+def test_a_link_that_leads_outside_is_outside(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.csv").write_text("1,0\n")
+    inside = tmp_path / "data"
+    inside.mkdir()
+    (inside / "b.csv").symlink_to(tmp_path / "elsewhere" / "b.csv")
+    (inside / "folder").symlink_to(tmp_path / "elsewhere")
+    for file in ("b.csv", "folder/b.csv"):
+        (problem,) = refused(inside, outside(file))
+        assert f"'{file}' leads outside the folder {inside}" in problem
+    (inside / "b.csv").unlink()
+    (inside / "c.csv").write_text("1,0\n")
+    (inside / "b.csv").symlink_to("c.csv")
+    load(inside, outside("b.csv"))  # a link within the folder stays inside
+
+
+def test_a_folder_that_is_a_link_itself_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert load(tmp_path / "link", BASE).folder == tmp_path / "link"
+
+
+def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").symlink_to(tmp_path / "c.csv")
+    (tmp_path / "c.csv").symlink_to(tmp_path / "b.csv")
+    (problem,) = refused(tmp_path, BASE)
+    assert "source_spec.train[1].files[0]: 'b.csv' leads into a circle of links" in problem

@@ -1,0 +1,109 @@
+"""The plan of a run: every choice with its reason, equal to what the run then does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from recspec.bundle import folder as bundle
+from recspec.distributed.ranks import Ranks
+from recspec.models import MODELS
+from recspec.nn.embeddings import Embeddings
+from recspec.spec import FeatureSpec
+from recspec.training.loop import TrainingRun, train
+from recspec.training.plan import TrainingPlan, make_plan, pick_compile
+from recspec.training.settings import TrainSettings
+from tests import made_up
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("plan")
+    return {
+        "interactions": made_up.interactions(folder / "interactions"),
+        "clicks": made_up.clicks(folder / "clicks"),
+        "sequences": made_up.sequences(folder / "sequences"),
+    }
+
+
+def a_plan(model: str, data: Mapping[str, FeatureSpec], **values: object) -> TrainingPlan:
+    needs = set(MODELS[model].needs)
+    spec = data["sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"]
+    settings = TrainSettings.model_validate({"tensorboard": False, **values})
+    return make_plan(model, spec, settings, MODELS[model].Settings(), Ranks())
+
+
+def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
+    settings, own = TrainSettings(epochs=1, threads=1, tensorboard=False), MODELS["neumf"].Settings(factors=4)
+    train("neumf", data["interactions"], tmp_path / "run", settings=settings, model_settings=own)
+    start = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
+    choices = start["choices"]
+    assert list(choices) == [
+        "batch_size", "precision", "threads", "freed_memory", "optimizer", "negatives", "rows", "valid", "metric",
+        "tables", "embedding_backend", "sparse_gradients", "compile",
+    ]  # fmt: skip
+    assert start["batch_size"] == 256
+    assert choices["batch_size"].startswith("256: ")
+    assert choices["threads"] == "1: as asked"
+    assert choices["optimizer"].startswith("adam (fused: one pass over weights and state): ")
+    assert choices["negatives"] == "4: rows are interactions"
+    assert choices["rows"] == "held in memory: train.memory_budget is 4GB"
+    assert choices["valid"] == "valid: the dataset has this split"
+    assert choices["compile"] == "none: does not pay on a CPU"
+    assert bundle.load(tmp_path / "run").card.train["batch_size"] == 256
+
+
+def test_the_same_arguments_give_the_same_plan(data: Mapping[str, FeatureSpec]) -> None:
+    assert a_plan("dlrm", data).to_dict() == a_plan("dlrm", data).to_dict()
+    json.dumps(a_plan("dlrm", data).to_dict())
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("values", [{}, {"optimizer": "rmsprop", "sparse_gradients": "always"}])
+def test_the_run_has_what_the_plan_says(
+    model: str, values: dict[str, object], data: Mapping[str, FeatureSpec], tmp_path: Path
+) -> None:
+    plan = a_plan(model, data, batch_size=5, negatives=0, **values)
+    run = TrainingRun(plan, tmp_path, Ranks())
+    assert plan.optimizer.value == run.optimizers.described
+    assert plan.sizes["parameters"] == sum(each.numel() for each in run.model.parameters())
+    assert plan.sizes["trained_parameters"] == run.model.num_parameters()
+    assert plan.steps_per_epoch == -(-run.loader.num_rows // 5)
+    sparse = [
+        f"{prefix}.stores.{key}"
+        for prefix, module in run.model.named_modules()
+        if isinstance(module, Embeddings)
+        for key in module.stores
+        if key in module.sparse
+    ]
+    assert list(plan.sparse_gradients.value) == sparse
+    assert bool(sparse) == (bool(values) and any(isinstance(each, Embeddings) for each in run.model.modules()))
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "accumulate", "whole", "mode", "reason"),
+    [
+        (False, Ranks(), 1, True, "none", "does not pay on a CPU"),
+        ("auto", Ranks(), 1, True, "none", "does not pay on a CPU"),
+        (True, Ranks(), 1, True, "default", "no CUDA graphs: the run is on cpu"),
+        (False, Ranks(device=GPU), 1, True, "none", "pays on a GPU, and costs a minute"),
+        (True, Ranks(device=GPU), 1, True, "reduce-overhead", "full batches have one shape"),
+        ("auto", Ranks(device=GPU), 1, True, "reduce-overhead", "full batches have one shape"),
+        (True, Ranks(0, 2, GPU), 1, True, "default", "2 processes exchange gradients in every step"),
+        (True, Ranks(device=GPU), 2, True, "default", "train.accumulate is 2"),
+        (True, Ranks(device=GPU), 1, False, "default", "some tables have sparse gradients, or their rows are fetched"),
+    ],
+)
+def test_cuda_graphs_are_chosen_where_every_step_is_alike(
+    asked: object, ranks: Ranks, accumulate: int, whole: bool, mode: str, reason: str
+) -> None:
+    settings = TrainSettings.model_validate({"compile": asked, "accumulate": accumulate})
+    choice = pick_compile(settings, ranks, whole_gradients=whole)
+    assert choice.value == mode
+    assert reason in choice.reason

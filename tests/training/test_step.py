@@ -1,0 +1,166 @@
+"""One optimizer step: which batches run compiled, and that a step asks the device for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recspec.batch import Batch, num_rows
+from recspec.distributed.ranks import Ranks
+from recspec.loading.loader import Loader
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.training.choice import Choice
+from recspec.training.loop import TrainingRun
+from recspec.training.optimizers import Optimizers
+from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.precision import arithmetic
+from recspec.training.settings import TrainSettings
+from tests import made_up
+
+SIZES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "neumf": {"factors": 4, "layers": (8, 4)},
+        "wide_deep": {"hidden": (8,), "embedding_dim": 4},
+        "dlrm": {"embedding_dim": 4, "bottom": (8, 4), "top": (8,)},
+        "dcnv2": {"embedding_dim": 4, "bottom": (8, 4), "top": (8,)},
+        "din": {"embedding_dim": 4, "hidden": (8,)},
+        "dien": {"embedding_dim": 4, "hidden": (8,)},
+        "sim": {"embedding_dim": 4, "hidden": (8,), "search_hidden": (8,), "top_k": 3, "short_length": 2},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("step")
+    return {
+        "interactions": made_up.interactions(folder / "interactions"),
+        "clicks": made_up.clicks(folder / "clicks"),
+        "sequences": made_up.sequences(folder / "sequences"),
+    }
+
+
+def spec_of(model: str, data: Mapping[str, FeatureSpec]) -> FeatureSpec:
+    needs = set(MODELS[model].needs)
+    return data["sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"]
+
+
+def a_plan(model: str, data: Mapping[str, FeatureSpec], ranks: Ranks, **values: object) -> TrainingPlan:
+    given = {"batch_size": 450, "precision": "fp32", "tensorboard": False, "learning_rate": 0.01, **values}
+    own = MODELS[model].Settings.model_validate(SIZES[model])
+    return make_plan(model, spec_of(model, data), TrainSettings.model_validate(given), own, ranks)
+
+
+def trained(run: TrainingRun, epochs: int = 2) -> dict[str, Tensor]:
+    for _ in range(epochs):
+        for _ in run.epoch():
+            pass
+        run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
+    return {name: parameter.detach().cpu().clone() for name, parameter in run.model.named_parameters()}
+
+
+def test_full_batches_run_as_a_graph_and_others_uncompiled(
+    data: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    asked: list[Mapping[str, object]] = []
+
+    def compiled(module: nn.Module, **how: object) -> Callable[[Batch], Tensor]:
+        def call(batch: Batch) -> Tensor:
+            calls.append(num_rows(batch))
+            return module(batch)  # type: ignore[no-any-return]
+
+        asked.append(how)
+        return call
+
+    marked: list[None] = []
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(None))
+    plan = a_plan("neumf", data, Ranks())
+    assert plan.loader.num_rows % plan.loader.batch_size  # so the last batch is a smaller one
+    eager = trained(TrainingRun(plan, tmp_path, Ranks()))
+    assert not asked
+    graphs = replace(plan, compile=Choice("reduce-overhead", "as on a GPU"))
+    as_graph = trained(TrainingRun(graphs, tmp_path, Ranks()))
+    assert asked == [{"mode": "reduce-overhead", "dynamic": False}]
+    assert calls == [450] * (2 * (plan.steps_per_epoch - 1))
+    assert len(marked) == len(calls)
+    for name, weight in eager.items():
+        assert torch.equal(weight, as_graph[name]), name  # same operations
+    calls.clear()
+    trained(TrainingRun(replace(plan, compile=Choice("default", "as asked")), tmp_path, Ranks()))
+    assert len(calls) == 2 * plan.steps_per_epoch
+    assert asked[1] == {"mode": "default", "dynamic": None}
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *((model, "rmsprop") for model in sorted(SIZES)),
+        *(("neumf", name) for name in ("adagrad", "rowwise_adagrad", "ftrl")),
+    ],
+)
+def test_a_step_of_steady_shapes_asks_the_device_for_nothing(
+    model: str, optimizer: str, data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the meta device tensors have shapes and no numbers: an operation that needs a number raises.
+
+    The fused optimizers of torch (Adam, SGD) do not exist there.
+    """
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+    spec = spec_of(model, data)
+    made = MODELS[model](spec, MODELS[model].Settings.model_validate(SIZES[model])).to("meta")
+    optimizers = Optimizers(list(made.named_parameters()), TrainSettings.model_validate({"optimizer": optimizer}))
+    optimizers.use_backend("torch")
+    batch = {name: tensor.to("meta") for name, tensor in a_batch(made, spec, 8).items()}
+    for step in range(2):
+        optimizers.set_learning_rates(step, steps_per_epoch=10, epochs=1)
+        with monkeypatch.context() as compiling:
+            if not MODELS[model].steady_shapes:  # compiled, their events are padded
+                compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+            made.loss(batch).backward()
+        optimizers.step()
+        optimizers.zero_grad()
+
+
+@pytest.mark.parametrize("model", ["din", "dien", "sim"])
+def test_padded_events_give_the_same_loss(
+    model: str, data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(model, data)
+    made = MODELS[model](spec, MODELS[model].Settings.model_validate(SIZES[model])).eval()
+    batch = a_batch(made, spec, 64)
+    with torch.no_grad():
+        as_it_is = made.loss(batch)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        torch.testing.assert_close(made.loss(batch), as_it_is, rtol=1e-5, atol=1e-6)
+
+
+def a_batch(model: nn.Module, spec: FeatureSpec, rows: int) -> Batch:
+    features = (*model.loss_features(), spec.label)  # type: ignore[operator]
+    return next(iter(Loader(spec, "train", batch_size=rows, features=features, fixed_length=True).batches())).batch
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("model", sorted(SIZES))
+def test_a_graph_gives_the_weights_of_an_uncompiled_run(
+    model: str, data: Mapping[str, FeatureSpec], tmp_path: Path
+) -> None:
+    ends = []
+    ranks = Ranks(device=torch.device("cuda"))
+    for compiles in (True, False):
+        plan = a_plan(model, data, ranks, compile=compiles, deterministic=True, sparse_gradients="never")
+        assert plan.compile.value == ("reduce-overhead" if compiles else "none")
+        with arithmetic("fp32", deterministic=True):
+            ends.append(trained(TrainingRun(plan, tmp_path, ranks)))
+    for name, weight in ends[0].items():
+        torch.testing.assert_close(weight, ends[1][name], rtol=1e-4, atol=1e-5, msg=name)
