@@ -19,7 +19,7 @@ from recspec.bundle import checkpoint
 from recspec.bundle import folder as bundle
 from recspec.errors import DataError, SettingsError
 from recspec.models import MODELS
-from recspec.nn import kernels
+from recspec.nn import hand_written, kernels
 from recspec.nn.embeddings import Embeddings
 from recspec.nn.interactions import dot_interaction
 from recspec.spec import FeatureSpec
@@ -123,7 +123,7 @@ def test_the_gradient_of_a_gather_is_the_embeddings(sparse: bool) -> None:
     start, firsts, stops = tables(19)
     ids, slope = ids_of(16), drawn(16, 3, 19)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    kernels.Gather.apply(ours, ids, firsts, stops, torch.float32, sparse).mul(slope).sum().backward()
+    hand_written.Gather.apply(ours, ids, firsts, stops, torch.float32, sparse).mul(slope).sum().backward()
     torch.nn.functional.embedding(ids + firsts, theirs).mul(slope).sum().backward()
     assert ours.grad.is_sparse == sparse
     torch.testing.assert_close(ours.grad.to_dense() if sparse else ours.grad, theirs.grad)
@@ -207,7 +207,7 @@ def test_dot_products_and_their_gradient_are_torchs(features: int, width: int, r
     start, pairs = drawn(rows, features, width), features * (features - 1) // 2
     slope = drawn(rows, pairs)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    found, expected = kernels.Dots.apply(ours), kernels.dots_plain(theirs)
+    found, expected = hand_written.Dots.apply(ours), kernels.dots_plain(theirs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     (found * slope).sum().backward()
     (expected * slope).sum().backward()
@@ -263,7 +263,7 @@ import sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from recspec import kernels
+from recspec.nn import kernels
 
 
 def compiled(kernel, known, **types):
