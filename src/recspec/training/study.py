@@ -55,6 +55,7 @@ class Study:
         """
         import optuna
         from sqlalchemy.engine import URL
+        from sqlalchemy.pool import NullPool
 
         # SQLite opens what lies beside its file, and clears it away.
         written = ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
@@ -64,7 +65,9 @@ class Study:
         url = URL.create("sqlite", database=f"file:{file}", query={"uri": "true"}).render_as_string()
         with _quiet():
             with self._readable():
-                storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT}})
+                # Without a pool no connection stays open if the file turns out not to be a database.
+                kept = {"connect_args": {"timeout": WAIT}, "poolclass": NullPool}
+                storage = optuna.storages.RDBStorage(url, engine_kwargs=kept)
             try:
                 with turn(self.folder):
                     self.study = self._create(storage)
