@@ -142,7 +142,13 @@ class DuckDBBackend(Backend):
         scan = f"read_parquet([{files}], hive_partitioning=false)"
         casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
         columns = f"* REPLACE ({casts})" if casts else "*"
-        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        try:
+            self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        except duckdb.Error as error:
+            if not row:
+                raise
+            where = ", ".join(map(str, paths))
+            raise DataError(f"{where}: damaged, or not a Parquet file: {str(error).splitlines()[0]}") from None
         return ibis.table(schema_of(paths[0], row), name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
