@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,30 +17,7 @@ from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.malformed import problems_of
 from recspec.prepare.tables import count_rows, fetch
 from recspec.prepare.text_files import ROW, JsonFile, TextFile
-
-COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    with connect(folder=tmp_path_factory.mktemp("tables") / "work", threads=1) as opened:
-        yield opened
-
-
-def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    path.write_bytes(text.encode(encoding))
-    return path
-
-
-def rows(backend: Backend, file: TextFile) -> list[dict[str, object]]:
-    return fetch(backend, backend.read_text(file).order_by(ROW)).to_pylist()
-
-
-def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
-    path = tmp_path / f"table{len(list(tmp_path.iterdir()))}.parquet"
-    pq.write_table(pa.table(columns), path)
-    return backend.read_parquet([path], row=True)
-
+from tests.prepare.small_tables import COLUMNS, rows, table, written
 
 # --- reading text -----------------------------------------------------------------------------------------------------
 
@@ -304,3 +280,24 @@ def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
             SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables .*; give more$"
         ):
             backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))
+
+
+def test_a_parquet_file_that_only_duckdb_refuses_is_named(backend: Backend, tmp_path: Path) -> None:
+    """Every byte of the footer is exchanged; what pyarrow lets pass, DuckDB opens or the message names the file."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"user": ["anna", "bert"], "item": ["kilo", "lima"]}), path, compression="none")
+    content = path.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little")
+    refused = 0
+    for place in range(len(content) - 8 - footer, len(content) - 8):
+        for value in (0x00, 0x15, 0xFF):
+            path.write_bytes(content[:place] + bytes([value]) + content[place + 1 :])
+            try:
+                pq.read_schema(path), pq.read_metadata(path)
+            except (pa.ArrowException, OSError, ValueError):
+                continue  # the check of raw files refuses these
+            try:
+                backend.read_parquet([path], row=True)
+            except DataError as error:
+                refused += str(error).startswith(f"{path}: damaged, or not a Parquet file: ")
+    assert refused

@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
-
 from recspec.prepare.backend import Backend
-from recspec.prepare.context import connect
 from recspec.prepare.tables import at_least, count_rows, counts_by, fetch, keep_earliest, left_join
-from recspec.prepare.text_files import ROW, TextFile
-
-COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    with connect(folder=tmp_path_factory.mktemp("tables") / "work", threads=1) as opened:
-        yield opened
-
-
-def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    path.write_bytes(text.encode(encoding))
-    return path
-
-
-def rows(backend: Backend, file: TextFile) -> list[dict[str, object]]:
-    return fetch(backend, backend.read_text(file).order_by(ROW)).to_pylist()
-
-
-def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
-    path = tmp_path / f"table{len(list(tmp_path.iterdir()))}.parquet"
-    pq.write_table(pa.table(columns), path)
-    return backend.read_parquet([path], row=True)
-
+from recspec.prepare.text_files import ROW
+from tests.prepare.small_tables import table
 
 # --- what is done to tables -------------------------------------------------------------------------------------------
 

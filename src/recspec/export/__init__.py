@@ -20,7 +20,6 @@ __all__ = [
     "ExportSettings",
     "ExportedModel",
     "ExportedRanker",
-    "Program",
     "as_model_batch",
     "columns_of",
     "export",

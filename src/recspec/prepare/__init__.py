@@ -4,7 +4,7 @@ from recspec.prepare import clicks, interactions, prepared, splits
 from recspec.prepare.backend import Backend
 from recspec.prepare.cleaning import Repeats, clean, first_left_out
 from recspec.prepare.columns import Catalogue, Column, Kind
-from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, connect, limit_bytes, silent
+from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_source import Source
 from recspec.prepare.malformed import PROBLEMS_SHOWN
@@ -25,8 +25,8 @@ __all__ = [
     "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnType", "Distribution", "HistorySettings",
     "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared", "Progress", "RawLayout", "RawType",
     "Reading", "Remark", "Repeats", "Roles", "Scatter", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets",
-    "at_least", "blocks", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks", "connect",
+    "at_least", "blocks", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks",
     "count_rows", "counts_by", "fetch", "find_raw_files", "first_left_out", "interactions", "keep_earliest",
     "leave_one_out", "left_join", "limit_bytes", "lines_of", "note_doubtful_time", "note_untimed", "prepared",
-    "read_header", "read_raw_files", "shuffled", "silent", "splits",
+    "read_header", "read_raw_files", "shuffled", "splits",
 ]  # fmt: skip

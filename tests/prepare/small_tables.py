@@ -1,0 +1,29 @@
+"""Small files and tables, and their rows as Python objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recspec.prepare.backend import Backend
+from recspec.prepare.tables import fetch
+from recspec.prepare.text_files import ROW, TextFile
+
+COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def rows(backend: Backend, file: TextFile) -> list[dict[str, object]]:
+    return fetch(backend, backend.read_text(file).order_by(ROW)).to_pylist()
+
+
+def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
+    path = tmp_path / f"table{len(list(tmp_path.iterdir()))}.parquet"
+    pq.write_table(pa.table(columns), path)
+    return backend.read_parquet([path], row=True)
