@@ -110,3 +110,7 @@ class Model(nn.Module, ABC):
             id(each.stores[key]) for each in self.modules() if isinstance(each, Embeddings) for key in each.fetch
         }
         return next(parameter.device for parameter in self.parameters() if id(parameter) not in fetched)
+
+    def num_parameters(self) -> int:
+        """The number of trained weights."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)

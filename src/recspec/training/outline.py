@@ -60,10 +60,9 @@ class Outline:
     def sizes(self, frozen: Sequence[str]) -> dict[str, object]:
         """Numbers of all parameters, of the trained ones and of each frozen part."""
         count = {name: each.numel() for name, each in self.model.named_parameters()}
-        trained = sum(each.numel() for each in self.model.parameters() if each.requires_grad)
         return {
             "parameters": sum(count.values()),
-            "trained_parameters": trained,
+            "trained_parameters": self.model.num_parameters(),
             "frozen": {part: sum(count[name] for name in _in_part(self.model, part)) for part in frozen},
         }
 
