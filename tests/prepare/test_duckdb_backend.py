@@ -301,3 +301,21 @@ def test_a_parquet_file_that_only_duckdb_refuses_is_named(backend: Backend, tmp_
             except DataError as error:
                 refused += str(error).startswith(f"{path}: damaged, or not a Parquet file: ")
     assert refused
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_parquet_file_of_any_bytes_is_read_or_named(first: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"user": ["anna", "bert"], "when": [1, 2]}), path, compression="none")
+    content = path.read_bytes()
+    for place in range(4 + first, len(content) - 8, 6):
+        path.write_bytes(content[:place] + b"\x15" + content[place + 1 :])
+        try:
+            pq.read_schema(path), pq.read_metadata(path)
+        except (pa.ArrowException, OSError, ValueError):
+            continue
+        with connect(folder=tmp_path / "work", threads=1) as opened:
+            try:
+                fetch(opened, opened.read_parquet([path], row=True))
+            except DataError as error:
+                assert str(path) in str(error)  # noqa: PT017

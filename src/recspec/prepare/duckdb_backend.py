@@ -247,7 +247,8 @@ def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator
             check_parquet(path)
         if isinstance(error, duckdb.IOException):
             raise _resource_error(error, memory_limit) from None
-        if isinstance(error, duckdb.InvalidInputException) and raw:
+        # DuckDB's reader of Parquet raises its bare Error; mistakes of ours in a query have classes of their own.
+        if raw and (isinstance(error, duckdb.InvalidInputException) or type(error) is duckdb.Error):
             raise DataError(f"{', '.join(map(str, raw))}: damaged: {str(error).splitlines()[0]}") from None
         raise
 
