@@ -300,3 +300,15 @@ def test_what_is_no_table_has_no_entries() -> None:
 def test_a_value_of_the_wrong_shape_is_answered_in_yaml(values: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         build(Tables, "here", values)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**40, [1, 2**63], {"item_id": 2**63}])
+def test_a_whole_number_beyond_64_bits_is_refused(value: object) -> None:
+    class Sizes(Settings):
+        one: int = 0
+        several: tuple[int, ...] = ()
+        by_name: dict[str, int] = Field({})
+
+    name = "several" if isinstance(value, list) else "by_name" if isinstance(value, dict) else "one"
+    with pytest.raises(SettingsError, match=f"(?s)'{name}'.*the largest whole number is 9,223,372,036,854,775,807"):
+        build(Sizes, "settings", {name: value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from recspec.errors import SettingsError, nearest, unknown
 from recspec.files import PathError, local, read_text
 
 MOST_RECIPE_BYTES = 1 << 20
+MOST_INTEGER = (1 << 63) - 1
+"""Largest whole number of a setting."""
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
 
 
@@ -65,6 +68,15 @@ class Settings(BaseModel):
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("YAML reads yes, no, on and off as true and false; put text in quotes")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: object) -> object:
+        values: Iterable[object] = value.values() if isinstance(value, Mapping) else [value]
+        for each in itertools.chain.from_iterable(one if isinstance(one, (list, tuple)) else [one] for one in values):
+            if isinstance(each, int) and abs(each) > MOST_INTEGER:
+                raise ValueError(f"holds {each}; the largest whole number is {MOST_INTEGER:,}")
         return value
 
 

@@ -201,7 +201,11 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "too few users": (seen_with(lambda t: t.update(offsets=t["offsets"][:-2].clone())), "holds 120 numbers; expected"),
     "no users": (seen_with(lambda t: t.update(offsets=t["offsets"][:0].clone())), "holds 0 numbers; expected"),
     "floats": (seen_with(lambda t: t.update(items=t["items"].float())), "'items' is torch.float32"),
-    "two dimensions": (seen_with(lambda t: t.update(items=t["items"][None])), "whole numbers in one dimension"),
+    "two dimensions": (seen_with(lambda t: t.update(items=t["items"][None])), "int32 or int64 in one dimension"),
+    "bytes": (
+        seen_with(lambda t: t.update(offsets=t["offsets"].to(torch.uint8))),
+        "is torch.uint8 of shape .*; expected int32 or int64",
+    ),
     "foreign file": (foreign_tensors, "seen.safetensors: not written by recspec, or damaged"),
     "foreign tensors": (foreign_tensors_of_recspec, "holds 'a'; expected 'offsets', 'items', 'counts'"),
     "NaN weight": (weights_with(float("nan")), "weight 'out.bias' holds 1 numbers that are not finite"),

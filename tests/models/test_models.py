@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recspec import metrics
+from recspec import config, metrics
 from recspec.batch import Batch, num_rows, take
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
@@ -20,6 +20,7 @@ from recspec.loading.loader import Loader
 from recspec.loading.sampling import item_features
 from recspec.models import MODELS
 from recspec.models.base import Model
+from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from recspec.training.loop import train
@@ -248,3 +249,33 @@ class TestEveryModelOfHistories:
         loss.backward()
         assert model(batch).dtype == torch.float32
         torch.testing.assert_close(loss, model.loss(batch), atol=0.05, rtol=0.05)
+
+
+def whole_numbers(name: str, value: int) -> list[dict[str, object]]:
+    """The settings of a model with each whole number, list of them and mapping to them replaced by a value."""
+    changed: list[dict[str, object]] = []
+    for key, field in MODELS[name].Settings.model_fields.items():
+        holds = str(field.annotation)
+        if "dict[str, int]" in holds:
+            changed.append({key: {"item_id": value}})
+        elif "tuple[int" in holds:
+            changed.append({key: [value, value]})
+        elif "int" in holds.replace("Interaction", ""):
+            changed.append({key: value})
+    return changed
+
+
+@pytest.mark.parametrize("value", [2**31, 2**40, 2**62, 2**63 - 1, 2**63, 10**30, -(10**30)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_number_of_any_size_is_built_or_refused(name: str, value: int, clicks: FeatureSpec) -> None:
+    settings = whole_numbers(name, value)
+    assert settings
+    for changed in settings:
+        try:
+            values = {**MODEL_CASES[name].tiny, **changed}
+            built = config.build(MODELS[name].Settings, "settings", values)
+            without_memory(lambda built=built: MODELS[name](clicks, built))
+        except RecspecError as error:
+            assert next(iter(changed)) in str(error) or "larger than any memory" in str(error)  # noqa: PT017
+        else:
+            assert abs(value) < 2**63, changed

@@ -25,7 +25,7 @@ from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, div
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined, local, manifest, read_json, whole_folder
 from recspec.models import MODELS, Model
-from recspec.nn import RowsHeld
+from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
 
@@ -152,8 +152,7 @@ def load(
         seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
     except (CheckpointError, PathError) as error:
         raise BundleError(str(error)) from None
-    with torch.device("meta"):
-        model = make(placement.held_by(here.rank))
+    model = without_memory(lambda: make(placement.held_by(here.rank)))
     _assign(model, weights, folder)
     shards = divide(model.eval(), here, placement)
     return Bundle(model, card, spec, folder, seen, shards)
@@ -247,9 +246,9 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     if sorted(tensors) != sorted(names):
         raise BundleError(f"{file}: holds {listed(sorted(tensors))}; expected {listed(names)}")
     problems = [
-        f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected whole numbers in one dimension"
+        f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected int32 or int64 in one dimension"
         for name, tensor in tensors.items()
-        if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+        if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64)
     ]
     if problems:
         raise BundleError.of(str(file), problems)

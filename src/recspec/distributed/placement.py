@@ -14,7 +14,7 @@ from recspec import config, machine
 from recspec.distributed.ranks import Ranks
 from recspec.distributed.sharding_plan import ShardingPlan, Table, plan_sharding
 from recspec.errors import SettingsError
-from recspec.nn import Embeddings, RowsHeld
+from recspec.nn import Embeddings, RowsHeld, without_memory
 
 MEMORY_SHARE = 0.5
 """Share of a device's memory that tables may fill; the rest is for activations, gradients and the MLPs."""
@@ -97,8 +97,7 @@ def place(
         made.extend([] if embeddings in made else [embeddings])
         return ()
 
-    with torch.device("meta"):
-        model = make(note)
+    model = without_memory(lambda: make(note))
     names = {id(module): prefix for prefix, module in model.named_modules() if isinstance(module, Embeddings)}
     shard, offload = settings.shard_embeddings, settings.offload_embeddings
     asked = [f"{what}_embeddings" for what, choice in (("shard", shard), ("offload", offload)) if choice == "always"]

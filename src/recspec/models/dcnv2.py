@@ -48,7 +48,7 @@ class DcnV2Settings(config.Settings):
     bottom: tuple[int, ...] = Field(
         (512, 256, 128), description="widths of the MLP over the numbers; empty: numbers are unchanged"
     )
-    cross_layers: int = Field(3, ge=1, description="number of cross layers")
+    cross_layers: int = Field(3, ge=1, le=1000, description="number of cross layers")
     cross_rank: int = Field(512, ge=0, description="rank of a cross layer's matrix; 0 takes a full matrix")
     top: tuple[int, ...] = Field((1024, 1024, 512, 256), min_length=1, description="widths of the MLP")
     structure: Literal["stacked", "parallel"] = Field(

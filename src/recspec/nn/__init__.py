@@ -11,6 +11,7 @@ from recspec.nn.history_search import History, PaddedHistory, StoredHistory, Tar
 from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_parts
 from recspec.nn.kernels import segments, sum_rows
 from recspec.nn.losses import at_least_fp32, cross_entropy
+from recspec.nn.meta import without_memory
 from recspec.nn.mlp import ActivatedMlp, Mlp, aligned_linear, start_glorot
 from recspec.nn.next_event import NextEvent
 from recspec.nn.recurrent import Gru
@@ -49,4 +50,5 @@ __all__ = [
     "segments",
     "start_glorot",
     "sum_rows",
+    "without_memory",
 ]

@@ -23,7 +23,7 @@ from recspec.encoding import CROSS_KEY, ENCODERS_FILE, VOCABULARIES
 from recspec.errors import BundleError, DataError, nearest
 from recspec.files import local, locked
 from recspec.models import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
-from recspec.nn import Embeddings
+from recspec.nn import Embeddings, without_memory
 from recspec.spec import Feature, FeatureSpec
 from recspec.tf_import import tensorbundle
 from recspec.tf_import.tensorbundle import Array, Operation, Saved, TensorBundle
@@ -86,8 +86,7 @@ def _import(model: Path, out: Path, columns: Path) -> Imported:
     with tempfile.TemporaryDirectory() as sides:
         spec = _specification(described, Path(sides))
         settings = _settings(described, expected.hidden)
-        with torch.device("meta"):
-            net = WideDeep(spec, settings)
+        net = without_memory(lambda: WideDeep(spec, settings))
         weights = {name: torch.zeros(tensor.shape) for name, tensor in net.state_dict().items()}
         if described.wide:
             _fill_wide(net.wide, described, values, weights)

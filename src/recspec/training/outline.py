@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.errors import SettingsError, unknown
 from recspec.models import MODELS, Model
-from recspec.nn import Embeddings, RowsHeld
+from recspec.nn import Embeddings, RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 from recspec.training.optimizers import Optimizers
 from recspec.training.settings import TrainSettings
@@ -32,8 +32,7 @@ class Outline:
         device: torch.device,
     ) -> None:
         self.model_name, self.spec, self.model_settings = model_name, spec, model_settings
-        with torch.device("meta"):
-            self.model = self.make()
+        self.model = without_memory(self.make)
         named = self._stand_ins(self.model.named_parameters(), device)
         self.all_optimizers = Optimizers(named, settings, settings.part_settings)
         """Those of a run that freezes nothing."""
