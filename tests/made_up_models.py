@@ -14,7 +14,6 @@ from recspec.bundle.folder import Card
 from recspec.datasets import DATASETS
 from recspec.models import MODELS
 from recspec.prepare import PrepareContext
-from recspec.serving.opened_model import NUMPY
 from recspec.spec import FeatureSpec
 from recspec.spec.signature import Port
 from recspec.training.loop import train
@@ -59,7 +58,7 @@ def made_up_rows(ports: tuple[Port, ...], rows: int, seed: int = 0) -> dict[str,
     """Inputs (rows, width) of a model."""
     numbers = np.random.default_rng(seed)
     return {
-        port.name: numbers.integers(0, port.num_ids, (rows, port.width)).astype(NUMPY[port.dtype])
+        port.name: numbers.integers(0, port.num_ids, (rows, port.width)).astype(port.dtype)
         if port.num_ids
         else numbers.random((rows, port.width), np.float32)
         for port in ports

@@ -15,7 +15,7 @@ from recspec.datasets.adult import LAYOUT
 from recspec.encoding.missing_values import UNKNOWN_ID
 from recspec.errors import DataError
 from recspec.inference import row_files
-from recspec.inference.predict_files import predict_file, predict_split
+from recspec.inference.answer_files import predict_file, predict_split
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec

@@ -12,8 +12,8 @@ import torch
 
 from recspec.errors import BundleError
 from recspec.inference import recommender
+from recspec.inference.answer_files import read_users, recommend_to_parquet
 from recspec.inference.predictor import Predictor
-from recspec.inference.recommend_files import read_users, recommend_to_parquet
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.loop import train
@@ -56,7 +56,7 @@ def test_an_unknown_user_gets_the_most_popular_items_and_is_told(predictor: Pred
     assert answer.notes == ("unknown user: these are the 3 most popular items; score is the number of users",)
     counts = [item.score for item in answer.items]
     assert counts == sorted(counts, reverse=True)
-    assert counts[0] == max(predictor.seen.counts.tolist())
+    assert counts[0] == max(predictor.recommender.seen.counts.tolist())
 
 
 def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> None:

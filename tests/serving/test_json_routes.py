@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.serving.batching import Limits
-from recspec.serving.docs_page import EXAMPLES, docs_page
-from recspec.serving.json_requests import PredictRequest, RankRequest
-from recspec.serving.openapi import document
+from recspec.serving.json_types import PredictRequest, RankRequest
+from recspec.serving.openapi import EXAMPLES, docs_page, document
 from tests.asking import Answer, Asked, ask, asking, sources
 from tests.made_up_models import films_and_clicks
 

@@ -169,9 +169,9 @@ def test_raw_values_are_encoded_as_prepare_fitted(model: Path) -> None:
             array = np.array(list(map(str, values)) if texts else values, object if texts else np.float64)
             tensors[name] = Tensor(name, "BYTES" if texts else "FP64", array.reshape(-1, 1))
         used, outputs = await kept.infer("ctr_raw", "1", tensors)
-        assert used.predictor is not None
+        assert used.opened.predictor is not None
         rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
-        assert_close(outputs["probability"][:, 0], used.predictor.predict(rows)[0])
+        assert_close(outputs["probability"][:, 0], used.opened.predictor.predict(rows)[0])
         tensors["age"] = Tensor("age", "FP64", np.array([[1.0], [np.inf], [2.0]]))
         with pytest.raises(RequestError, match=r"input 'age': row 2 \(age\[1\]\) is inf; expected a finite number"):
             await kept.infer("ctr_raw", "", tensors)
@@ -405,7 +405,7 @@ def test_configuration_and_metadata_say_what_the_model_takes(model: Path) -> Non
         raw = metadata(kept, kept.form("ctr_raw"))
         assert {"name": "tags", "datatype": "BYTES", "shape": [-1, 1]} in raw["inputs"]
         assert {"name": "age", "datatype": "FP64", "shape": [-1, 1]} in raw["inputs"]
-        assert [form.name for form in kept.every_form()] == ["ctr", "ctr_raw"]
+        assert [form.name for form in kept.forms()] == ["ctr", "ctr_raw"]
 
     limits = Limits(max_rows=100, max_batch_rows=50, max_delay_ms=2)
     with_repository(body, Source("ctr", model), limits=limits)
@@ -416,7 +416,7 @@ def test_a_call_on_the_model_s_thread_may_recommend(tmp_path: Path, specs: dict[
 
     async def body(kept: Repository) -> None:
         with kept.use("m") as form:
-            predictor = form.model.predictor
+            predictor = form.model.opened.predictor
             assert predictor is not None
             with pytest.raises(BundleError, match=r"no (user|item) to recommend"):
                 await form.model.batcher.call(lambda: predictor.recommend(["u1"]))

@@ -26,12 +26,12 @@ from tritonclient.grpc import service_pb2  # noqa: E402
 
 from recspec.bench.load_test import Server as Asked  # noqa: E402
 from recspec.errors import RequestError, SettingsError  # noqa: E402
-from recspec.serving.access import Access, Certificate, check_hosts, is_public, refuse_other_origins  # noqa: E402
+from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins  # noqa: E402
 from recspec.serving.batching import Batcher, Limits  # noqa: E402
+from recspec.serving.http_bodies import BodyReader  # noqa: E402
 from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.request_body import BodyReader  # noqa: E402
 from recspec.serving.server import Server, ServeSettings  # noqa: E402
 from recspec.serving.sources import Source  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
@@ -169,9 +169,9 @@ def test_settings_that_let_in_more_than_was_meant_are_refused(bundle: Path, tmp_
     (tmp_path / "cert").write_text(CERT)
     assert "--tls-cert and --tls-key together" in refusal(bundle, tls_cert=tmp_path / "cert")
     with pytest.raises(SettingsError, match="expected a certificate and its own key, in PEM, without a password"):
-        Certificate(tmp_path / "cert", tmp_path / "cert").check()
+        check_certificate(tmp_path / "cert", tmp_path / "cert")
     with pytest.raises(SettingsError, match="No such file"):
-        Certificate(tmp_path / "cert", tmp_path / "none").check()
+        check_certificate(tmp_path / "cert", tmp_path / "none")
 
 
 def test_other_machines_get_in_with_a_token_and_grpc_listens_where_http_does(
@@ -394,7 +394,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
 STUCK = """
     import sys, threading, time
     from recspec.inference import requests as answers
-    from recspec.serving import json_routes, server as serve
+    from recspec.serving import json_types, server as serve
     from recspec.cli.process import end_by_force
     from recspec.serving.batching import Limits
     from recspec.serving.opened_model import RepositorySettings
@@ -416,10 +416,10 @@ STUCK = """
     ("where", "stuck", "seconds", "status"),
     [
         ("answers.predict", "threading.Event().wait()", 0.05, 1),  # given up before the end is asked for
-        ("json_routes.read_request", "while True: pass", 300, 1),  # the event loop itself
+        ("json_types.read_request", "while True: pass", 300, 1),  # the event loop itself
         pytest.param("answers.predict", "threading.Event().wait()", 300, 0, marks=pytest.mark.slow),
         pytest.param("answers.predict", "while True: pass", 300, 0, marks=pytest.mark.slow),
-        pytest.param("json_routes.read_request", "time.sleep(1e6)", 300, 1, marks=pytest.mark.slow),
+        pytest.param("json_types.read_request", "time.sleep(1e6)", 300, 1, marks=pytest.mark.slow),
     ],
 )
 def test_asked_to_end_the_process_ends_whatever_it_does(

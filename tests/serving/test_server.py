@@ -27,12 +27,11 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
-from recspec.serving import inference_protocol  # noqa: E402
 from recspec.serving.access import read_token  # noqa: E402
 from recspec.serving.batching import Limits  # noqa: E402
+from recspec.serving.http_bodies import LARGE  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.request_body import LARGE  # noqa: E402
 from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServeSettings, serve  # noqa: E402
 from recspec.serving.sources import Source  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
@@ -66,7 +65,7 @@ class Running:
 
         async def start() -> tuple[Server, Addresses]:
             kept = Repository(sources, settings=RepositorySettings(watch_seconds=0, control=control), limits=limits)
-            server = Server(kept, chosen, token=token, routes=(inference_protocol.routes,))
+            server = Server(kept, chosen, token=token)
             return server, await server.start()
 
         try:
@@ -627,7 +626,7 @@ def test_an_address_that_is_taken_is_told(
 
     async def start(settings: ServeSettings, source: Source) -> None:
         kept = Repository([source], settings=RepositorySettings(watch_seconds=0))
-        await Server(kept, settings, routes=(inference_protocol.routes,)).start()
+        await Server(kept, settings).start()
 
     good = Source("m", bundles["neumf"])
     with pytest.raises(SettingsError, match=f"HTTP: can't listen at 127.0.0.1:{port}: Address already in use"):

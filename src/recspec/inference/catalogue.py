@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recspec.batch import Batch, num_rows, take
 from recspec.encoding import Encoders, Vocabulary
 from recspec.errors import BundleError, DataError
-from recspec.inference.columns import as_tensor
+from recspec.inference.columns import as_tensor, is_list
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged
 
@@ -36,7 +36,7 @@ class Catalogue:
     first_id: int
     titles: pa.Array | None
     lists: Mapping[str, Ragged] = field(default_factory=dict)
-    """Histories of users, by id; they lie on the host, for most are not asked for."""
+    """Histories of users, by id, in host memory because most are never used."""
 
     def __len__(self) -> int:
         return num_rows(self.features) - self.first_id
@@ -87,21 +87,16 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
 
 
 def _check_catalogue(table: pa.Table, spec: FeatureSpec, id_name: str) -> None:
-    """Every feature's column in range, a row for each id.
-
-    Raises:
-        DataError: naming every column that is not.
-    """
+    """Refuse columns out of range, and any other number of rows than ids."""
     problems = []
     for name in table.column_names:
         feature = spec.features.get(name)
         if feature is None or name == id_name:
             continue
         column = table.column(name).combine_chunks()
-        of_lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        of_lists = is_list(column)
         values = column.flatten() if of_lists else column
-        whole = pa.types.is_integer(values.type)
-        fits = whole or (pa.types.is_floating(values.type) and not feature.is_categorical)
+        fits = pa.types.is_integer(values.type) or (pa.types.is_floating(values.type) and not feature.is_categorical)
         if of_lists != feature.is_list or not fits:
             what = f"{'lists of ' * feature.is_list}{'ids' if feature.is_categorical else 'numbers'}"
             problems.append(f"column '{name}' holds {column.type}; expected {what}")
@@ -125,32 +120,34 @@ def _history(column: object, first_id: int) -> Ragged:
     """A user catalogue's column of lists, by id: those below the first have none."""
     assert isinstance(column, tuple), "a history is a list"
     values, offsets = column
-    return Ragged(np.array(values), np.concatenate([np.zeros(first_id, np.int64), np.asarray(offsets, np.int64)]))
+    return Ragged(np.array(values), np.concatenate([np.zeros(first_id, np.int64), offsets]))
 
 
 def _column(column: pa.ChunkedArray) -> object:
     """A Parquet column as an array, or for lists as values and offsets."""
     array = column.combine_chunks()
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if is_list(array):
         return array.flatten().to_numpy(zero_copy_only=False), np.asarray(array.offsets, np.int64)
     return array.to_numpy(zero_copy_only=False)
 
 
+@dataclass(frozen=True)
 class Catalogues:
     """The users and items of a model, read when they are first needed, and their ids."""
 
-    def __init__(self, spec: FeatureSpec, encoders: Encoders | None, device: torch.device) -> None:
-        self._spec, self._encoders, self._device = spec, encoders, device
+    spec: FeatureSpec
+    encoders: Encoders | None
+    device: torch.device
 
     @cached_property
     def users(self) -> Catalogue:
         """Every user, in order of id."""
-        return _read_catalogue(self._spec, "user", self._device)
+        return _read_catalogue(self.spec, "user", self.device)
 
     @cached_property
     def items(self) -> Catalogue:
         """Every item, in order of id."""
-        return _read_catalogue(self._spec, "item", self._device)
+        return _read_catalogue(self.spec, "item", self.device)
 
     def of(self, role: Role) -> Catalogue:
         """Every user or item."""
@@ -158,22 +155,20 @@ class Catalogues:
 
     def user_ids(self, users: Sequence[str | int]) -> NDArray[np.int64]:
         """Prepared ids; 0 (or -1 where 0 is a real user) for unknown ones."""
-        vocabulary = self._vocabulary("user")
-        if vocabulary is not None:
+        if (vocabulary := self._vocabulary("user")) is not None:
             return vocabulary.encode(list(users))
-        shift, count = self._spec.shift(self._spec.user_id), self._spec.num_ids(self._spec.user_id)
+        shift, count = self.spec.shift(self.spec.user_id), self.spec.num_ids(self.spec.user_id)
         numbers = [int(user) + shift if re.fullmatch(r"-?[0-9]{1,18}", str(user)) else -1 for user in users]
         return np.array([number if shift <= number < count else -1 for number in numbers], np.int64)
 
     def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
         """Raw values of prepared ids (N,) of users or items."""
-        vocabulary = self._vocabulary(role)
-        if vocabulary is not None:
+        if (vocabulary := self._vocabulary(role)) is not None:
             return vocabulary.decode(ids)
-        return pa.array(ids - self._spec.shift(own_id(self._spec, role)))
+        return pa.array(ids - self.spec.shift(own_id(self.spec, role)))
 
     def _vocabulary(self, role: Role) -> Vocabulary | None:
-        return self._encoders.vocabulary_of(own_id(self._spec, role)) if self._encoders is not None else None
+        return self.encoders.vocabulary_of(own_id(self.spec, role)) if self.encoders is not None else None
 
 
 def own_id(spec: FeatureSpec, role: Role) -> str:

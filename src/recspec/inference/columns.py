@@ -15,6 +15,14 @@ from recspec.errors import DataError, nearest
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged
 
+Columns = Mapping[str, NDArray[np.generic] | Lists]
+"""Feature -> its values, or the values and offsets of its lists."""
+
+
+def is_list(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether a column holds lists."""
+    return bool(pa.types.is_list(column.type) or pa.types.is_large_list(column.type))
+
 
 def has_column(encoders: Encoders | None, feature: str, columns: Sequence[str]) -> bool:
     """Whether the columns that a feature is made from are all there."""
@@ -23,27 +31,13 @@ def has_column(encoders: Encoders | None, feature: str, columns: Sequence[str]) 
     return feature in columns
 
 
-def encode_columns(
-    rows: pa.Table, names: Sequence[str], spec: FeatureSpec, encoders: Encoders | None
-) -> Mapping[str, NDArray[np.generic] | Lists]:
-    """Prepared columns of rows; without encoders, the rows hold ids and numbers already.
-
-    Raises:
-        DataError: naming every column that is missing, and every value that can't be encoded.
-    """
-    if encoders is not None:
-        return encoders.encode(rows, names)
-    return prepared_columns(rows, names, spec)
+def encode_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec, encoders: Encoders | None) -> Columns:
+    """Prepared columns of rows; without encoders, the rows hold ids and numbers already."""
+    return prepared_columns(rows, names, spec) if encoders is None else encoders.encode(rows, names)
 
 
-def prepared_columns(
-    rows: pa.Table, names: Sequence[str], spec: FeatureSpec
-) -> Mapping[str, NDArray[np.generic] | Lists]:
-    """Columns of a dataset that recspec did not prepare: the rows hold ids and numbers already.
-
-    Raises:
-        DataError: naming every column that is missing, and every id that is out of range.
-    """
+def prepared_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec) -> Columns:
+    """Columns of a dataset that recspec did not prepare: its rows hold ids and numbers. The error has all problems."""
     columns: dict[str, NDArray[np.generic] | Lists] = {}
     problems = []
     for name in names:
@@ -62,7 +56,7 @@ def prepared_columns(
 
 
 def _prepared_column(column: pa.Array, spec: FeatureSpec, name: str) -> NDArray[np.generic]:
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if is_list(column):
         raise DataError("holds lists; expected one value a row")
     if column.null_count:
         row = column.is_null().index(True).as_py() + 1
@@ -75,16 +69,15 @@ def _prepared_column(column: pa.Array, spec: FeatureSpec, name: str) -> NDArray[
 
 def _prepared_lists(column: pa.Array, spec: FeatureSpec, name: str) -> Lists:
     """Values and offsets of lists, without the padding that stands in them."""
-    feature, of_events = spec.features[name], name in spec.role("history")
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+    feature = spec.features[name]
+    if not is_list(column):
         raise DataError(f"holds {column.type}; expected a list in every row, as JSONL and Parquet have them")
     flat, offsets = split_lists(column, None)
     if not feature.is_categorical:
         lengths = np.diff(offsets)
-        wrong = np.flatnonzero((lengths != feature.length) & (not of_events))
-        if len(wrong):
-            row = int(wrong[0])
-            raise DataError(f"row {row + 1} holds {np.diff(offsets)[row]} numbers; expected {feature.length}")
+        wrong = np.flatnonzero(lengths != feature.length)
+        if len(wrong) and name not in spec.role("history"):
+            raise DataError(f"row {wrong[0] + 1} holds {lengths[wrong[0]]} numbers; expected {feature.length}")
         return flat.cast(pa.float32()).to_numpy(zero_copy_only=False), offsets
     padding = -1 if feature.padding is None else feature.padding
     lists = Ragged(flat.cast(pa.int64()).to_numpy(zero_copy_only=False), offsets)
@@ -111,5 +104,5 @@ def as_tensor(column: object, spec: FeatureSpec, name: str) -> Tensor:
         values, offsets = column
         length = spec.features[name].length
         assert length is not None, f"{name} is no list, but its column holds lists"
-        return torch.from_numpy(Ragged(np.asarray(values), np.asarray(offsets)).truncate(length).pad(length))
+        return torch.from_numpy(Ragged(np.asarray(values), np.asarray(offsets)).pad(length))
     return torch.from_numpy(np.array(column))  # a copy: arrow's memory may not be written to

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from recspec.batch import Batch, take
-from recspec.bundle import Bundle, Seen
+from recspec.bundle import Bundle
 from recspec.bundle import folder as bundle
 from recspec.distributed import pick_device
 from recspec.encoding import Encoders, MissingValues, Predictions
@@ -33,7 +33,7 @@ class Predictor:
         self.model.prepare_for_inference()
         self.encoders = Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
         self.catalogues = Catalogues(self.spec, self.encoders, device)
-        self.row_encoder = RowEncoder(self.spec, self.model.features(), self.encoders, self.catalogues, device)
+        self.row_encoder = RowEncoder(self.catalogues, self.model.features())
 
     @classmethod
     def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True) -> Predictor:
@@ -59,11 +59,7 @@ class Predictor:
         return probability, self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
 
     def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, MissingValues]]:
-        """Features of raw rows (by default all of the model's), and what was missing or unknown in them.
-
-        Raises:
-            DataError: as `predict`.
-        """
+        """Features of raw rows, by default all of the model's, and what was missing or unknown in them."""
         return self.row_encoder.encode(rows, features)
 
     def probabilities(self, batch: Batch, num_rows: int) -> NDArray[np.float32]:
@@ -76,7 +72,7 @@ class Predictor:
     @property
     def recommender(self) -> Recommender:
         """Scores every item for users."""
-        return Recommender(self.bundle, self.catalogues, self.device)
+        return Recommender(self.bundle, self.catalogues)
 
     def recommend(self, users: Sequence[str | int], *, k: int = 10, include_seen: bool = False) -> list[Recommendation]:
         """The k best items of each raw user id, best first, without those the user acted on.
@@ -95,15 +91,6 @@ class Predictor:
         return self.recommender.busiest_user()
 
     @property
-    def seen(self) -> Seen:
-        """Which items each user acted on.
-
-        Raises:
-            BundleError: if the model was trained without users or items.
-        """
-        return self.recommender.seen
-
-    @property
     def users(self) -> Catalogue:
         """Every user, in order of id."""
         return self.catalogues.users
@@ -112,10 +99,6 @@ class Predictor:
     def items(self) -> Catalogue:
         """Every item, in order of id."""
         return self.catalogues.items
-
-    def user_ids(self, users: Sequence[str | int]) -> NDArray[np.int64]:
-        """Prepared ids; 0 (or -1 where 0 is a real user) for unknown ones."""
-        return self.catalogues.user_ids(users)
 
     def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
         """Raw values of prepared ids (N,) of users or items."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -39,27 +39,19 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, object]:
         """The answer as plain values, for JSON."""
-        return {
-            "user": self.user,
-            "known": self.known,
-            "items": [{"item": item.item, "title": item.title, "score": item.score} for item in self.items],
-            "notes": list(self.notes),
-        }
+        items = [asdict(item) for item in self.items]
+        return {"user": self.user, "known": self.known, "items": items, "notes": list(self.notes)}
 
 
 class Recommender:
     """Recommends items to the users that a model knows."""
 
-    def __init__(self, trained: Bundle, known: Catalogues, device: torch.device) -> None:
-        self._bundle, self._known, self._device = trained, known, device
+    def __init__(self, trained: Bundle, known: Catalogues) -> None:
+        self._bundle, self._known, self._device = trained, known, known.device
 
     @property
     def seen(self) -> Seen:
-        """Which items each user acted on.
-
-        Raises:
-            BundleError: if the model was trained without users or items.
-        """
+        """Which items each user acted on."""
         if self._bundle.seen is None:
             lacks = "item to recommend" if id_feature(self._bundle.spec, "user") else "user to recommend to"
             raise BundleError(f"{self._bundle.folder}: this model has no {lacks}; score rows with `recspec predict`")
@@ -101,9 +93,8 @@ class Recommender:
         with torch.inference_mode():
             scores = self._bundle.model.score_items(request, items.candidates).float()
             if not bool(scores.isfinite().all()):
-                raise BundleError(
-                    f"{self._bundle.folder}: the model gives no finite score for some items; train it again"
-                )
+                why = "the model gives no finite score for some items; train it again"
+                raise BundleError(f"{self._bundle.folder}: {why}")
             scores[:, (seen.counts[items.first_id :] == 0).to(self._device)] = -torch.inf
             if not include_seen:
                 rows, columns = _pairs(seen, users, items.first_id)
@@ -112,25 +103,19 @@ class Recommender:
         return best.cpu(), places.cpu() + items.first_id
 
     def _request(self, users: Tensor) -> Batch:
-        """Features of the users.
-
-        Raises:
-            BundleError: if the model needs a feature of neither user nor item.
-        """
         known, past = self._known.users.features, self._known.users.lists
-        item_features = set(self._bundle.spec.role("item"))
-        lacking = [name for name in self._bundle.model.features() if name not in {*known, *past, *item_features}]
+        wanted, owned = self._bundle.model.features(), {*known, *past, *self._bundle.spec.role("item")}
+        lacking = [name for name in wanted if name not in owned]
         if lacking:
             raise BundleError(
                 f"{self._bundle.folder}: the model reads {listed(lacking)}, which differ from request to request; "
                 "recommend knows users and items only, so score rows with predict"
             )
         rows = users.to(self._device)
-        request = {name: known[name].index_select(0, rows) for name in self._bundle.model.features() if name in known}
-        for name in self._bundle.model.features():
-            if name in past:
-                lists = self._known.users.lists_of(name, users.cpu().numpy())
-                request[name] = torch.from_numpy(lists.pad(int(lists.lengths.max(initial=0)))).to(self._device)
+        request = {name: known[name].index_select(0, rows) for name in wanted if name in known}
+        for name in (name for name in wanted if name in past):
+            lists = self._known.users.lists_of(name, users.cpu().numpy())
+            request[name] = torch.from_numpy(lists.pad(int(lists.lengths.max(initial=0)))).to(self._device)
         return request
 
     def _answer(self, user: str | int, scores: Tensor, items: Tensor, k: int) -> Recommendation:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from recspec.encoding import raw_names, row_at
-from recspec.errors import RequestError, listed
+from recspec.encoding import raw_names, renumbered, row_at
+from recspec.errors import DataError, RequestError, listed
 from recspec.inference.predictor import Predictor
 
 Row = Mapping[str, Any]
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 SHOWN = 3
 """Problems of one kind that a message names."""
 MAX_NOT_READ = 100
-"""Columns of a request that the model's data does not have; a note names them, more are refused."""
+"""Most columns of a request that the model's data lacks; a note names them, and more are refused."""
 
 
 def table_of(rows: Sequence[Row], where: str, known: Set[str] | None = None) -> pa.Table:
@@ -52,20 +52,14 @@ def known_columns(predictor: Predictor) -> Set[str]:
 
 
 def check_columns(rows: Sequence[Row], where: str, known: Set[str]) -> None:
-    """Refuse too many columns before anything is built: each costs a look at every row, and a row may bring many.
-
-    Raises:
-        RequestError: for more than `MAX_NOT_READ` columns that the model's data does not have.
-    """
+    """Refuse too many columns before anything is built: each costs a look at every row, and a row may bring many."""
     strange = dict[str, None]()
     for row in rows:
         strange.update((name, None) for name in row if name not in known)
         if len(strange) > MAX_NOT_READ:
-            shown = listed(name[:40] for name in list(strange)[:SHOWN])
-            raise RequestError(
-                f"{where}: more than {MAX_NOT_READ} columns are none of the model's, such as {shown}; "
-                "send those that GET /models names"
-            )
+            shown = f"such as {listed(name[:40] for name in list(strange)[:SHOWN])}"
+            message = f"more than {MAX_NOT_READ} columns are none of the model's, {shown}"
+            raise RequestError(f"{where}: {message}; send those that GET /models names")
 
 
 def _wrong_values(values: Sequence[Any]) -> list[tuple[int, str]]:
@@ -120,7 +114,12 @@ def _text(value: Any) -> str | None:
 
 
 def row_name(place: int, where: str, field: str = "") -> str:
-    """A row of a request as messages name it; what is asked of all candidates is one row, and so needs no number."""
+    """A row of a request as messages name it; the request itself is one row, so it needs no number."""
     if where == "request":
         return f"request.{field}" if field else "its value"
     return row_at(place, where, field)
+
+
+def problems_by_row(error: DataError, name: Callable[[int], str]) -> list[str]:
+    """The problems with raw rows, each row by another name."""
+    return [renumbered(problem.removeprefix("raw rows: "), name) for problem in error.problems]

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from recspec.batch import Batch
-from recspec.encoding import CrossEncoder, MissingValues, column_notes, renumbered, row_at
+from recspec.encoding import CrossEncoder, MissingValues, column_notes, row_at
 from recspec.errors import DataError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role
 from recspec.inference.predictor import Predictor
-from recspec.inference.request_rows import Row, check_columns, known_columns, row_name, table_of
+from recspec.inference.request_rows import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,18 @@ class Ranking:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class RowScores:
-    """The probability of each row, and how many rows lack a value or hold one that is unknown, by feature."""
+    """The probability of each row, and for each feature the number of rows without a value or with an unknown one."""
 
     probabilities: tuple[float, ...]
     missing_values: Mapping[str, MissingValues]
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         gaps = {name: {"missing": each.missing, "unknown": each.unknown} for name, each in self.missing_values.items()}
         return {"probabilities": list(self.probabilities), "gaps": gaps, "notes": list(self.notes)}
 
@@ -96,57 +94,43 @@ def rank(
     theirs = [name for name in names if name in of_items]
     if not theirs:
         raise RequestError("this model reads no feature of an item, so candidates can't differ; POST /predict rows")
-    rows = [each if isinstance(each, Mapping) else {_item_id(predictor): each} for each in candidates]
+    item_id = id_name(predictor, "item")
+    if item_id is None and not all(isinstance(each, Mapping) for each in candidates):
+        raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
+    rows = [each if isinstance(each, Mapping) else {item_id or "": each} for each in candidates]
     ours = [name for name in names if name not in of_items]
     if rows and (usual := _encode_clean(predictor, request, rows)) is not None:
-        return _ranked(predictor, rows, _scored(predictor, *usual, ()), top_k)
+        return _ranked(predictor, rows, usual, _logits(predictor, *usual), [], top_k)
     known = known_columns(predictor)
     check_columns([request], "request", known)
     check_columns(rows, "candidates", known)
     user = predictor.row_encoder.anonymous_id(list(request))
-    asked, items = (
-        table_of([request if user is None else {**request, user: None}], "request", known),
-        table_of(rows, "candidates", known),
-    )
+    asked = table_of([request if user is None else {**request, user: None}], "request", known)
+    items = table_of(rows, "candidates", known)
     if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
-        return _ranked(predictor, rows, _joined(predictor, request, rows), top_k)
+        return _ranked(predictor, rows, *_joined(predictor, request, rows), top_k)
+    report = predictor.row_encoder.report
     once, missing = _encoded(predictor, asked, ours, "request") if ours else ({}, {})
-    notes = _notes(predictor, asked, missing)
+    notes = report(asked, missing).notes()
     if not rows:
-        return Ranking(
-            (), _unknown(predictor, once, "user").any().item(), (), (*notes, *_unused(predictor, asked, absent=False))
-        )
+        notes += _unused(predictor, asked, absent=False)
+        return Ranking((), _unknown(predictor, once, "user").any().item(), (), tuple(notes))
     many, missing = _encoded(predictor, items, theirs, "candidates")
-    notes += [*_notes(predictor, items, missing), *_unused(predictor, asked, items)]
-    return _ranked(predictor, rows, _scored(predictor, once, many, notes), top_k)
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """Encoded request and candidates, with their logits (N,)."""
-
-    request: Batch
-    items: Batch
-    logits: torch.Tensor
-    notes: Sequence[str]
+    notes += [*report(items, missing).notes(), *_unused(predictor, asked, items)]
+    return _ranked(predictor, rows, (once, many), _logits(predictor, once, many), notes, top_k)
 
 
 def _encode_clean(predictor: Predictor, request: Row, rows: Sequence[Row]) -> tuple[Batch, Batch] | None:
-    """Request and candidates encoded value by value; None if a value or column is missing, unknown or unusual.
-
-    So the answer needs no notes.
-    """
+    """Request and candidates, encoded value by value; None if anything is missing, unknown or unusual."""
     of_request, of_items = predictor.row_encoder.request_encoders
-    if {*of_request.features, *of_items.features} != {*predictor.model.features()}:
-        return None
     read, names = {*of_request.sources, *of_items.sources}, [*rows[0]]
-    if not read.issuperset(request) or not read.issuperset(names):
+    if {*of_request.features, *of_items.features} != {*predictor.model.features()} or not read.issuperset(request):
+        return None
+    if not read.issuperset(names) or any(len(row) != len(names) for row in rows):
         return None
     try:
         columns = {name: [row[name] for row in rows] for name in names}
     except KeyError:
-        return None
-    if any(len(row) != len(names) for row in rows):
         return None
     once = of_request.columns({name: (value,) for name, value in request.items()}, strict=True)
     many = of_items.columns(columns, strict=True)
@@ -160,10 +144,9 @@ def _batch(predictor: Predictor, inputs: Mapping[str, NDArray[Any]]) -> Batch:
     return {name: tensor if tensor.is_floating_point() else tensor.long() for name, tensor in found.items()}
 
 
-def _scored(predictor: Predictor, once: Batch, many: Batch, notes: Sequence[str]) -> _Scored:
+def _logits(predictor: Predictor, once: Batch, many: Batch) -> torch.Tensor:
     with torch.inference_mode():
-        logits = predictor.model.score_items(once, many)[0] if once else predictor.model(many)
-    return _Scored(once, many, logits.float(), notes)
+        return (predictor.model.score_items(once, many)[0] if once else predictor.model(many)).float()
 
 
 def _must_join(
@@ -177,31 +160,38 @@ def _must_join(
     return not apart and all(predictor.row_encoder.can_encode(name, both, names) for name in names)
 
 
-def _joined(predictor: Predictor, request: Row, rows: Sequence[Row]) -> _Scored:
+def _joined(
+    predictor: Predictor, request: Row, rows: Sequence[Row]
+) -> tuple[tuple[Batch, Batch], torch.Tensor, list[str]]:
     """Scores of candidates that each hold all of the request's columns, where a feature needs both."""
     table = table_of([{**request, **row} for row in rows], "candidates", known_columns(predictor))
     batch, missing = _encoded(predictor, table, None, "candidates")
-    with torch.inference_mode():
-        logits = predictor.model(batch).float()
-    notes = [*_notes(predictor, table, missing), *_unused(predictor, table)]
-    return _Scored({name: tensor[:1] for name, tensor in batch.items()}, batch, logits, notes)
+    notes = [*predictor.row_encoder.report(table, missing).notes(), *_unused(predictor, table)]
+    return ({name: tensor[:1] for name, tensor in batch.items()}, batch), _logits(predictor, {}, batch), notes
 
 
-def _ranked(predictor: Predictor, rows: Sequence[Row], scored: _Scored, top_k: int | None) -> Ranking:
-    logits = scored.logits.cpu()
+def _ranked(
+    predictor: Predictor,
+    rows: Sequence[Row],
+    encoded: tuple[Batch, Batch],
+    logits: torch.Tensor,
+    notes: Sequence[str],
+    top_k: int | None,
+) -> Ranking:
+    """The answer, from the encoded request and candidates, and the logits (N,)."""
+    (once, many), logits = encoded, logits.cpu()
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
-    given = _given(predictor, rows, "item")
-    ids = scored.items.get(id_name(predictor, "item") or "")
+    given = _given(predictor, rows)
+    ids = many.get(id_name(predictor, "item") or "")
     titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
     scores, probabilities = logits.tolist(), torch.sigmoid(logits).tolist()
     items = tuple(
         RankedItem(place, index, given[index], title, scores[index], probabilities[index])
         for place, (index, title) in enumerate(zip(order, titles, strict=True), start=1)
     )
-    strange = np.flatnonzero(_unknown(predictor, scored.items, "item")).tolist()
-    unknown_items = tuple(dict.fromkeys(given[index] for index in strange))
-    return Ranking(items, bool(_unknown(predictor, scored.request, "user").any()), unknown_items, tuple(scored.notes))
+    strange = dict.fromkeys(given[index] for index in np.flatnonzero(_unknown(predictor, many, "item")).tolist())
+    return Ranking(items, bool(_unknown(predictor, once, "user").any()), tuple(strange), tuple(notes))
 
 
 def recommend(
@@ -215,10 +205,8 @@ def recommend(
         RequestError: for a model that knows no users and items.
     """
     if not can_recommend(predictor):
-        raise RequestError(
-            "this model can't recommend: it knows no users and items, or reads what belongs to neither; "
-            "POST /rank candidates or /predict rows"
-        )
+        why = "it knows no users and items, or reads what belongs to neither"
+        raise RequestError(f"this model can't recommend: {why}; POST /rank candidates or /predict rows")
     found = predictor.recommend([user], k=k, include_seen=not exclude_seen)[0]
     taken = predictor.recommender.liked(user, k=liked) if found.known else ()
     return {
@@ -259,10 +247,7 @@ def _naming(where: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        problems = [problem.removeprefix("raw rows: ") for problem in error.problems]
-        raise RequestError.of(
-            where, [renumbered(problem, lambda row: row_name(row, where)) for problem in problems]
-        ) from None
+        raise RequestError.of(where, problems_by_row(error, lambda row: row_name(row, where))) from None
     except (pa.ArrowException, OverflowError) as error:
         raise RequestError(f"{where}: a value can't be read: {str(error)[:200]}") from None
 
@@ -270,13 +255,8 @@ def _naming(where: str) -> Iterator[None]:
 def _check_finite(values: NDArray[np.float32], where: str) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
-        raise RequestError(
-            f"{row_at(int(wrong[0]), where)}: the model gives no finite number for it; a value is too large"
-        )
-
-
-def _notes(predictor: Predictor, table: pa.Table, missing: dict[str, MissingValues]) -> list[str]:
-    return predictor.row_encoder.report(table, missing).notes()
+        why = "the model gives no finite number for it; a value is too large"
+        raise RequestError(f"{row_at(int(wrong[0]), where)}: {why}")
 
 
 def _unused(predictor: Predictor, *tables: pa.Table, absent: bool = True) -> list[str]:
@@ -298,16 +278,9 @@ def id_name(predictor: Predictor, role: Role) -> str | None:
     return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
 
 
-def _item_id(predictor: Predictor) -> str:
+def _given(predictor: Predictor, rows: Sequence[Row]) -> list[Any]:
+    """The raw item id of each row as it was sent; None where a row has none."""
     name = id_name(predictor, "item")
-    if name is None:
-        raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
-    return name
-
-
-def _given(predictor: Predictor, rows: Sequence[Row], role: Role) -> list[Any]:
-    """The raw id of each row as it was sent; None where a row has none."""
-    name = id_name(predictor, role)
     encoder = predictor.encoders.encoders.get(name or "") if predictor.encoders is not None else None
     column = None if encoder is None or isinstance(encoder, CrossEncoder) else encoder.column
     return [row.get(name or "", row.get(column or "")) for row in rows]

@@ -1,60 +1,38 @@
-"""Raw rows to a model's batches, and notes on what the rows lacked."""
+"""Raw rows to a model's batches, with notes on what the rows lacked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
-import torch
+from numpy.typing import NDArray
 
+from recspec import encoding
 from recspec.batch import Batch
-from recspec.encoding import (
-    UNKNOWN_ID,
-    Encoders,
-    HashEncoder,
-    MissingValues,
-    Predictions,
-    RequestEncoder,
-    VocabularyEncoder,
-    count_missing,
-    misread_lists,
-    out_of_range,
-    raw_names,
-)
-from recspec.errors import nearest
+from recspec.encoding import Encoders, Lists, MissingValues, Predictions, RequestEncoder
+from recspec.errors import DataError, nearest
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Catalogue, Catalogues, own_id
-from recspec.inference.columns import as_tensor, encode_columns, has_column
-from recspec.inference.history_columns import HistoryColumns
-from recspec.spec import FeatureSpec, signature_of
+from recspec.inference.columns import as_tensor, encode_columns, has_column, prepared_columns
+from recspec.spec import signature_of
 
 
 class RowEncoder:
     """Encodes raw rows for one model: from the rows' columns, or from the catalogues where the rows leave them out."""
 
-    def __init__(
-        self,
-        spec: FeatureSpec,
-        features: Sequence[str],
-        encoders: Encoders | None,
-        catalogues: Catalogues,
-        device: torch.device,
-    ) -> None:
-        self._spec, self._features, self._encoders = spec, tuple(features), encoders
-        self._catalogues, self._device = catalogues, device
-        self._histories = HistoryColumns(spec, encoders, catalogues)
+    def __init__(self, catalogues: Catalogues, features: Sequence[str]) -> None:
+        self._spec, self._encoders, self._device = catalogues.spec, catalogues.encoders, catalogues.device
+        self._catalogues, self._features = catalogues, tuple(features)
+        self._histories = HistoryColumns(catalogues)
 
     def named(self, rows: pa.Table) -> pa.Table:
         """The rows, their columns' names without blanks around them."""
         return rows if self._encoders is None else rows.rename_columns(self._encoders.named(rows.column_names))
 
     def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, MissingValues]]:
-        """Features of raw rows (by default all of the model's), and what was missing or unknown in them.
-
-        Raises:
-            DataError: naming every column that is missing, and every value that can't be encoded.
-        """
+        """Features of raw rows, by default all of the model's, and what was missing or unknown in them."""
         wanted = self._features if features is None else features
         anonymous = self.anonymous_id(rows.column_names)
         if anonymous is not None:
@@ -69,9 +47,9 @@ class RowEncoder:
         histories, lacking = self._histories.encode(rows, past) if past else ({}, {})
         batch |= {name: as_tensor(column, self._spec, name).to(self._device) for name, column in histories.items()}
         if self._encoders is not None:
-            return batch, count_missing(rows, self._encoders, columns) | lacking
+            return batch, encoding.count_missing(rows, self._encoders, columns) | lacking
         unknown = {name: int((batch[name] == 0).sum()) for name in given if self._may_be_unknown(name)}
-        return batch, {name: MissingValues(0, count, UNKNOWN_ID) for name, count in unknown.items() if count}
+        return batch, {name: MissingValues(0, count, encoding.UNKNOWN_ID) for name, count in unknown.items() if count}
 
     def _may_be_unknown(self, name: str) -> bool:
         feature = self._spec.features[name]
@@ -87,18 +65,18 @@ class RowEncoder:
         """Everything to note on encoded rows, with misread lists and numbers out of range."""
         if self._encoders is None:
             return Predictions(rows.num_rows, missing, {}, unused, absent)
-        lists = misread_lists(rows, self._encoders, self._features)
-        numbers = out_of_range(rows, self._encoders, self._features)
+        lists = encoding.misread_lists(rows, self._encoders, self._features)
+        numbers = encoding.out_of_range(rows, self._encoders, self._features)
         return Predictions(rows.num_rows, missing, lists, unused, absent, numbers)
 
     def unused_columns(self, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Raw columns that the model does not read, and the features whose columns may have been meant.
+        """Raw columns that the model does not read, and features whose columns may be misspelled.
 
-        The label and the group are not counted. Features are named if some column is none of the dataset's, so that
-        its name may be mistaken: all features without a column, except an unknown user's id.
+        The label and the group are not counted. Features are listed only if the dataset lacks one of the columns. Then
+        they are all features without a column, except an unknown user's id.
         """
         unused = self._unused(columns)
-        if {name.strip() for name in unused} <= {*raw_names(self._encoders, self._spec.features)}:
+        if {name.strip() for name in unused} <= {*encoding.raw_names(self._encoders, self._spec.features)}:
             return unused, ()
         readable = self._readable
         given = (self.anonymous_id(columns), *(name for name in readable if has_column(self._encoders, name, columns)))
@@ -106,12 +84,12 @@ class RowEncoder:
 
     def _unused(self, columns: Sequence[str]) -> tuple[str, ...]:
         ids = [own for role in ROLES if (own := id_feature(self._spec, role)) is not None]
-        read = {*raw_names(self._encoders, [*self._readable, *ids]), self._spec.label, self._spec.group}
+        read = {*encoding.raw_names(self._encoders, [*self._readable, *ids]), self._spec.label, self._spec.group}
         return tuple(name for name in columns if name.strip() not in read)
 
     @property
     def _readable(self) -> list[str]:
-        """The features that rows may give: of a history its items and numbers, as the catalogue knows the others."""
+        """Features that rows may hold; of a history its items and numbers, because the catalogue knows the others."""
         if self._encoders is None:
             return [*self._features]
         past, items = self._spec.role("history"), self._histories.of_items
@@ -126,7 +104,7 @@ class RowEncoder:
         user = id_feature(self._spec, "user") if self._spec.role("user") else None
         if user is None or self._encoders is None or has_column(self._encoders, user, columns):
             return None
-        has_unknown = isinstance(self._encoders.encoders.get(user), VocabularyEncoder | HashEncoder)
+        has_unknown = isinstance(self._encoders.encoders.get(user), encoding.VocabularyEncoder | encoding.HashEncoder)
         return user if has_unknown and not nearest(user, self._unused(columns)) else None
 
     def can_encode(self, feature: str, columns: Sequence[str], features: Sequence[str]) -> bool:
@@ -141,12 +119,12 @@ class RowEncoder:
         """Features that the rows leave out and a catalogue knows: name -> (id feature, catalogue)."""
         found: dict[str, tuple[str, Catalogue]] = {}
         for role in ROLES:
-            if not self._spec.role(role):
+            own = self._spec.role(role)
+            if not own or (id_name := own_id(self._spec, role)) not in wanted:
                 continue
-            id_name = own_id(self._spec, role)
-            missing = [name for name in self._spec.role(role) if name in wanted and name != id_name
-                       and not has_column(self._encoders, name, columns)]  # fmt: skip
-            if missing and id_name in wanted:
+            others = [name for name in own if name in wanted and name != id_name]
+            missing = [name for name in others if not has_column(self._encoders, name, columns)]
+            if missing:
                 catalogue = self._catalogues.of(role)
                 found |= {name: (id_name, catalogue) for name in missing if name in catalogue.features}
         return found
@@ -158,3 +136,87 @@ class RowEncoder:
         inputs = signature_of(self._spec, self._features, "rows").inputs
         request = [port for port in inputs if port.name not in items]
         return RequestEncoder(encoders, request), RequestEncoder(encoders, [p for p in inputs if p.name in items])
+
+
+class HistoryColumns:
+    """Histories of rows: from the rows themselves and the item catalogue, or from the user catalogue."""
+
+    def __init__(self, catalogues: Catalogues) -> None:
+        self._spec, self._encoders, self._catalogues = catalogues.spec, catalogues.encoders, catalogues
+
+    def encode(self, rows: pa.Table, names: Sequence[str]) -> tuple[Mapping[str, Lists], dict[str, MissingValues]]:
+        """The lists of each row's history, aligned, and what they lack.
+
+        They come from the column of the history's items and the item catalogue; without this column, from the user
+        catalogue.
+        """
+        items, numbers = self.of_items, [name for name in names if not self._spec.features[name].is_categorical]
+        if items is None:
+            return self._given(rows, names), {}
+        if not has_column(self._encoders, items, rows.column_names) and self._knows_histories(rows, names):
+            return self._of_users(rows, names)
+        if self._encoders is None:
+            return self._given(rows, names), {}
+        found = encoding.encode_history(self._encoders, rows, items, numbers[0] if numbers else None)
+        ids, offsets = found.ids
+        lists: dict[str, Lists] = {items: found.ids}
+        for name in names:
+            if name in numbers:
+                lists[name] = found.numbers or (np.zeros(len(ids), np.float32), offsets)
+            elif name != items:
+                lists[name] = self._feature_of_items(name)[ids], offsets
+        missing = {
+            items: MissingValues(found.empty, 0, encoding.NO_EVENT),
+            **{name: MissingValues(rows.num_rows, 0, "0") for name in numbers if found.numbers is None},
+            f"events of {items}": MissingValues(0, found.with_unknown, encoding.LEFT_OUT),
+        }
+        return lists, {name: values for name, values in missing.items() if values.missing or values.unknown}
+
+    @property
+    def of_items(self) -> str | None:
+        """The history that holds the items' own ids."""
+        if not self._spec.role("item"):
+            return None
+        space = self._spec.vocabulary(self._spec.item_id)
+        found = (name for name in self._spec.role("history") if self._spec.features[name].is_categorical)
+        return next((name for name in found if self._spec.vocabulary(name) == space), None)
+
+    def _knows_histories(self, rows: pa.Table, names: Sequence[str]) -> bool:
+        """Whether the rows name users, and the user catalogue holds their histories."""
+        user = id_feature(self._spec, "user")
+        known = user is not None and has_column(self._encoders, user, rows.column_names)
+        return known and set(names) <= set(self._catalogues.users.lists)
+
+    def _of_users(self, rows: pa.Table, names: Sequence[str]) -> tuple[Mapping[str, Lists], dict[str, MissingValues]]:
+        id_name = self._spec.user_id
+        user = encode_columns(rows, [id_name], self._spec, self._encoders)[id_name]
+        assert not isinstance(user, tuple), "a user's id is a scalar"
+        found = {name: self._catalogues.users.lists_of(name, user.astype(np.int64)) for name in names}
+        empty = int((next(iter(found.values())).lengths == 0).sum())
+        missing = {names[0]: MissingValues(empty, 0, encoding.NO_EVENT)} if empty else {}
+        return {name: (lists.values, lists.offsets) for name, lists in found.items()}, missing
+
+    def _given(self, rows: pa.Table, names: Sequence[str]) -> dict[str, Lists]:
+        """Histories of rows that hold ids and numbers already."""
+        lists: dict[str, Lists] = {}
+        for name, column in prepared_columns(rows, names, self._spec).items():
+            assert isinstance(column, tuple), f"{name} is a list"
+            lists[name] = column
+        lengths = {name: np.diff(offsets) for name, (_, offsets) in lists.items()}
+        for name in names[1:]:
+            wrong = lengths[name] != lengths[names[0]]
+            if wrong.any():
+                row = int(wrong.argmax())
+                held = " and ".join(f"{lengths[each][row]} in '{each}'" for each in (names[0], name))
+                raise DataError(f"raw rows: row {row + 1} holds {held}; expected as many of each event")
+        features = self._spec.features
+        return {name: encoding.cut(*lists[name], features[name].length or 1, "last") for name in lists}
+
+    def _feature_of_items(self, history: str) -> NDArray[np.generic]:
+        """The values of a history's feature by the item's id (I,)."""
+        space, items = self._spec.vocabulary(history), self._catalogues.items
+        own = next((name for name in self._spec.role("item") if self._spec.vocabulary(name) == space), None)
+        if own is None or own not in items.features:
+            raise DataError(f"raw rows: the item catalogue does not know what '{history}' holds of an item")
+        known: NDArray[np.generic] = items.features[own].cpu().numpy()
+        return known

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from recspec.encoding import as_column
 from recspec.errors import DataError, SettingsError, nearest
 from recspec.files import lines, local, special, whole_file
+from recspec.inference.columns import is_list
 
 ROWS = 65_536
 """Rows read, scored and written at once."""
@@ -25,11 +27,7 @@ ROW_FORMATS = (".csv", ".jsonl", ".parquet")
 
 
 def read_rows(path: Path) -> Iterator[pa.Table]:
-    """Read tables of at most `ROWS` rows.
-
-    Raises:
-        DataError: if the file can't be read in the format of its ending.
-    """
+    """Read tables of at most `ROWS` rows from a csv, jsonl or parquet file."""
     if not local(path, "rows").is_file():
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
         wrong = special(path) or f"no such file{nearest(path.name, known)}"
@@ -48,7 +46,8 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
                 convert = pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True)
                 with pa_csv.open_csv(values, convert_options=convert, parse_options=_CSV) as reader:
                     for batch in reader:
-                        yield from _cut(pa.Table.from_batches([batch]))
+                        starts = range(0, batch.num_rows, ROWS)
+                        yield from (pa.Table.from_batches([batch.slice(start, ROWS)]) for start in starts)
         else:
             yield from _read_objects(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -59,36 +58,21 @@ _CSV = pa_csv.ParseOptions(newlines_in_values=True)
 
 
 def _read_objects(path: Path) -> Iterator[pa.Table]:
-    """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them.
-
-    Raises:
-        DataError: naming a line that is not a JSON object.
-    """
-    waiting: list[dict[str, object]] = []
-    for number, line in lines(path):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number:,}: is no JSON object: {error}") from None
-        if not isinstance(found, dict):
-            raise DataError(f"{path}: line {number:,}: is no JSON object: {line[:60]!r}")
-        waiting.append(found)
-        if len(waiting) == ROWS:
-            yield _table_of(waiting)
-            waiting = []
-    if waiting:
-        yield _table_of(waiting)
+    """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them."""
+    objects = (_object(path, number, line) for number, line in lines(path) if line.strip())
+    while block := list(islice(objects, ROWS)):
+        names = dict.fromkeys(name for each in block for name in each)
+        yield pa.table({name: as_column([each.get(name) for each in block]) for name in names})
 
 
-def _table_of(objects: Sequence[Mapping[str, object]]) -> pa.Table:
-    names = dict.fromkeys(name for each in objects for name in each)
-    return pa.table({name: as_column([each.get(name) for each in objects]) for name in names})
-
-
-def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    yield from (table.slice(start, ROWS) for start in range(0, table.num_rows, ROWS))
+def _object(path: Path, number: int, line: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: line {number:,}: is no JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: line {number:,}: is no JSON object: {line[:60]!r}")
+    return found
 
 
 @contextmanager
@@ -108,12 +92,13 @@ def row_writer(out: Path | None) -> Iterator[Callable[[pa.Table], None]]:
 
 
 def _csv_to(file: BinaryIO) -> Callable[[pa.Table], None]:
-    written: list[bool] = []
+    is_first = True
 
     def write(table: pa.Table) -> None:
+        nonlocal is_first
         table = _with_lists_as_texts(table)
-        pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=not written, quoting_style="needed"))
-        written.append(True)
+        pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=is_first, quoting_style="needed"))
+        is_first = False
 
     return write
 
@@ -121,7 +106,7 @@ def _csv_to(file: BinaryIO) -> Callable[[pa.Table], None]:
 def _with_lists_as_texts(table: pa.Table) -> pa.Table:
     """The same table, each list one text with its values between `|`: CSV has no lists."""
     for place, column in enumerate(table.columns):
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        if is_list(column):
             texts = pc.binary_join(column.cast(pa.list_(pa.string())), "|")
             table = table.set_column(place, table.field(place).name, texts)
     return table
@@ -137,18 +122,15 @@ def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
 @contextmanager
 def parquet_writer(out: Path, schema: pa.Schema | None) -> Iterator[Callable[[pa.Table], None]]:
     """Write tables to a Parquet file under a temporary name, renamed at the end; without rows it has the schema."""
-    with whole_file(local(out, "out")) as temporary:
-        writers: list[pq.ParquetWriter] = []
+    with whole_file(local(out, "out")) as temporary, ExitStack() as open_file:
+        writer: pq.ParquetWriter | None = None
 
         def write(table: pa.Table) -> None:
-            if not writers:
-                writers.append(pq.ParquetWriter(temporary, table.schema, compression="zstd"))
-            writers[0].write_table(table)
+            nonlocal writer
+            if writer is None:
+                writer = open_file.enter_context(pq.ParquetWriter(temporary, table.schema, compression="zstd"))
+            writer.write_table(table)
 
-        try:
-            yield write
-            if not writers:
-                pq.write_table((schema or pa.schema([])).empty_table(), temporary)
-        finally:
-            for writer in writers:
-                writer.close()
+        yield write
+        if writer is None:
+            pq.write_table((schema or pa.schema([])).empty_table(), temporary)

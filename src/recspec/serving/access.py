@@ -61,11 +61,7 @@ class Access:
         return cls(token, tuple(_plain(name) for name in (*LOCAL, *named, *more)), address in WILDCARDS)
 
     def refuse_host(self, headers: Headers, http_version: str) -> None:
-        """Refuse a request under another host name, such as a page's own name that DNS points here.
-
-        Raises:
-            RequestError: 400 for a missing, repeated or malformed name; 403 for one that is not accepted.
-        """
+        """Refuse a request under another host name, such as a page's own name that DNS points here."""
         given = [value for name, value in headers if name == b"host"]
         if not given and http_version == "1.0":  # has no such header; browsers always send it
             return
@@ -74,15 +70,11 @@ class Access:
             shown = ", ".join(repr(value[:80].decode("latin-1")) for value in given[:3]) or "none"
             raise RequestError(f"expected one header 'Host' with a name or address; found {shown}")
         host = _plain((found[1] or found[2]).decode())
-        if not self._answers(host):
-            raise RequestError(
-                f"host '{host[:80]}' is not answered; start the server with --allowed-host {host[:80]}", status=403
-            )
-
-    def _answers(self, host: str) -> bool:
-        if host in self.hosts or "*" in self.hosts or (self.any_address and _address(host) is not None):
-            return True
-        return any(each.startswith("*.") and host.endswith(each[1:]) for each in self.hosts)
+        accepted = host in self.hosts or "*" in self.hosts or (self.any_address and _address(host) is not None)
+        if not accepted and not any(each.startswith("*.") and host.endswith(each[1:]) for each in self.hosts):
+            shown = host[:80]
+            message = f"host '{shown}' is not answered; start the server with --allowed-host {shown}"
+            raise RequestError(message, status=403)
 
     def knows(self, authorization: str | bytes) -> bool:
         """Whether a header `Authorization` holds the token; the comparison takes constant time."""
@@ -94,11 +86,7 @@ class Access:
 
 
 def refuse_other_origins(headers: Headers) -> None:
-    """Refuse requests from pages of other origins, because any page that a user opens may post to localhost.
-
-    Raises:
-        RequestError: 403.
-    """
+    """Refuse requests from pages of other origins, because any page that a user opens may post to localhost."""
     host = dict(headers).get(b"host", b"").decode("latin-1").lower()
     origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
     if any(_place(origin) != host for origin in origins if origin):
@@ -112,45 +100,30 @@ def is_public(address: str) -> bool:
 
 
 def check_hosts(names: Sequence[str]) -> None:
-    """Check names for `--allowed-host`.
-
-    Raises:
-        SettingsError: with each name that no client can send.
-    """
-    wrong = [name for name in names if name != "*" and not _HOST.fullmatch(_bracketed(name).encode())]
+    """Refuse names for `--allowed-host` that no client can send."""
+    plain = {name: name.removeprefix("*.") for name in names if name != "*"}
+    sent = {name: f"[{host}]" if ":" in host else host for name, host in plain.items()}
+    wrong = [name for name, host in sent.items() if not _HOST.fullmatch(host.encode())]
     if wrong:
         shown = ", ".join(repr(name) for name in wrong)
         raise SettingsError(f"--allowed-host: found {shown}; expected a name or address without a port, as example.com")
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """Files of a TLS certificate with its chain, and of its private key, in PEM."""
-
-    cert: Path
-    key: Path
-
-    def check(self) -> None:
-        """Check that both files can be read and belong together.
-
-        Raises:
-            SettingsError: if not, or if the key needs a password.
-        """
-        where = f"--tls-cert {self.cert}, --tls-key {self.key}"
-        try:
-            for file in (self.cert, self.key):
-                file.read_bytes()
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key, password="")
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            raise SettingsError(
-                f"{where}: {why}; expected a certificate and its own key, in PEM, without a password"
-            ) from None
-
-
-def _bracketed(name: str) -> str:
-    name = name.removeprefix("*.")
-    return f"[{name}]" if ":" in name else name
+def check_certificate(cert: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    """The PEM files of a TLS certificate with its chain and of its key, checked; None if neither is given."""
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise SettingsError(f"--tls-{'key' if cert is None else 'cert'}: expected --tls-cert and --tls-key together")
+    try:
+        for file in (cert, key):
+            file.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        expected = "expected a certificate and its own key, in PEM, without a password"
+        raise SettingsError(f"--tls-cert {cert}, --tls-key {key}: {why}; {expected}") from None
+    return cert, key
 
 
 def _plain(host: str) -> str:

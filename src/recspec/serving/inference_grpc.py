@@ -12,8 +12,9 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from inspect import isawaitable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -23,21 +24,11 @@ from grpc import aio
 from tritonclient.grpc import service_pb2 as messages
 
 from recspec.errors import RecspecError, RequestError, SettingsError
-from recspec.serving.access import Access, Certificate
+from recspec.serving import tensors
+from recspec.serving.access import Access
 from recspec.serving.model_metadata import SERVER, configuration, metadata, statistics
 from recspec.serving.repository import Form, Repository, refuse_load_parameters
 from recspec.serving.server_metrics import NO_MODEL
-from recspec.serving.tensors import (
-    STORED,
-    Tensor,
-    check_number,
-    check_output,
-    from_bytes,
-    from_values,
-    shape_of,
-    timeout_of,
-    to_bytes,
-)
 from recspec.spec import OUTPUTS
 
 CODES: Mapping[int, grpc.StatusCode] = {
@@ -63,11 +54,6 @@ MAX_FIELDS = 20_000
 CONNECTION_MS = 300_000
 """Age in milliseconds at which a connection is closed, so that a client that reads nothing cannot hold it for ever."""
 
-UNSUPPORTED = (
-    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister", "TraceSetting", "LogSettings",
-)  # fmt: skip
-
 CONTENTS: Mapping[str, str] = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -84,12 +70,22 @@ log = logging.getLogger("recspec.serve")
 
 Message = Any
 """A protobuf message; the generated modules have no types."""
+Answer = Mapping[str, Any]
+"""A method's answer as JSON spells it."""
 
 
-def make_server(repository: Repository, *, access: Access, max_connections: int) -> aio.Server:
-    """A server without a port, not yet started."""
+async def start(
+    repository: Repository,
+    access: Access,
+    address: str,
+    port: int,
+    *,
+    max_connections: int,
+    certificate: tuple[Path, Path] | None,
+) -> tuple[aio.Server, int]:
+    """A server that listens at one address alone, with a certificate and its key; also its port."""
     limits = repository.limits
-    return aio.server(
+    server = aio.server(
         handlers=[Service(repository, access)],
         maximum_concurrent_rpcs=limits.max_requests,
         options=[
@@ -106,68 +102,45 @@ def make_server(repository: Repository, *, access: Access, max_connections: int)
             ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout_seconds) + 1000),
         ],
     )
-
-
-def listen(server: aio.Server, address: str, port: int, certificate: Certificate | None) -> int:
-    """Let a server listen at one address alone; return the port.
-
-    Raises:
-        SettingsError: if the port is taken.
-    """
     host = f"[{address}]" if ":" in address else address
     with contextlib.ExitStack() as held:
-        if address == "0.0.0.0":  # gRPC takes it for every address of both families, unless IPv6's port is taken
-            port = _hold_other_family(held, port)
+        if address == "0.0.0.0" and socket.has_ipv6:  # gRPC takes it for every address, unless IPv6's port is taken
+            other = held.enter_context(socket.socket(socket.AF_INET6))
+            other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            with contextlib.suppress(OSError):  # no IPv6 here, or the port is taken, so gRPC can't have it either
+                other.bind(("::", port))
+                port = other.getsockname()[1]
         try:
             if certificate is None:
-                return int(server.add_insecure_port(f"{host}:{port}"))
-            pair = (certificate.key.read_bytes(), certificate.cert.read_bytes())
-            return int(server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair])))
+                port = server.add_insecure_port(f"{host}:{port}")
+            else:
+                cert, key = (file.read_bytes() for file in certificate)
+                port = server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([(key, cert)]))
         except RuntimeError:
             raise SettingsError(f"gRPC: can't listen at {host}:{port}; take another port") from None
-
-
-def _hold_other_family(held: contextlib.ExitStack, port: int) -> int:
-    """Reserve the IPv6 port without listening; 0 picks a free one."""
-    if not socket.has_ipv6:
-        return port
-    other = held.enter_context(socket.socket(socket.AF_INET6))
-    other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    with contextlib.suppress(OSError):  # no IPv6 here, or the port is taken, so gRPC can't have it either
-        other.bind(("::", port))
-        return int(other.getsockname()[1])
-    return port
+    await server.start()
+    return server, port
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The protocol's methods, each counted in the repository's metrics.
-
-    One class because gRPC asks one handler for the methods, and each of them is one procedure of the protocol.
-    """
+    """The protocol's methods, each counted in the repository's metrics."""
 
     def __init__(self, repository: Repository, access: Access) -> None:
         self._repository, self._access = repository, access
-        answers: Mapping[str, tuple[type[Message], Callable[[Message, Any], Awaitable[Message]]]] = {
-            "ServerLive": (messages.ServerLiveRequest, self._ServerLive),
-            "ServerReady": (messages.ServerReadyRequest, self._ServerReady),
-            "ServerMetadata": (messages.ServerMetadataRequest, self._ServerMetadata),
-            "ModelReady": (messages.ModelReadyRequest, self._ModelReady),
-            "ModelMetadata": (messages.ModelMetadataRequest, self._ModelMetadata),
-            "ModelConfig": (messages.ModelConfigRequest, self._ModelConfig),
-            "ModelStatistics": (messages.ModelStatisticsRequest, self._ModelStatistics),
-            "RepositoryIndex": (messages.RepositoryIndexRequest, self._RepositoryIndex),
-            "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._RepositoryModelLoad),
-            "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._RepositoryModelUnload),
-        }
-        self._methods = {
-            SERVICE + name: grpc.stream_unary_rpc_method_handler(self._counted(name, partial(_parsed, kind), each))
-            for name, (kind, each) in answers.items()
-        }
-        infer = self._counted("ModelInfer", self._read_infer, self._ModelInfer)
-        self._methods[SERVICE + "ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer)
-        refused = grpc.stream_unary_rpc_method_handler(_refuse_method)
-        self._methods |= {SERVICE + name: refused for name in (*UNSUPPORTED, "ModelStreamInfer")}
-        self._refused = grpc.stream_unary_rpc_method_handler(_refuse_token)
+        self._refused = _refusing(grpc.StatusCode.UNAUTHENTICATED, "expected metadata 'authorization: Bearer TOKEN'")
+        unsupported = "not supported: this server has no streams, shared memory, trace or log settings"
+        self._methods, answers = {}, _answers(repository)
+        for method in messages.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+            name = method.name
+            if name == "ModelInfer":
+                handler = self._counted(name, self._read_infer, self._infer)
+            elif name in answers:
+                read = partial(_parsed, getattr(messages, method.input_type.name))
+                answer = partial(_answer, answers[name], getattr(messages, method.output_type.name))
+                handler = self._counted(name, read, answer)
+            else:
+                handler = _refusing(grpc.StatusCode.UNIMPLEMENTED, unsupported)
+            self._methods[SERVICE + name] = handler
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """The handler of a call, or a handler that refuses it before any message is read."""
@@ -178,23 +151,25 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _counted(
         self, name: str, read: Callable[[bytes], Any], answer: Callable[[Any, Any], Awaitable[Message]]
-    ) -> Callable[..., Awaitable[Any]]:
+    ) -> grpc.RpcMethodHandler:
         """A method that returns errors as statuses, and counts and times its calls."""
         body_reader = self._repository.body_reader
 
         async def method(_: object, context: aio.ServicerContext) -> bytes:
-            began, code, asked = time.perf_counter(), grpc.StatusCode.CANCELLED, [NO_MODEL]
+            began, code, model = time.perf_counter(), grpc.StatusCode.CANCELLED, NO_MODEL
             more: tuple[tuple[str, str], ...] = ()
             try:
                 try:
                     async with body_reader.reading(body_reader.limits.max_body_bytes) as shrink:
                         request = await self._request(read, context, shrink)
-                        asked[0] = getattr(request, "model_name", NO_MODEL)
+                        model = getattr(request, "model_name", NO_MODEL)
                         found: bytes = (await answer(request, context)).SerializeToString()
                     code = grpc.StatusCode.OK
                     return found
                 except RecspecError as error:
-                    code, message, more = _status(error)
+                    code = CODES.get(getattr(error, "status", 400), grpc.StatusCode.UNKNOWN)
+                    message, wait = str(error)[:4000], getattr(error, "retry_after", None)
+                    more = (("retry-after", str(wait)),) if wait is not None else ()
                 except (asyncio.CancelledError, aio.AbortError):
                     raise
                 except Exception:
@@ -204,18 +179,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 context.set_trailing_metadata(more)
                 await context.abort(code, message)
             finally:
-                self._count(name, asked[0], code, time.perf_counter() - began)
+                self._repository.count("grpc", name, model, code.name, time.perf_counter() - began)
             raise AssertionError("abort raises")
 
-        return method
+        return grpc.stream_unary_rpc_method_handler(method)
 
     async def _request(self, read: Callable[[bytes], Any], context: Any, shrink: Callable[[int], None]) -> Any:
-        raw = await self._read(context)
-        shrink(len(raw))
-        return await self._repository.body_reader.parsed(partial(read, raw), len(raw))
-
-    async def _read(self, context: aio.ServicerContext) -> bytes:
-        """The bytes of a call's message. gRPC reads it only now, so it takes no memory before there is room."""
+        """A call's message, parsed. gRPC reads it only now, so it takes no memory before there is room."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 raw = await context.read()
@@ -223,81 +193,19 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise RequestError("the request's message did not come in time", status=408) from None
         if raw is aio.EOF:
             raise RequestError("the call has no message, or one that is too large; expected one")
-        return bytes(raw)
+        shrink(len(raw))
+        return await self._repository.body_reader.parsed(partial(read, raw), len(raw))
 
-    def _count(self, name: str, model: str, code: grpc.StatusCode, seconds: float) -> None:
-        metrics = self._repository.metrics
-        known = model if model in self._repository.names else NO_MODEL
-        metrics.requests.labels("grpc", name, known, code.name).inc()
-        metrics.request_seconds.labels("grpc", name).observe(seconds)
-
-    def _form(self, request: Message) -> Form:
-        return self._repository.form(request.name, request.version)
-
-    # --- the server and its models ------------------------------------------------------------------------------
-
-    async def _ServerLive(self, _: Message, __: object) -> Message:
-        return messages.ServerLiveResponse(live=True)
-
-    async def _ServerReady(self, _: Message, __: object) -> Message:
-        return messages.ServerReadyResponse(ready=self._repository.ready)
-
-    async def _ServerMetadata(self, _: Message, __: object) -> Message:
-        return json_format.ParseDict(SERVER, messages.ServerMetadataResponse())
-
-    async def _ModelReady(self, request: Message, _: object) -> Message:
-        try:
-            self._form(request)
-        except RequestError:
-            return messages.ModelReadyResponse(ready=False)
-        return messages.ModelReadyResponse(ready=True)
-
-    async def _ModelMetadata(self, request: Message, _: object) -> Message:
-        found = metadata(self._repository, self._form(request))
-        return json_format.ParseDict(found, messages.ModelMetadataResponse())
-
-    async def _ModelConfig(self, request: Message, _: object) -> Message:
-        found = configuration(self._repository, self._form(request))
-        return json_format.ParseDict({"config": found}, messages.ModelConfigResponse())
-
-    async def _ModelStatistics(self, request: Message, _: object) -> Message:
-        kept = self._repository
-        if request.name:
-            versions: Sequence[str] = [request.version] if request.version else kept.versions(request.name)
-            forms = [kept.form(request.name, version) for version in versions]
-        else:
-            forms = kept.every_form()
-        return json_format.ParseDict(statistics(forms), messages.ModelStatisticsResponse())
-
-    async def _RepositoryIndex(self, request: Message, _: object) -> Message:
-        found = self._repository.index(only_ready=request.ready)
-        return json_format.ParseDict({"models": found}, messages.RepositoryIndexResponse())
-
-    async def _RepositoryModelLoad(self, request: Message, _: object) -> Message:
-        self._repository.refuse_control()
-        refuse_load_parameters(dict(request.parameters))
-        await self._repository.load(request.model_name)
-        return messages.RepositoryModelLoadResponse()
-
-    async def _RepositoryModelUnload(self, request: Message, _: object) -> Message:
-        self._repository.refuse_control()
-        await self._repository.unload(request.model_name)
-        return messages.RepositoryModelUnloadResponse()
-
-    # --- answers ------------------------------------------------------------------------------------------------
-
-    def _read_infer(self, raw: bytes) -> _Asked:
+    def _read_infer(self, raw: bytes) -> tensors.InferRequest:
         """Parse a request for inference. Its tensors are copies, so the message can be freed."""
         request = _parsed(messages.ModelInferRequest, raw)
-        self._repository.form(
-            request.model_name, request.model_version
-        )  # an unknown model is an error before its tensors are read
+        name, version = request.model_name, request.model_version
+        self._repository.form(name, version)  # an unknown model is an error before its tensors are read
         inputs = _inputs(request, self._repository.limits.max_rows)
         timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
-        return _Asked(request.model_name, request.model_version, request.id, inputs, _outputs(request),
-                      timeout_of(timeout))  # fmt: skip
+        return tensors.InferRequest(name, version, request.id, inputs, _outputs(request), tensors.timeout_of(timeout))
 
-    async def _ModelInfer(self, asked: _Asked, context: aio.ServicerContext) -> Message:
+    async def _infer(self, asked: tensors.InferRequest, context: aio.ServicerContext) -> Message:
         times = [each for each in (asked.timeout, context.time_remaining()) if each is not None]
         model, outputs = await self._repository.infer(
             asked.model_name, asked.model_version, asked.inputs, timeout=max(0.0, min(times)) if times else None
@@ -306,84 +214,91 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         for name in asked.outputs:
             values = outputs[name]
             answer.outputs.add(name=name, datatype="FP32", shape=values.shape)
-            answer.raw_output_contents.append(to_bytes(values))
+            answer.raw_output_contents.append(tensors.to_bytes(values))
         return answer
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A request for inference, parsed but not yet checked against a model."""
+def _answers(repository: Repository) -> Mapping[str, Callable[[Message], Answer | Awaitable[Answer]]]:
+    """The methods other than ModelInfer, by name."""
 
-    model_name: str
-    model_version: str
-    id: str
-    inputs: Mapping[str, Tensor]
-    outputs: Sequence[str]
-    timeout: float | None
-    """Seconds; None for the server's limit."""
+    def form(request: Message) -> Form:
+        return repository.form(request.name, request.version)
+
+    def is_ready(request: Message) -> bool:
+        try:
+            form(request)
+        except RequestError:
+            return False
+        return True
+
+    async def load(request: Message) -> Answer:
+        repository.refuse_control()
+        refuse_load_parameters(dict(request.parameters))
+        await repository.load(request.model_name)
+        return {}
+
+    async def unload(request: Message) -> Answer:
+        repository.refuse_control()
+        await repository.unload(request.model_name)
+        return {}
+
+    return {
+        "ServerLive": lambda _: {"live": True},
+        "ServerReady": lambda _: {"ready": repository.ready},
+        "ServerMetadata": lambda _: SERVER,
+        "ModelReady": lambda request: {"ready": is_ready(request)},
+        "ModelMetadata": lambda request: metadata(repository, form(request)),
+        "ModelConfig": lambda request: {"config": configuration(repository, form(request))},
+        "ModelStatistics": lambda request: statistics(repository.forms(request.name, request.version)),
+        "RepositoryIndex": lambda request: {"models": repository.index(only_ready=request.ready)},
+        "RepositoryModelLoad": load,
+        "RepositoryModelUnload": unload,
+    }
 
 
-def _status(error: RecspecError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Status, message and metadata of a refused call."""
-    status = error.status if isinstance(error, RequestError) else 400
-    wait = error.retry_after if isinstance(error, RequestError) else None
-    more = (("retry-after", str(wait)),) if wait is not None else ()
-    return CODES.get(status, grpc.StatusCode.UNKNOWN), str(error)[:4000], more
+async def _answer(
+    answer: Callable[[Message], Answer | Awaitable[Answer]], kind: type[Message], request: Message, _: object
+) -> Message:
+    found = answer(request)
+    return json_format.ParseDict(await found if isawaitable(found) else found, kind())
 
 
-async def _refuse_token(_: object, context: aio.ServicerContext) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected metadata 'authorization: Bearer TOKEN'")
-    raise AssertionError("abort raises")
+def _refusing(code: grpc.StatusCode, message: str) -> grpc.RpcMethodHandler:
+    """A method that refuses every call before it reads a message."""
 
+    async def refuse(_: object, context: aio.ServicerContext) -> NoReturn:
+        await context.abort(code, message)
+        raise AssertionError("abort raises")
 
-async def _refuse_method(_: object, context: aio.ServicerContext) -> NoReturn:
-    await context.abort(
-        grpc.StatusCode.UNIMPLEMENTED, "not supported: this server has no streams, shared memory, trace or log settings"
-    )
-    raise AssertionError("abort raises")
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def _parsed(kind: type[Message], raw: bytes) -> Message:
-    """A message of a kind.
-
-    Raises:
-        RequestError: if the bytes are none, or have more fields than are parsed.
-    """
     try:
         _check_fields(raw)
         return kind.FromString(raw)
     except (DecodeError, IndexError):
-        name = kind.DESCRIPTOR.full_name
-        raise RequestError(f"the message is malformed; expected {name}") from None
+        raise RequestError(f"the message is malformed; expected {kind.DESCRIPTOR.full_name}") from None
 
 
 def _check_fields(raw: bytes) -> None:
-    """Refuse a message of very many fields before parsing: an empty field takes 2 bytes before, 100 after.
-
-    Raises:
-        RequestError: for too many.
-        IndexError: for bytes that end too early.
-    """
+    """Refuse a message of very many fields before parsing; bytes that end too early raise IndexError."""
     at = count = 0
     while at < len(raw):
         key, at = _varint(raw, at)
-        kind = key & 7
+        kind = key & 7  # protobuf's wire type
         if kind == 0:
             _, at = _varint(raw, at)
         elif kind == 2:
             length, at = _varint(raw, at)
             at += length
-        elif kind in FIXED:
-            at += FIXED[kind]
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
         else:
             raise IndexError("groups, or no wire type")
         count += 1
         if count > MAX_FIELDS:
             raise RequestError(f"the message has more than {MAX_FIELDS} fields")
-
-
-FIXED: Mapping[int, int] = {1: 8, 5: 4}
-"""Protobuf's wire types of a fixed size -> their bytes."""
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
@@ -398,54 +313,46 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     raise IndexError("more than 64 bits")
 
 
-def _inputs(request: Message, max_rows: int) -> dict[str, Tensor]:
-    """The tensors of a request, from raw bytes or typed contents.
-
-    Raises:
-        RequestError: saying what is wrong with one.
-    """
-    raw, given = request.raw_input_contents, request.inputs
-    check_number(len(given))
+def _inputs(request: Message, max_rows: int) -> dict[str, tensors.Tensor]:
+    """The tensors of a request, from raw bytes or typed contents."""
+    raw, given, inputs = request.raw_input_contents, request.inputs, dict[str, tensors.Tensor]()
+    tensors.check_number(len(given))
     for each in given:
-        if "shared_memory_region" in each.parameters:
-            raise RequestError(f"input '{each.name}': shared memory is not supported; send the tensor")
+        tensors.refuse_shared_memory(each.name, each.parameters)
     if raw and len(raw) != len(given):
         raise RequestError(f"raw_input_contents has {len(raw)} entries; expected one for each of {len(given)} inputs")
-    inputs: dict[str, Tensor] = {}
     for place, each in enumerate(given):
         name = each.name
         if name in inputs:
             raise RequestError(f"input '{name}' is there twice")
-        shape = shape_of(list(each.shape), name, max_rows)
+        shape = tensors.shape_of(list(each.shape), name, max_rows)
         if not raw:
             inputs[name] = _typed(name, each, shape)
         elif each.HasField("contents"):
             raise RequestError(f"input '{name}' has contents and raw_input_contents; send one of them")
         else:
-            inputs[name] = from_bytes(name, each.datatype, shape, raw[place])
+            inputs[name] = tensors.from_bytes(name, each.datatype, shape, raw[place])
     return inputs
 
 
-def _typed(name: str, tensor: Message, shape: Sequence[int]) -> Tensor:
+def _typed(name: str, tensor: Message, shape: Sequence[int]) -> tensors.Tensor:
     field = CONTENTS.get(tensor.datatype)
     if field is None:
-        if tensor.datatype in STORED:
-            raise RequestError(f"input '{name}': {tensor.datatype} has no typed contents; send raw_input_contents")
-        return from_values(name, tensor.datatype, shape, [])  # raises: the datatype is unknown
+        if tensor.datatype in tensors.STORED:
+            raise tensors.wrong_input(name, f"{tensor.datatype} has no typed contents; send raw_input_contents")
+        return tensors.from_values(name, tensor.datatype, shape, [])  # raises: the datatype is unknown
     data: list[Any] = list(getattr(tensor.contents, field))
     if tensor.datatype == "BYTES":
         try:
             data = [each.decode() for each in data]
         except UnicodeDecodeError:
-            raise RequestError(f"input '{name}': a BYTES element is not text in UTF-8") from None
-    return from_values(name, tensor.datatype, shape, data)
+            raise tensors.wrong_input(name, "a BYTES element is not text in UTF-8") from None
+    return tensors.from_values(name, tensor.datatype, shape, data)
 
 
-def _outputs(request: Message) -> Sequence[str]:
-    wanted: dict[str, None] = {}
+def _outputs(request: Message) -> Mapping[str, bool]:
+    wanted: dict[str, bool] = {}
     for each in request.outputs:
-        if "classification" in each.parameters or "shared_memory_region" in each.parameters:
-            raise RequestError("an output's 'classification' and shared memory are not supported")
-        check_output(each.name, wanted)
-        wanted[each.name] = None
-    return tuple(wanted) or OUTPUTS
+        tensors.check_output(each.name, each.parameters, wanted)
+        wanted[each.name] = True
+    return wanted or dict.fromkeys(OUTPUTS, True)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,20 +19,12 @@ from starlette.routing import Route
 from recspec.encoding import row_at
 from recspec.errors import RequestError, listed
 from recspec.inference import Directory, Predictor, requests
-from recspec.serving.docs_page import docs_page
-from recspec.serving.json_requests import (
-    FindRequest,
-    JsonRequest,
-    PredictRequest,
-    RankRequest,
-    RecommendRequest,
-    RequestType,
-    read_request,
-)
-from recspec.serving.openapi import document
-from recspec.serving.repository import Form, Model, Repository
-from recspec.serving.responses import json_response
-from recspec.serving.tensors import DATATYPES
+from recspec.serving import json_types as types
+from recspec.serving.http_bodies import json_response
+from recspec.serving.openapi import docs_page, document
+from recspec.serving.repository import Form, Repository
+from recspec.serving.tensors import DATATYPES, refuse_rows
+from recspec.spec import Port
 
 PAGE = "page.html"
 REQUESTED_MODEL = "recspec.model"
@@ -44,22 +35,21 @@ PARSED = 7
 
 def routes(repository: Repository) -> list[Route]:
     """Every JSON route, page and metrics route."""
-    directories: WeakKeyDictionary[Model, dict[str, Directory]] = WeakKeyDictionary()
 
     async def rank(request: Request) -> Response:
-        return await _answer(repository, request, RankRequest, _rank)
+        return await _answer(repository, request, types.RankRequest, _rank)
 
     async def recommend(request: Request) -> Response:
-        return await _answer(repository, request, RecommendRequest, _recommend)
+        return await _answer(repository, request, types.RecommendRequest, _recommend)
 
     async def predict(request: Request) -> Response:
-        return await _answer(repository, request, PredictRequest, _predict)
+        return await _answer(repository, request, types.PredictRequest, _predict)
 
     async def users(request: Request) -> Response:
-        return json_response(await _find(repository, request, directories, "user"))
+        return await _find(repository, request, "user")
 
     async def items(request: Request) -> Response:
-        return json_response(await _find(repository, request, directories, "item"))
+        return await _find(repository, request, "item")
 
     async def models(_: Request) -> Response:
         return json_response({"models": [await _describe(repository, name) for name in _names(repository)]})
@@ -67,20 +57,17 @@ def routes(repository: Repository) -> list[Route]:
     async def metrics(_: Request) -> Response:
         return Response(repository.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    make_page, make_docs = (
-        _page(files("recspec.serving").joinpath(PAGE).read_text(encoding="utf-8")),
-        _page(docs_page()),
-    )
-    described = document()
+    page = _page(files("recspec.serving").joinpath(PAGE).read_text(encoding="utf-8"))
+    docs, described = _page(docs_page()), json_response(document())
 
     async def try_it(_: Request) -> Response:
-        return make_page()
+        return page
 
     async def documentation(_: Request) -> Response:
-        return make_docs()
+        return docs
 
     async def openapi(_: Request) -> Response:
-        return json_response(described)
+        return described
 
     return [
         Route("/rank", rank, methods=["POST"]),
@@ -102,8 +89,8 @@ def routes(repository: Repository) -> list[Route]:
 async def _answer(
     repository: Repository,
     request: Request,
-    kind: type[RequestType],
-    compute: Callable[[Predictor, RequestType], dict[str, Any]],
+    kind: type[types.RequestType],
+    compute: Callable[[Predictor, types.RequestType], dict[str, Any]],
 ) -> Response:
     """Read a request, compute its answer on the model's own thread, and add the time that it took."""
     began = time.perf_counter()
@@ -117,25 +104,19 @@ async def _answer(
             left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
             found = await form.model.batcher.call(partial(compute, predictor, wanted), timeout=left)
             milliseconds = round(1000 * (time.perf_counter() - began), 3)
-            answer = {"model": form.name, "version": form.model.version, **found, "milliseconds": milliseconds}
-            return json_response(answer)
+            head = {"model": form.name, "version": form.model.version}
+            return json_response({**head, **found, "milliseconds": milliseconds})
 
 
-def _read(kind: type[RequestType], body: bytes, max_rows: int) -> RequestType:
-    wanted = read_request(kind, body)
-    rows = _num_rows(wanted)
-    if rows > max_rows:
-        raise RequestError(f"the request has {rows} rows; at most {max_rows} are taken", status=413)
+def _read(kind: type[types.RequestType], body: bytes, max_rows: int) -> types.RequestType:
+    wanted = types.read_request(kind, body)
+    match wanted:
+        case types.RankRequest(candidates=rows) | types.PredictRequest(rows=rows):
+            refuse_rows(len(rows), max_rows)
     return wanted
 
 
-def _num_rows(wanted: JsonRequest) -> int:
-    if isinstance(wanted, RankRequest):
-        return len(wanted.candidates)
-    return len(wanted.rows) if isinstance(wanted, PredictRequest) else 1
-
-
-def _rank(predictor: Predictor, wanted: RankRequest) -> dict[str, Any]:
+def _rank(predictor: Predictor, wanted: types.RankRequest) -> dict[str, Any]:
     row = dict(wanted.request)
     if wanted.user is not None:
         name = requests.id_name(predictor, "user")
@@ -148,27 +129,23 @@ def _rank(predictor: Predictor, wanted: RankRequest) -> dict[str, Any]:
 
 
 def _candidates(given: list[Any]) -> list[Any]:
-    """Candidates that are all raw ids, or all rows.
-
-    Raises:
-        RequestError: with the first candidate that is something else.
-    """
+    """Candidates that are all raw ids, or all rows."""
     for index, each in enumerate(given):
+        expected = None
         if isinstance(each, bool) or not isinstance(each, (str, int, dict)):
-            raise RequestError(
-                f"{row_at(index, 'candidates')}: expected a raw item id (text or whole number) or an object"
-            )
-        if isinstance(each, dict) != isinstance(given[0], dict):
-            kind = "an object" if isinstance(given[0], dict) else "an id"
-            raise RequestError(f"{row_at(index, 'candidates')}: expected {kind} as those before it")
+            expected = "a raw item id (text or whole number) or an object"
+        elif isinstance(each, dict) != isinstance(given[0], dict):
+            expected = f"{'an object' if isinstance(given[0], dict) else 'an id'} as those before it"
+        if expected:
+            raise RequestError(f"{row_at(index, 'candidates')}: expected {expected}")
     return given
 
 
-def _recommend(predictor: Predictor, wanted: RecommendRequest) -> dict[str, Any]:
+def _recommend(predictor: Predictor, wanted: types.RecommendRequest) -> dict[str, Any]:
     return requests.recommend(predictor, wanted.user, k=wanted.k, exclude_seen=wanted.exclude_seen, liked=wanted.liked)
 
 
-def _predict(predictor: Predictor, wanted: PredictRequest) -> dict[str, Any]:
+def _predict(predictor: Predictor, wanted: types.PredictRequest) -> dict[str, Any]:
     return requests.predict(predictor, wanted.rows).to_dict()
 
 
@@ -176,11 +153,7 @@ def _predict(predictor: Predictor, wanted: PredictRequest) -> dict[str, Any]:
 def _opened(
     repository: Repository, request: Request, name: str | None, version: str | None
 ) -> Iterator[tuple[Form, Predictor]]:
-    """The requested model, with its predictor.
-
-    Raises:
-        RequestError: if several models fit, or the model takes no raw values.
-    """
+    """The requested model, with its predictor; refuses a request that fits several, and a model without raw values."""
     names = _names(repository)
     if name is None and len(names) != 1:
         raise RequestError(f"model: expected the name of one; known: {listed(names)}", status=400 if names else 503)
@@ -188,10 +161,8 @@ def _opened(
     with repository.use(request.scope[REQUESTED_MODEL], version or "") as form:
         predictor = form.model.opened.predictor
         if predictor is None:
-            raise RequestError(
-                f"model '{form.name}' is an export, which takes no raw values; serve its run, or send features to "
-                f"/v2/models/{form.name}/infer"
-            )
+            instead = f"serve its run, or send features to /v2/models/{form.name}/infer"
+            raise RequestError(f"model '{form.name}' is an export, which takes no raw values; {instead}")
         yield form, predictor
 
 
@@ -203,25 +174,20 @@ def _names(repository: Repository) -> list[str]:
 # --- users, items, models --------------------------------------------------------------------------------------------
 
 
-async def _find(
-    repository: Repository,
-    request: Request,
-    directories: WeakKeyDictionary[Model, dict[str, Directory]],
-    role: Literal["user", "item"],
-) -> dict[str, Any]:
+async def _find(repository: Repository, request: Request, role: Literal["user", "item"]) -> Response:
     """Users or items whose id or title holds a text."""
-    wanted = read_request(FindRequest, request.query_params)
+    wanted = types.read_request(types.FindRequest, request.query_params)
     with _opened(repository, request, wanted.model, wanted.version) as (form, predictor):
 
         def find() -> tuple[int, list[dict[str, Any]]]:
             if not requests.knows_users_and_items(predictor):
                 raise RequestError(f"{role}s: model '{form.name}' keeps no list of them", status=404)
-            held = directories.setdefault(form.model, {})
+            held = form.model.directories
             directory = held.get(role) or held.setdefault(role, Directory(predictor, role))
             return len(directory), directory.find(wanted.query, wanted.limit)
 
         total, found = await form.model.batcher.call(find)
-    return {"total": total, f"{role}s": found}
+    return json_response({"total": total, f"{role}s": found})
 
 
 async def _describe(repository: Repository, name: str) -> dict[str, Any]:
@@ -238,37 +204,31 @@ async def _describe(repository: Repository, name: str) -> dict[str, Any]:
             "recommends": recommends,
             "ranks": predictor is not None and bool({*predictor.spec.role("item")} & {port.name for port in features}),
             "raw": predictor is not None,
-            "columns": [
-                {"name": port.name, "datatype": DATATYPES[port.dtype], "is_list": port.is_list} for port in ports
-            ],
-            "features": [
-                {"name": port.name, "datatype": DATATYPES[port.dtype], "width": port.width, "num_ids": port.num_ids}
-                for port in features
-            ],
+            "columns": [{**_named(port), "is_list": port.is_list} for port in ports],
+            "features": [{**_named(port), "width": port.width, "num_ids": port.num_ids} for port in features],
         }
+
+
+def _named(port: Port) -> dict[str, str]:
+    return {"name": port.name, "datatype": DATATYPES[port.dtype]}
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def _page(text: str) -> Callable[[], Response]:
+def _page(text: str) -> Response:
     """A page that runs and loads only its own content, and connects only to this server."""
-    rules = {
-        "default-src": "'none'",
-        "script-src": _hashes("script", text),
-        "style-src": _hashes("style", text),
-        "connect-src": "'self'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "frame-ancestors": "'none'",
-    }
+    policy = (
+        f"default-src 'none'; script-src {_hashes('script', text)}; style-src {_hashes('style', text)}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
     headers = {
-        "content-security-policy": "; ".join(f"{name} {value}" for name, value in rules.items()),
+        "content-security-policy": policy,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-    return lambda: Response(text, media_type="text/html", headers=headers)
+    return Response(text, media_type="text/html", headers=headers)
 
 
 def _hashes(tag: str, text: str) -> str:

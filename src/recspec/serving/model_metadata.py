@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from recspec import __version__
 from recspec.export import TYPES
-from recspec.serving.batching import Compute, Duration
 from recspec.serving.repository import Form, Repository
 from recspec.serving.tensors import DATATYPES
 from recspec.spec import OUTPUTS
@@ -55,34 +55,10 @@ def configuration(repository: Repository, form: Form) -> dict[str, Any]:
 
 def statistics(forms: Sequence[Form]) -> dict[str, Any]:
     """The protocol's statistics; both forms of a model share them."""
-    return {"model_stats": [_statistics(form) for form in forms]}
-
-
-def _statistics(form: Form) -> dict[str, Any]:
-    found = form.model.statistics
-
-    def as_dict(duration: Duration) -> dict[str, int]:
-        return {"count": duration.count, "ns": duration.ns}
-
-    def compute(spent: Compute) -> dict[str, dict[str, int]]:
-        parts = {"compute_input": spent.join, "compute_infer": spent.infer, "compute_output": spent.split}
-        return {name: as_dict(part) for name, part in parts.items()}
-
-    none = {"count": 0, "ns": 0}
-    return {
-        "name": form.name,
-        "version": form.model.version,
-        "last_inference": found.last_ms,
-        "inference_count": found.rows,
-        "execution_count": found.batches,
-        "inference_stats": {
-            "success": as_dict(found.success),
-            "fail": as_dict(found.fail),
-            "queue": as_dict(found.queue),
-            **compute(found.compute),
-            "cache_hit": none,
-            "cache_miss": none,
-        },
-        "batch_stats": [{"batch_size": rows, **compute(each)} for rows, each in sorted(found.by_rows.items())],
-        "memory_usage": [],
-    }
+    found = []
+    for form in forms:
+        counts = asdict(form.model.batcher.statistics)
+        sizes = [{"batch_size": rows, **parts} for rows, parts in sorted(counts.pop("by_rows").items())]
+        head = {"name": form.name, "version": form.model.version}
+        found.append({**head, **counts, "batch_stats": sizes, "memory_usage": []})
+    return {"model_stats": found}

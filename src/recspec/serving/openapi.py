@@ -1,24 +1,21 @@
-"""The server's OpenAPI 3.1 document, generated from its typed requests and answers."""
+"""The server's OpenAPI 3.1 document, from the types of its JSON; also as a page of plain HTML.
+
+The page loads nothing from elsewhere and has no script.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+import orjson
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from recspec import __version__
-from recspec.serving.json_answers import Items, Models, Ranking, Recommendation, Refusal, RowScores, Users
-from recspec.serving.json_requests import (
-    FindRequest,
-    JsonRequest,
-    PredictRequest,
-    RankRequest,
-    RawValue,
-    RecommendRequest,
-)
+from recspec.serving import json_types as types
 
 REFERENCE = "#/components/schemas/{model}"
 
@@ -43,8 +40,8 @@ class Operation:
     summary: str
     answer: type[BaseModel] | str
     """A typed answer, or a media type."""
-    body: type[JsonRequest] | None = None
-    query: type[JsonRequest] | None = None
+    body: type[types.JsonRequest] | None = None
+    query: type[types.JsonRequest] | None = None
 
     def described(self) -> dict[str, Any]:
         """The operation object of OpenAPI."""
@@ -72,25 +69,27 @@ def _json(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("post", "/rank"): Operation("rank", "The best candidates for one request", Ranking, body=RankRequest),
-    ("post", "/recommend"): Operation("recommend", "The best items for a user", Recommendation, body=RecommendRequest),
-    ("post", "/predict"): Operation("predict", "The probability of each row", RowScores, body=PredictRequest),
-    ("get", "/users"): Operation("users", "Users by part of their id or title", Users, query=FindRequest),
-    ("get", "/items"): Operation("items", "Items by part of their id or title", Items, query=FindRequest),
-    ("get", "/models"): Operation("models", "The models, the requests they answer, and their columns", Models),
+    ("post", "/rank"): Operation("rank", "The best candidates for one request", types.Ranking, body=types.RankRequest),
+    ("post", "/recommend"): Operation("recommend", "The best items for a user", types.Recommendation,
+                                      body=types.RecommendRequest),
+    ("post", "/predict"): Operation("predict", "The probability of each row", types.RowScores,
+                                    body=types.PredictRequest),
+    ("get", "/users"): Operation("users", "Users by part of their id or title", types.Users, query=types.FindRequest),
+    ("get", "/items"): Operation("items", "Items by part of their id or title", types.Items, query=types.FindRequest),
+    ("get", "/models"): Operation("models", "The models, the requests they answer, and their columns", types.Models),
     ("get", "/metrics"): Operation("metrics", "Counters and times, for Prometheus", "text/plain"),
     ("get", "/"): Operation("page", "A page to try a model on", "text/html"),
     ("get", "/docs"): Operation("docs", "These routes on a page", "text/html"),
     ("get", "/openapi.json"): Operation("openapi", "This document, OpenAPI 3.1", "application/json"),
-}
+}  # fmt: skip
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     bodies = [each.body for each in OPERATIONS.values() if each.body is not None]
     answers = [each.answer for each in OPERATIONS.values() if not isinstance(each.answer, str)]
-    types: list[type[BaseModel]] = [*bodies, *answers, Refusal, RawValue]
-    _, found = models_json_schema([(each, "validation") for each in types], ref_template=REFERENCE)
+    shown: list[type[BaseModel]] = [*bodies, *answers, types.Refusal, types.RawValue]
+    _, found = models_json_schema([(each, "validation") for each in shown], ref_template=REFERENCE)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -103,8 +102,68 @@ def document() -> dict[str, Any]:
         "paths": {path: {method: each.described()} for (method, path), each in OPERATIONS.items()},
         "components": {
             "schemas": found["$defs"],
-            "responses": {"Refused": {"description": "the reason for the refusal", "content": _json(Refusal)}},
+            "responses": {"Refused": {"description": "the reason for the refusal", "content": _json(types.Refusal)}},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],
     }
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+code,pre{font:14px/1.45 ui-monospace,monospace}pre{background:#f3f3f3;padding:.8rem;overflow:auto;border-radius:4px}
+h2 code{font-size:1.1rem}
+h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}table{border-collapse:collapse;width:100%}
+td,th{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid #ddd}
+@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}pre{background:#242424}a{color:#8ab4f8}
+h2,td,th{border-color:#444}}
+"""
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "/rank": {"user": 42, "candidates": [1, 50, 181], "top_k": 2},
+    "/recommend": {"user": 42, "k": 10, "liked": 5},
+    "/predict": {"rows": [{"user_id": 42, "item_id": 50}]},
+}
+
+
+def docs_page() -> str:
+    """The page."""
+    described = document()
+    links = "<a href=/openapi.json>openapi.json</a>, <a href=/>try it</a>"
+    parts = [f"<h1>Routes</h1><p>{escape(described['info']['description'])} {links}</p>"]
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}.</p>")
+            parts.append(_fields(operation, described["components"]["schemas"]))
+            if path in EXAMPLES:
+                example = escape(orjson.dumps(EXAMPLES[path]).decode())
+                parts.append(f"<pre>curl -H 'Content-Type: application/json' -d '{example}' localhost:8000{path}</pre>")
+    codes = "".join(f"<tr><td>{code}<td>{escape(text)}" for code, text in REFUSALS.items())
+    parts.append(f'<h2>Refusals</h2><p>Each is <code>{{"error": text}}</code>.</p><table>{codes}</table>')
+    head = f"<meta charset=utf-8><title>recspec serve: routes</title><style>{_STYLE}</style>"
+    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}</body></html>"
+
+
+def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """The fields of a route's request, as a table."""
+    rows = [(each["name"], each["schema"], each["description"]) for each in operation.get("parameters", ())]
+    body = operation.get("requestBody")
+    if body is not None:
+        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        required = schemas[name].get("required", ())
+        rows += [
+            (field, schema, f"{schema.get('description', '')}{' (required)' if field in required else ''}")
+            for field, schema in schemas[name]["properties"].items()
+        ]
+    cells = "".join(
+        f"<tr><td><code>{escape(field)}</code><td>{escape(_kind(schema))}<td>{escape(text)}"
+        for field, schema, text in rows
+    )
+    return f"<table>{cells}</table>" if cells else ""
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    kinds = [each["type"] for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return " or ".join(map(str, kinds or [schema.get("type", "")]))

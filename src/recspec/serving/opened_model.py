@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec import config
+from recspec import config, export
 from recspec.bundle import Seen
 from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError
 from recspec.evaluation import id_feature
-from recspec.export import (
-    Arrays,
-    ExportedModel,
-    as_model_batch,
-    columns_of,
-    histories_beside,
-    open_exported_model,
-    raw_columns,
-    read_description,
-)
 from recspec.inference import ROLES, Predictor
 from recspec.serving.sources import Fingerprint, export_beside, fingerprint
 from recspec.spec import LOGIT, PROBABILITY, Port, Signature, find_export_file, signature_of
@@ -37,10 +26,9 @@ from recspec.storage import Ragged
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""
 MOST = 0.05
-"""Upper limit for the difference that an export's description allows; anybody who changes an export can change it."""
+"""Upper limit for the difference that an export's description allows; whoever edits an export can edit that too."""
 SAME = 1e-3
 """Largest difference of probabilities if an export's description names none."""
-NUMPY: Mapping[str, type[np.generic]] = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 
 
 class RepositorySettings(config.Settings):
@@ -58,14 +46,15 @@ class RepositorySettings(config.Settings):
 class TorchModel:
     """A bundle's model under torch, on its device, with the inputs and outputs of an export."""
 
-    def __init__(self, predictor: Predictor, signature: Signature) -> None:
-        self._model, self._device, self.signature = predictor.model, predictor.device, signature
+    def __init__(self, predictor: Predictor) -> None:
+        self._model, self._device = predictor.model, predictor.device
+        self.signature = signature_of(predictor.spec, predictor.model.features(), "rows")
 
-    def run(self, inputs: Arrays) -> Arrays:
+    def run(self, inputs: export.Arrays) -> export.Arrays:
         """`probability` and `logit`, (B, 1) each."""
         with torch.inference_mode():
             tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
-            logit = self._model(as_model_batch(tensors)).float().unsqueeze(1)
+            logit = self._model(export.as_model_batch(tensors)).float().unsqueeze(1)
             return {PROBABILITY: torch.sigmoid(logit).cpu().numpy(), LOGIT: logit.cpu().numpy()}
 
 
@@ -73,53 +62,46 @@ class TorchModel:
 class Opened:
     """The content of a version's folder."""
 
-    folder: Path
-    exported: ExportedModel
-    platform: str
+    exported: export.ExportedModel
     predictor: Predictor | None
     """None for an export, which scores features but takes no raw values, users or items."""
     raw: tuple[Port, ...]
     """The raw columns; empty if they are unknown."""
     content: Fingerprint
-    note: str = ""
-    """Reason why the export beside a bundle does not compute."""
+    note: str
+    """Reason why the export of a bundle does not compute; empty if it does, or if there is none."""
+
+    @property
+    def platform(self) -> str:
+        """What computes, as the protocol names it."""
+        return f"recspec_{type(self.exported).__name__.removesuffix('Model').lower()}"
 
     @property
     def signature(self) -> Signature:
-        """The model's inputs."""
         return self.exported.signature
 
-    def run(self, inputs: Arrays) -> Arrays:
+    def run(self, inputs: export.Arrays) -> export.Arrays:
         """Outputs of checked inputs, which may be read-only or not contiguous."""
-        return self.exported.run(
-            {name: np.require(array, requirements=("C", "A", "W")) for name, array in inputs.items()}
-        )
+        usual = {name: np.require(array, requirements=("C", "A", "W")) for name, array in inputs.items()}
+        return self.exported.run(usual)
 
-    def encode(self, columns: Arrays, rows: int) -> Arrays:
-        """Features (B, width) of raw columns (B, 1) or (B, any).
-
-        Raises:
-            DataError: with each value that can't be encoded.
-        """
-        assert self.predictor is not None
-        assert self.predictor.encoders is not None
+    def encode(self, columns: export.Arrays, rows: int) -> export.Arrays:
+        """Features (B, width) of raw columns (B, 1) or (B, any)."""
+        predictor, inputs = self.predictor, self.signature.inputs
+        assert predictor is not None
+        assert predictor.encoders is not None
         table = pa.table({port.name: _raw_column(port, columns[port.name]) for port in self.raw})
-        table = _without_empty_texts(table, self.predictor.encoders)
-        past = [port.name for port in self.signature.inputs if port.name in self.predictor.spec.role("history")]
-        given = [port.name for port in self.signature.inputs if port.name not in past]
-        encoded: dict[str, object] = {**self.predictor.encoders.encode(table, given)}
+        table = _without_empty_texts(table, predictor.encoders)
+        past = [port.name for port in inputs if port.name in predictor.spec.role("history")]
+        given = [port.name for port in inputs if port.name not in past]
+        encoded: dict[str, object] = {**predictor.encoders.encode(table, given)}
         if past:
-            histories, _ = self.predictor.encode(self._without_empty_numbers(table, past), past)
+            numbers = [name for name in past if not predictor.spec.features[name].is_categorical]
+            optional = {column for name in numbers for column in export.columns_of(name, predictor.encoders, {})}
+            table = table.drop_columns([name for name in optional if _is_empty(table.column(name))])
+            histories, _ = predictor.encode(table, past)
             encoded |= {name: tensor.cpu().numpy() for name, tensor in histories.items()}
-        return {port.name: _feature(port, encoded[port.name], rows) for port in self.signature.inputs}
-
-    def _without_empty_numbers(self, table: pa.Table, past: Sequence[str]) -> pa.Table:
-        """The raw columns without optional columns of events' numbers that are empty in every row."""
-        assert self.predictor is not None
-        assert self.predictor.encoders is not None
-        numbers = [name for name in past if not self.predictor.spec.features[name].is_categorical]
-        named = {column for name in numbers for column in columns_of(name, self.predictor.encoders, {})}
-        return table.drop_columns([name for name in named if _is_empty(table.column(name))])
+        return {port.name: _feature(port, encoded[port.name], rows) for port in inputs}
 
 
 def _raw_column(port: Port, values: NDArray[Any]) -> pa.Array:
@@ -150,50 +132,40 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
 def _feature(port: Port, column: object, rows: int) -> NDArray[Any]:
     if isinstance(column, tuple):
         flat, offsets = column
-        column = Ragged(np.asarray(flat), np.asarray(offsets)).truncate(port.width).pad(port.width)
-    return np.asarray(column).reshape(rows, -1).astype(NUMPY[port.dtype], copy=False)
+        column = Ragged(np.asarray(flat), np.asarray(offsets)).pad(port.width)
+    return np.asarray(column).reshape(rows, -1).astype(port.dtype, copy=False)
 
 
 def open_version(folder: Path, settings: RepositorySettings) -> Opened:
-    """Open a bundle or an export, and compute one row with it.
-
-    Raises:
-        RecspecError: if it is damaged, or gives no finite number for a row of zeros.
-    """
-    content = fingerprint(folder)
+    """Open a bundle or an export, and check that it gives finite numbers for a row of zeros."""
+    content, predictor, raw, note = fingerprint(folder), None, tuple[Port, ...](), ""
     if find_export_file(folder) is not None:
-        exported = open_exported_model(folder, threads=settings.threads, verify=settings.verify)
+        exported = export.open_exported_model(folder, threads=settings.threads, verify=settings.verify)
         if exported.signature.form != "rows":
-            raise BundleError(
-                f"{folder}: exported with --form ranker, which takes one request a call; take --form rows"
-            )
-        opened = Opened(folder, exported, _platform(exported), None, (), content)
+            why = "exported with --form ranker, which takes one request a call; take --form rows"
+            raise BundleError(f"{folder}: {why}")
     else:
         predictor = _detached(Predictor.open(folder, device=settings.device, verify=settings.verify))
-        signature = signature_of(predictor.spec, predictor.model.features(), "rows")
-        raw = _raw_ports(predictor, signature)
-        exported, note = _fastest(folder, TorchModel(predictor, signature), settings)
-        opened = Opened(folder, exported, _platform(exported), predictor, raw, content, note)
-    zeros = {port.name: np.zeros((1, port.width), NUMPY[port.dtype]) for port in opened.signature.inputs}
+        torch_model = TorchModel(predictor)
+        raw = _raw_ports(predictor, torch_model.signature)
+        exported, note = _fastest(folder, torch_model, settings)
+    opened = Opened(exported, predictor, raw, content, note)
+    zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
     return opened
 
 
-def _platform(exported: ExportedModel) -> str:
-    return f"recspec_{type(exported).__name__.removesuffix('Model').lower()}"
-
-
-def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[ExportedModel, str]:
+def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[export.ExportedModel, str]:
     """The export beside a bundle if it gives the bundle's probabilities; else torch, and the reason."""
     found = export_beside(folder)
     if found is None:
         return torch_model, ""
     try:
-        exported = open_exported_model(found, threads=settings.threads, verify=settings.verify)
+        exported = export.open_exported_model(found, threads=settings.threads, verify=settings.verify)
         if exported.signature != torch_model.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
-        allowed = min(float(read_description(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
+        allowed = min(float(export.read_description(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
         rows = _any_rows(torch_model.signature)
         answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (exported, torch_model))
         drift = float(np.abs(np.subtract(*answers)).max())
@@ -204,11 +176,11 @@ def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings
     return exported, ""
 
 
-def _any_rows(signature: Signature) -> Arrays:
+def _any_rows(signature: Signature) -> export.Arrays:
     """Rows on which the exports of two models differ: random ids, and numbers from a normal distribution."""
     numbers = np.random.default_rng(0)
     return {
-        port.name: numbers.integers(0, port.num_ids, (CHECKED_ROWS, port.width)).astype(NUMPY[port.dtype])
+        port.name: numbers.integers(0, port.num_ids, (CHECKED_ROWS, port.width)).astype(port.dtype)
         if port.num_ids is not None
         else numbers.standard_normal((CHECKED_ROWS, port.width), np.float32)
         for port in signature.inputs
@@ -229,7 +201,7 @@ def _detached(predictor: Predictor) -> Predictor:
         predictor.bundle = replace(predictor.bundle, seen=kept)
     for role in ROLES:
         if id_feature(predictor.spec, role) is not None:
-            _ = predictor.users if role == "user" else predictor.items  # read now instead of at the first use
+            predictor.catalogues.of(role)  # reads it now instead of at the first use
     return predictor
 
 
@@ -237,7 +209,7 @@ def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
     if predictor.encoders is None:
         return ()
     try:
-        beside = histories_beside(predictor.spec, predictor.model.features())
-        return tuple(column.port for column in raw_columns(predictor.encoders, signature, beside))
+        beside = export.histories_beside(predictor.spec, predictor.model.features())
+        return tuple(column.port for column in export.raw_columns(predictor.encoders, signature, beside))
     except ExportError:  # a feature without an encoder has no raw form
         return ()

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +25,11 @@ import torch
 
 from recspec.errors import BundleError, RecspecError, RequestError, nearest
 from recspec.export import Arrays
-from recspec.inference import Predictor
-from recspec.serving.batching import Batcher, Limits, Statistics
+from recspec.inference import Directory
+from recspec.serving.batching import Batcher, Limits
+from recspec.serving.http_bodies import BodyReader
 from recspec.serving.opened_model import Opened, RepositorySettings, open_version
-from recspec.serving.request_body import BodyReader
-from recspec.serving.server_metrics import ServerMetrics
+from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint
 from recspec.serving.tensors import Tensor, checked
 from recspec.spec import LOGIT, OUTPUTS, Port
@@ -49,16 +49,8 @@ class Model:
     """Encodes raw values, on a thread of its own."""
     users: int = 0
     retired: bool = False
-
-    @property
-    def predictor(self) -> Predictor | None:
-        """Takes raw rows, users and items; call it on the model's thread: `await model.batcher.call(...)`."""
-        return self.opened.predictor
-
-    @property
-    def statistics(self) -> Statistics:
-        """Counts and times since it was loaded."""
-        return self.batcher.statistics
+    directories: dict[str, Directory] = field(default_factory=dict)
+    """Role -> its users or items, made at the first search."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,6 @@ class Form:
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Its inputs."""
         return self.model.opened.raw if self.is_raw else self.model.opened.signature.inputs
 
 
@@ -96,11 +87,7 @@ class Repository:
     """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        *,
-        settings: RepositorySettings | None = None,
-        limits: Limits | None = None,
+        self, sources: Sequence[Source], *, settings: RepositorySettings | None = None, limits: Limits | None = None
     ) -> None:
         self.settings, self.limits = settings or RepositorySettings(), limits or Limits()
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
@@ -113,11 +100,7 @@ class Repository:
         self.metrics.held_bytes.set_function(lambda: self.body_reader.held)
 
     async def start(self) -> None:
-        """Open every model, and start to check for new content.
-
-        Raises:
-            BundleError: with each model that can't be opened.
-        """
+        """Open every model, and start to check for new content; the error names every model that can't be opened."""
         problems: list[str] = []
         for name in self._shelves:
             try:
@@ -136,8 +119,7 @@ class Repository:
             self._watch.cancel()
         for shelf in self._shelves.values():
             shelf.unloaded = True
-            for number in list(shelf.versions):
-                self._retire(shelf.versions.pop(number))
+            self._retire(shelf, shelf.versions)
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
@@ -161,11 +143,7 @@ class Repository:
         return tuple(name for name, _ in loaded) + tuple(name for name in raw if name not in self._shelves)
 
     def form(self, name: str, version: str = "") -> Form:
-        """A loaded model by its name, by default its newest version.
-
-        Raises:
-            RequestError: 404 for an unknown model, 503 for one that is not loaded.
-        """
+        """A loaded model by its name, by default its newest version; 404 if it is unknown, 503 if it is not loaded."""
         shelf, is_raw = self._shelf(name)
         if not shelf.versions:
             raise RequestError(f"model '{name}' is not loaded; POST /v2/repository/models/{name}/load", status=503)
@@ -175,15 +153,25 @@ class Repository:
             known = ", ".join(map(str, shelf.versions))
             raise RequestError(f"model '{name}' has no version '{version[:20]}'; loaded: {known}", status=404)
         if is_raw and not model.opened.raw:
-            raise RequestError(
-                f"model '{name}': the raw columns are unknown; send features to '{name.removesuffix(RAW)}'",
-                status=404,
-            )
+            message = f"model '{name}': the raw columns are unknown; send features to '{name.removesuffix(RAW)}'"
+            raise RequestError(message, status=404)
         return Form(name, model, is_raw)
 
     def versions(self, name: str) -> tuple[str, ...]:
         """Its loaded versions, oldest first."""
         return tuple(map(str, sorted(self._shelf(name)[0].versions)))
+
+    def forms(self, name: str = "", version: str = "") -> list[Form]:
+        """A model's loaded versions, or one of them; without a name, every version of every model."""
+        if name:
+            return [self.form(name, each) for each in ([version] if version else self.versions(name))]
+        named = [(each, *self._shelf(each)) for each in self.names]
+        return [
+            Form(each, model, is_raw)
+            for each, shelf, is_raw in named
+            for _, model in sorted(shelf.versions.items())
+            if model.opened.raw or not is_raw
+        ]
 
     @contextmanager
     def use(self, name: str, version: str = "") -> Iterator[Form]:
@@ -212,12 +200,7 @@ class Repository:
     async def infer(
         self, name: str, version: str, tensors: Mapping[str, Tensor], *, timeout: float | None = None
     ) -> tuple[Model, Arrays]:
-        """The model that answered, and its outputs `probability` and `logit`, (B, 1) each.
-
-        Raises:
-            RequestError: if the inputs are wrong, or there is no answer in time.
-            DataError: for raw values that can't be encoded.
-        """
+        """The model that answered, and its outputs `probability` and `logit`, (B, 1) each."""
         with self.use(name, version) as form:
             inputs, rows = checked(tensors, form.inputs, self.limits.max_rows)
             if not rows:
@@ -225,29 +208,27 @@ class Repository:
             seconds = min(self.limits.timeout_seconds, math.inf if timeout is None else timeout)
             if form.is_raw:
                 began = time.monotonic()
-                inputs = await self._encoded(form.model, inputs, rows, seconds)
+                encode = partial(form.model.opened.encode, inputs, rows)
+                inputs = await form.model.encoder.call(encode, timeout=seconds)
                 seconds = max(0.0, seconds - (time.monotonic() - began))
             outputs = await form.model.batcher.infer(inputs, rows, timeout=seconds)
             wrong = ~np.isfinite(outputs[LOGIT][:, 0])
             if wrong.any():
                 index = int(wrong.argmax())
-                raise RequestError(f"row {index + 1} (logit[{index}]): the model's answer is no finite number; its "
-                                   "inputs are too large")  # fmt: skip
+                message = "the model's answer is no finite number; its inputs are too large"
+                raise RequestError(f"row {index + 1} (logit[{index}]): {message}")
             return form.model, outputs
 
-    async def _encoded(self, model: Model, columns: Arrays, rows: int, seconds: float) -> Arrays:
-        """Features of raw columns, encoded on the encoder's thread within the same limits."""
-        return await model.encoder.call(partial(model.opened.encode, columns, rows), timeout=seconds)
+    def count(self, protocol: str, route: str, model: str | None, status: str, seconds: float) -> None:
+        """Count an answered request in the metrics."""
+        known = model if model in self.names else NO_MODEL
+        self.metrics.requests.labels(protocol, route, known, status).inc()
+        self.metrics.request_seconds.labels(protocol, route).observe(seconds)
 
     # --- loading ------------------------------------------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        """Open a model's versions again, changed or not; the old ones answer until then.
-
-        Raises:
-            RequestError: 404 for a name that the server was not started with.
-            BundleError: with each version that can't be opened; the old one stays.
-        """
+        """Open a model's versions again, changed or not; the old ones answer until then, and stay if that fails."""
         shelf = self._shelf(name)[0]
         async with shelf.lock:
             shelf.unloaded = False
@@ -256,28 +237,18 @@ class Repository:
             raise BundleError.of(f"model '{shelf.source.name}'", problems)
 
     def refuse_control(self) -> None:
-        """Refuse to load or unload a model for a client, unless the server was started with --control.
-
-        Raises:
-            RequestError: 403.
-        """
+        """Refuse to load or unload a model for a client, unless the server was started with --control."""
         if not self.settings.control:
-            raise RequestError(
-                "clients may not load or unload models; start the server with --control and a token", status=403
-            )
+            message = "clients may not load or unload models; start the server with --control and a token"
+            raise RequestError(message, status=403)
 
     async def unload(self, name: str) -> None:
-        """Take no more requests for a model; requests under way are answered.
-
-        Raises:
-            RequestError: 404 for a name that the server was not started with.
-        """
+        """Take no more requests for a model; requests under way are answered."""
         shelf = self._shelf(name)[0]
         async with shelf.lock:
             shelf.unloaded = True
             shelf.reasons = {0: "unloaded"}
-            for number in list(shelf.versions):
-                self._retire(shelf.versions.pop(number))
+            self._retire(shelf, shelf.versions)
             self.metrics.loads.labels(shelf.source.name, "unloaded").inc()
 
     async def look(self) -> None:
@@ -311,8 +282,7 @@ class Repository:
             problem = await self._open(shelf, number, folder, anew)
             problems += [problem] if problem else []
         if anew:
-            for number in set(shelf.versions) - set(found):
-                self._retire(shelf.versions.pop(number))
+            self._retire(shelf, set(shelf.versions) - set(found))
         return problems
 
     async def _open(self, shelf: _Shelf, number: int, folder: Path, anew: bool) -> str | None:
@@ -326,29 +296,26 @@ class Repository:
             shelf.refused[number] = content
             opened = await asyncio.to_thread(open_version, folder, self.settings)
         except (RecspecError, OSError, ValueError, RuntimeError) as error:
-            return self._refuse(
-                shelf, number, f"{folder}: {error}" if not isinstance(error, RecspecError) else str(error)
-            )
+            problem = str(error) if isinstance(error, RecspecError) else f"{folder}: {error}"
+            shelf.reasons[number] = f"{problem}; the older one answers" if old else problem
+            self.metrics.loads.labels(shelf.source.name, "refused").inc()
+            return problem
         shelf.refused.pop(number, None)
         shelf.reasons.pop(number, None)
         if opened.note:
             shelf.reasons[number] = opened.note
             log.warning("model '%s': %s", shelf.source.name, opened.note)
-        shelf.versions[number] = self._model(shelf.source.name, number, opened)
-        if old is not None:
-            self._retire(old)
+        model = self._model(shelf.source.name, number, opened)
+        if number in shelf.versions:
+            self._retire(shelf, [number])
+        shelf.versions[number] = model
         self.metrics.loads.labels(shelf.source.name, "reloaded" if old else "loaded").inc()
         return None
 
-    def _refuse(self, shelf: _Shelf, number: int, problem: str) -> str:
-        stays = "; the older one answers" if number in shelf.versions else ""
-        shelf.reasons[number] = f"{problem}{stays}"
-        self.metrics.loads.labels(shelf.source.name, "refused").inc()
-        return problem
-
     def _model(self, name: str, number: int, opened: Opened) -> Model:
-        threads = self.settings.threads
-        initialize = partial(torch.set_num_threads, threads) if threads else None
+        def initialize() -> None:
+            if self.settings.threads:
+                torch.set_num_threads(self.settings.threads)
 
         def batcher(called: str) -> Batcher:
             made = Batcher(opened.run, self.limits, name=called, metrics=self.metrics, initialize=initialize)
@@ -357,10 +324,12 @@ class Repository:
 
         return Model(name, str(number), opened, batcher(name), batcher(name + RAW))
 
-    def _retire(self, model: Model) -> None:
-        model.retired = True
-        if not model.users:
-            self._close(model)
+    def _retire(self, shelf: _Shelf, numbers: Iterable[int]) -> None:
+        """Take versions off a shelf, and close them after their last request."""
+        for model in [shelf.versions.pop(number) for number in [*numbers]]:
+            model.retired = True
+            if not model.users:
+                self._close(model)
 
     def _close(self, model: Model) -> None:
         for batcher in (model.batcher, model.encoder):
@@ -374,29 +343,16 @@ class Repository:
         for name, shelf in self._shelves.items():
             for number in sorted({*shelf.versions, *shelf.reasons} - {0}):
                 state = "READY" if number in shelf.versions else "UNAVAILABLE"
-                entries.append({"name": name, "version": str(number), "state": state,
-                             "reason": shelf.reasons.get(number, "")})  # fmt: skip
+                reason = shelf.reasons.get(number, "")
+                entries.append({"name": name, "version": str(number), "state": state, "reason": reason})
                 if number in shelf.versions and name + RAW in self.names and shelf.versions[number].opened.raw:
                     entries.append({"name": name + RAW, "version": str(number), "state": state, "reason": ""})
             if 0 in shelf.reasons:
                 entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": shelf.reasons[0]})
         return [each for each in entries if each["state"] == "READY" or not only_ready]
 
-    def every_form(self) -> list[Form]:
-        """Every loaded version under every name."""
-        return [
-            self.form(name, version)
-            for name in self.names
-            for version in self.versions(name)
-            if not name.endswith(RAW) or name in self._shelves or self._shelf(name)[0].versions[int(version)].opened.raw
-        ]
-
 
 def refuse_load_parameters(parameters: object) -> None:
-    """Refuse files or a configuration from a client; a model is loaded from its folder alone.
-
-    Raises:
-        RequestError: if there are any.
-    """
+    """Refuse files or a configuration from a client; a model is loaded from its folder alone."""
     if parameters:
         raise RequestError("a model is loaded from its folder alone; 'config' and files can't be sent")

@@ -1,17 +1,10 @@
 """A server: the repository's models behind HTTP and gRPC, from its start to its graceful end.
 
 To add routes, write a function `routes(repository: Repository) -> list[Route]` (Starlette's) in a file of this folder
-and add it to `ROUTES`. A handler
-
-- opens a model with `with repository.use(name) as form:`, which keeps it open if it is replaced meanwhile; its
-  `form.model.opened.predictor` takes raw rows, users and items (None if the folder is an export);
-- computes on the model's own thread, within the queue's limits: `await form.model.batcher.call(lambda: ...)`;
-- reads a body with `async with repository.body_reader.body(request) as body:` and `request_body.parse_object(body)`;
-- answers with `responses.json_response(data)`, or raises `RequestError(message, status=...)`; another `RecspecError` is
-  a 400.
-
-Every route is surrounded by the token, the checks of host and origin, the limit of requests, and the metrics. Paths in
-`OPEN` need no token and have no limit.
+and add it to `ROUTES`. A handler reads a body with `repository.body_reader.body(request)`, keeps a model open with
+`repository.use(name)`, and computes on the model's thread with `form.model.batcher.call(...)`. It answers with
+`json_response(data)`, or raises `RequestError(message, status=...)`; another `RecspecError` is a 400. Every route is
+surrounded by the token, the checks of host and origin, the limit of requests, and the metrics.
 """
 
 from __future__ import annotations
@@ -25,9 +18,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,31 +31,27 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from recspec import config
 from recspec.errors import RecspecError, RequestError, SettingsError
 from recspec.serving import inference_protocol, json_routes
-from recspec.serving.access import Access, Certificate, check_hosts, is_public, refuse_other_origins
+from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins
 from recspec.serving.batching import Limits
+from recspec.serving.http_bodies import error_response, json_response
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
-from recspec.serving.responses import error_response, json_response
-from recspec.serving.server_metrics import NO_MODEL
 from recspec.serving.sources import Source
 
 if TYPE_CHECKING:
     from grpc import aio
 
-Routes = Callable[[Repository], Sequence[BaseRoute]]
-
-ROUTES: tuple[Routes, ...] = (inference_protocol.routes, json_routes.routes)
+ROUTES = (inference_protocol.routes, json_routes.routes)
 """The routes of each file; the first that fits a path answers."""
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
-"""Paths that need no token: health for load balancers, and pages without facts about the models."""
+"""Paths without a token or a limit: health for load balancers, and pages without facts about the models."""
 
 HEAD_BYTES = 64 << 10
 """Largest head of a request; browsers and proxies stay below 16 KB."""
@@ -76,7 +66,7 @@ PIECE = 64 << 10
 """Bytes of an answer written at once."""
 
 QUIET = {"uvicorn.error": logging.ERROR, "grpc._cython.cygrpc": logging.CRITICAL}
-"""Logs with a line for each malformed or cancelled request, with which clients could fill a disk."""
+"""Logs that write a line for each malformed or cancelled request; clients could fill a disk with them."""
 
 log = logging.getLogger("recspec.serve")
 
@@ -86,9 +76,8 @@ class ServeSettings(config.Settings):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at; 0.0.0.0 admits other machines")
     http_port: int = Field(8000, ge=0, le=65_535, description="HTTP port; 0 picks a free one")
-    grpc_port: int | None = Field(
-        8001, ge=0, le=65_535, description="gRPC port; 0 picks a free one, none turns gRPC off"
-    )
+    grpc_port: int | None = Field(8001, ge=0, le=65_535,
+                                  description="gRPC port; 0 picks a free one, none turns gRPC off")  # fmt: skip
     allowed_hosts: tuple[str, ...] = Field((), description="further host names of the server")
     insecure: bool = Field(False, description="admit other machines without a token")
     tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")
@@ -107,34 +96,23 @@ class Addresses:
     grpc: str | None
 
 
-def application(repository: Repository, *, access: Access | None = None, routes: Sequence[Routes] = ROUTES) -> ASGIApp:
+def application(repository: Repository, *, access: Access | None = None) -> ASGIApp:
     """The HTTP application, with every route and check."""
-    found = [route for each in routes for route in each(repository)]
-    handlers: dict[Any, Any] = {
-        RecspecError: _refused,
-        RecursionError: _too_deep,
-        HTTPException: _not_routed,
-        Exception: _failed,
-    }
+    found = [route for each in ROUTES for route in each(repository)]
+    handlers: dict[Any, Any] = dict.fromkeys((RecspecError, RecursionError, HTTPException, Exception), _failed)
     return _Front(Starlette(routes=found, exception_handlers=handlers), repository, access or Access())
 
 
-async def _refused(_: Request, error: RecspecError) -> Response:
-    return error_response(error)
-
-
-async def _too_deep(_: Request, __: RecursionError) -> Response:
-    """For nested lists that the JSON parser accepts, but Python can't format for a message."""
-    return json_response({"error": "the body is nested too deeply"}, 400)
-
-
-async def _not_routed(request: Request, error: HTTPException) -> Response:
-    messages = {404: f"no route {request.scope['path'][:100]!r}", 405: f"{request.method} is not answered here"}
-    return json_response({"error": messages.get(error.status_code, error.detail)}, error.status_code, error.headers)
-
-
-async def _failed(_: Request, __: Exception) -> Response:
-    """For our own bugs: the traceback goes to uvicorn's log, and not to the client."""
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed; the traceback of our own bugs goes to uvicorn's log alone."""
+    if isinstance(error, RecspecError):
+        return error_response(error)
+    if isinstance(error, RecursionError):  # nested lists that the JSON parser accepts, and no message can show
+        return json_response({"error": "the body is nested too deeply"}, 400)
+    if isinstance(error, HTTPException):
+        messages = {404: f"no route {request.scope['path'][:100]!r}", 405: f"{request.method} is not answered here"}
+        message = messages.get(error.status_code, error.detail)
+        return json_response({"error": message}, error.status_code, error.headers)
     return json_response({"error": "the server failed; its log says why"}, 500)
 
 
@@ -147,24 +125,31 @@ class _Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began, status = time.perf_counter(), [499]  # client closed the request, as in nginx
+        began, status = time.perf_counter(), 499  # client closed the request, as in nginx
 
         async def counted(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                status[0] = message["status"]
+                status = message["status"]
                 await send(message)
             else:
                 await self._write(message, send)
 
         try:
             try:
-                self._check(scope)
+                headers = scope["headers"]
+                self._access.refuse_host(headers, scope["http_version"])
+                refuse_other_origins(headers)
+                if scope["path"] not in OPEN and not self._access.knows(dict(headers).get(b"authorization", b"")):
+                    raise RequestError("expected the header 'Authorization: Bearer TOKEN'", status=401)
                 with contextlib.nullcontext() if scope["path"] in OPEN else self._repository.body_reader.answering():
                     await self._app(scope, receive, counted)
             except RequestError as problem:  # raised here; the application answers its own
                 await error_response(problem)(scope, receive, counted)
         finally:
-            self._count(scope, status[0], time.perf_counter() - began)
+            model = scope.get("path_params", {}).get("model", scope.get(json_routes.REQUESTED_MODEL))
+            route = getattr(scope.get("endpoint"), "__name__", "none")
+            self._repository.count("http", route, model, str(status), time.perf_counter() - began)
 
     async def _write(self, message: Message, send: Send) -> None:
         """Send a body in pieces, each after most of the earlier ones are read; until then it counts as held."""
@@ -173,25 +158,10 @@ class _Front:
             await send(message)
             return
         last = (len(body) - 1) // PIECE * PIECE
-        with self._repository.body_reader.writing(len(body)):
+        with self._repository.body_reader.holding(len(body), may_refuse=False):
             for start in range(0, last, PIECE):
                 await send({**message, "body": body[start : start + PIECE], "more_body": True})
             await send({**message, "body": body[last:]})
-
-    def _check(self, scope: Scope) -> None:
-        headers = scope["headers"]
-        self._access.refuse_host(headers, scope["http_version"])
-        refuse_other_origins(headers)
-        if scope["path"] not in OPEN and not self._access.knows(dict(headers).get(b"authorization", b"")):
-            raise RequestError("expected the header 'Authorization: Bearer TOKEN'", status=401)
-
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        metrics = self._repository.metrics
-        requested = scope.get("path_params", {}).get("model", scope.get(json_routes.REQUESTED_MODEL))
-        model = requested if requested in self._repository.names else NO_MODEL
-        route = getattr(scope.get("endpoint"), "__name__", "none")
-        metrics.requests.labels("http", route, model, str(status)).inc()
-        metrics.request_seconds.labels("http", route).observe(seconds)
 
 
 # --- lifecycle -------------------------------------------------------------------------------------------------------
@@ -201,36 +171,34 @@ class Server:
     """A repository that listens: `await start()`, then `await stop()`."""
 
     def __init__(
-        self,
-        repository: Repository,
-        settings: ServeSettings | None = None,
-        *,
-        token: str | None = None,
-        routes: Sequence[Routes] = ROUTES,
+        self, repository: Repository, settings: ServeSettings | None = None, *, token: str | None = None
     ) -> None:
         self.repository, self.settings = repository, settings or ServeSettings()
         self._access = Access.of(self.settings.host, token, self.settings.allowed_hosts)
-        self._app = application(repository, access=self._access, routes=routes)
-        self._certificate = _certificate(self.settings)
-        self._http: _Uvicorn | None = None
+        self._app = application(repository, access=self._access)
+        self._certificate = check_certificate(self.settings.tls_cert, self.settings.tls_key)
+        self._http: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._grpc: aio.Server | None = None
 
     async def start(self) -> Addresses:
-        """Open the models, then listen.
-
-        Raises:
-            BundleError: if a model can't be opened.
-            SettingsError: if an address is taken or not this machine's, or the settings are unsafe.
-        """
-        settings = self.settings
+        """Open the models, then listen."""
+        settings, grpc_address = self.settings, None
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self._check_access()
         listening = _listen(settings.host, settings.http_port)
         try:
             if settings.grpc_port:  # for a taken port, gRPC itself would write to the log before it fails
                 _listen(settings.host, settings.grpc_port, "gRPC").close()
             await self.repository.start()
-            grpc_port = await self._start_grpc()
+            if settings.grpc_port is not None:
+                from recspec.serving import inference_grpc
+
+                self._grpc, port = await inference_grpc.start(
+                    self.repository, self._access, settings.host, settings.grpc_port,
+                    max_connections=settings.max_connections, certificate=self._certificate,
+                )  # fmt: skip
+                grpc_address = f"{host}:{port}"
         except BaseException:
             listening.close()
             await self.repository.close()
@@ -239,9 +207,8 @@ class Server:
         self._tasks = [asyncio.create_task(self._http.serve([listening])), asyncio.create_task(self._hang_up())]
         while not self._http.started and not self._tasks[0].done():
             await asyncio.sleep(0.005)
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        scheme, http_port = "https" if self._certificate else "http", listening.getsockname()[1]
-        return Addresses(f"{scheme}://{host}:{http_port}", f"{host}:{grpc_port}" if grpc_port is not None else None)
+        scheme = "https" if self._certificate else "http"
+        return Addresses(f"{scheme}://{host}:{listening.getsockname()[1]}", grpc_address)
 
     async def stop(self) -> None:
         """Take no new requests, answer those under way within the time limit, and close the models."""
@@ -260,47 +227,37 @@ class Server:
             task.cancel()
 
     def _check_access(self) -> None:
-        """Refuse settings that admit clients by accident.
-
-        Raises:
-            SettingsError: with the settings to change.
-        """
-        settings, token = self.settings, self._access.token
+        """Refuse settings that admit clients by accident."""
+        host, token = self.settings.host, self._access.token
+        give = "(--token-file FILE, or the variable RECSPEC_TOKEN)"
         problems = []
         if self.repository.settings.control and token is None:
-            problems.append("--control: any client could unload the models; give a token too "
-                            "(--token-file FILE, or the variable RECSPEC_TOKEN)")  # fmt: skip
-        if is_public(settings.host) and token is None and not settings.insecure:
-            problems.append(f"--host {settings.host}: admits other machines without a token; give one "
-                            "(--token-file FILE, or the variable RECSPEC_TOKEN), or add --insecure")  # fmt: skip
+            problems.append(f"--control: any client could unload the models; give a token too {give}")
+        if is_public(host) and token is None and not self.settings.insecure:
+            problems.append(f"--host {host}: admits other machines without a token; give one {give}, or add --insecure")
         if problems:
             raise SettingsError.of("serve", problems)
-        check_hosts(settings.allowed_hosts)
-        if is_public(settings.host) and token is None:
-            log.warning(
-                "%s: every client that reaches this address may use the models; no token is needed", settings.host
-            )
-        if is_public(settings.host) and token is not None and self._certificate is None:
-            log.warning("%s: the token is sent unencrypted; give --tls-cert and --tls-key, or use a proxy with TLS",
-                        settings.host)  # fmt: skip
+        check_hosts(self.settings.allowed_hosts)
+        if is_public(host) and token is None:
+            log.warning("%s: every client that reaches this address may use the models; no token is needed", host)
+        elif is_public(host) and self._certificate is None:
+            why = "the token is sent unencrypted; give --tls-cert and --tls-key, or use a proxy with TLS"
+            log.warning("%s: %s", host, why)
 
-    def _make_http(self) -> _Uvicorn:
+    def _make_http(self) -> uvicorn.Server:
         settings = self.settings
         given = uvicorn.Config(
             self._app,
             http=partial(_Protocol, max_connections=settings.max_connections),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
+            ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
-        )
-        return _Uvicorn(given)
+            ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
+        )  # fmt: skip
+        server = uvicorn.Server(given)
+        # HTTP and gRPC end together, so uvicorn leaves signals alone.
+        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
+        return server
 
     async def _hang_up(self) -> None:
         """Close connections whose clients read nothing, because their answers stay in memory."""
@@ -313,33 +270,6 @@ class Server:
                 if size and seen.get(connection) == size:
                     connection.transport.abort()
             seen = {each: size for each, size in unread.items() if size}
-
-    async def _start_grpc(self) -> int | None:
-        if self.settings.grpc_port is None:
-            return None
-        from recspec.serving.inference_grpc import listen, make_server
-
-        server = make_server(self.repository, access=self._access, max_connections=self.settings.max_connections)
-        port = listen(server, self.settings.host, self.settings.grpc_port, self._certificate)
-        await server.start()
-        self._grpc = server
-        return port
-
-
-def _certificate(settings: ServeSettings) -> Certificate | None:
-    """The certificate in the settings, if there is one.
-
-    Raises:
-        SettingsError: if its key is missing, or it can't be used.
-    """
-    cert, key = settings.tls_cert, settings.tls_key
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        raise SettingsError(f"--tls-{'key' if cert is None else 'cert'}: expected --tls-cert and --tls-key together")
-    found = Certificate(cert, key)
-    found.check()
-    return found
 
 
 def serve(
@@ -436,11 +366,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
-    """A socket that listens.
-
-    Raises:
-        SettingsError: if the address is taken, or is not this machine's.
-    """
+    """A socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:  # :: means every address of both families, as in gRPC
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=host == "::")
@@ -448,15 +374,6 @@ def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
         option = f"--{protocol.lower()}-port"
         why = str(error.strerror or error).partition(" (while attempting")[0]
         raise SettingsError(f"{protocol}: can't listen at {host}:{port}: {why}; take another {option}") from None
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers, because HTTP and gRPC end together."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
 
 
 class _Connection:
@@ -470,7 +387,6 @@ class _Connection:
         self.close, self.is_closing = transport.close, transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Write, unless the transport is closed."""
         with contextlib.suppress(RuntimeError):
             self._transport.write(data)
 
@@ -478,11 +394,13 @@ class _Connection:
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with limits on heads and connections, and with answers to half-closed connections."""
 
+    _bound: asyncio.TimerHandle
+    """The time limit that runs, or the last one."""
+
     def __init__(self, *given: Any, max_connections: int, **named: Any) -> None:
         super().__init__(*given, **named)
         self._max_connections = max_connections
         self._head: int | None = 0
-        self._bound: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the head of the first request."""
@@ -492,8 +410,7 @@ class _Protocol(HttpToolsProtocol):
             self._refuse(503)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
-        self._stop_timer()
+        self._bound.cancel()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -504,30 +421,27 @@ class _Protocol(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        """Start the time limit of a head."""
-        self._stop_timer()
+        self._bound.cancel()
         self._head = 0
         self._bound = self.loop.call_later(HEAD_SECONDS, self._refuse, 408)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """End the time limit of a head."""
-        self._stop_timer()
+        self._bound.cancel()
         self._head = None
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast(Any, _Connection(self.transport))
 
     def on_message_complete(self) -> None:
-        """Stop the timer at the end of a body."""
-        self._stop_timer()
+        self._bound.cancel()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of a refused body."""
         super().on_response_complete()
         if self.cycle.more_body and not self.transport.is_closing() and not self.pipeline:
-            self._stop_timer()
+            self._bound.cancel()
             self._bound = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
@@ -538,19 +452,13 @@ class _Protocol(HttpToolsProtocol):
             if self._head > HEAD_BYTES:
                 self._refuse(431)
 
-    def _stop_timer(self) -> None:
-        if self._bound is not None:
-            self._bound.cancel()
-            self._bound = None
-
     def _refuse(self, status: int) -> None:
-        self._stop_timer()
+        self._bound.cancel()
         if self.transport is None or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:  # an answer is under way
             self.transport.close()
             return
-        words = {408: b"408 Request Timeout", 431: b"431 Request Header Fields Too Large",
-                 503: b"503 Service Unavailable"}[status]  # fmt: skip
-        self.transport.write(b"HTTP/1.1 " + words + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode())
         self.transport.close()

@@ -63,11 +63,7 @@ def sources_of(named: Sequence[str]) -> tuple[Source, ...]:
 
 
 def find_versions(path: Path) -> dict[int, Path]:
-    """Version -> folder of a bundle, run or export; `path` itself is version 1 if it is one of these.
-
-    Raises:
-        BundleError: if there is no version.
-    """
+    """Version -> folder of a bundle, run or export; `path` itself is version 1 if it is one of these."""
     if path.is_dir() and not _holds_model(path):
         found = {int(each.name): each for each in path.iterdir() if each.name.isdecimal() and _holds_model(each)}
         if found:
@@ -76,9 +72,8 @@ def find_versions(path: Path) -> dict[int, Path]:
 
 
 def _holds_model(folder: Path) -> bool:
-    return find_export_file(folder) is not None or any(
-        (folder / name).is_file() for name in ("bundle.json", "bundle/bundle.json")
-    )
+    bundles = (folder / "bundle.json", folder / "bundle" / "bundle.json")
+    return find_export_file(folder) is not None or any(file.is_file() for file in bundles)
 
 
 def fingerprint(folder: Path) -> Fingerprint:

@@ -1,13 +1,14 @@
 """Tensors of the Open Inference Protocol: from lists and bytes to arrays that fit a model's inputs.
 
-Memory is never allocated by a shape alone; the shape must agree with the data.
+Memory is never allocated by a shape alone; the shape must agree with the data. A wrong request raises `RequestError`,
+with status 413 for too many rows and 400 for anything else.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ STORED: Mapping[str, np.dtype[Any]] = {
 }
 """The protocol's name -> numpy type; BYTES has none."""
 
+NULLABLE = {int, float, type(None)}
+"""Types of the values in FP64."""
 MAX_DIMS = 8
 MAX_VALUES = 2**48
 """Most values of a shape, with 0 counted as 1; numpy refuses even an empty array of 2**63 bytes."""
@@ -54,69 +57,95 @@ class Tensor:
     values: Values
 
 
-def check_number(inputs: int) -> None:
-    """Refuse more tensors than any model takes, before they are read.
+@dataclass(frozen=True)
+class InferRequest:
+    """A request for inference, parsed but not yet checked against a model."""
 
-    Raises:
-        RequestError: if there are too many.
-    """
+    model_name: str
+    model_version: str
+    id: str
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, bool]
+    """Name -> whether the answer over HTTP holds it in binary, in the order of the answer."""
+    timeout: float | None
+    """Seconds; None for the server's limit."""
+
+
+def wrong_input(name: str, why: str) -> RequestError:
+    """The error for an input."""
+    return RequestError(f"input '{name}': {why}")
+
+
+def check_number(inputs: int) -> None:
+    """Refuse more tensors than any model takes, before they are read."""
     if inputs > MAX_INPUTS:
         raise RequestError(f"the request has {inputs} inputs; at most {MAX_INPUTS} are read")
 
 
-def shape_of(given: object, name: str, max_rows: int | None = None) -> tuple[int, ...]:
-    """A shape from a request.
+def refuse_rows(rows: int, max_rows: float) -> None:
+    """Refuse a request of too many rows."""
+    if rows > max_rows:
+        raise RequestError(f"the request has {rows} rows; at most {max_rows} are taken", status=413)
 
-    Raises:
-        RequestError: if it is not a short list of whole numbers from 0; 413 for too many rows, before they are read.
-    """
+
+def refuse_shared_memory(name: str, parameters: Container[str]) -> None:
+    """Refuse an input whose parameters name a region of shared memory."""
+    if "shared_memory_region" in parameters:
+        raise wrong_input(name, "shared memory is not supported; send the tensor")
+
+
+def check_output(name: object, parameters: Mapping[str, Any], wanted: Container[str]) -> None:
+    """Refuse an unknown or repeated output, and parameters that are not supported."""
+    if parameters.get("classification") or "shared_memory_region" in parameters:
+        raise RequestError("an output's 'classification' and shared memory are not supported")
+    if not isinstance(name, str) or name not in OUTPUTS:
+        raise RequestError(unknown("output", str(name)[:80], OUTPUTS))
+    if name in wanted:
+        raise RequestError(f"output '{name}' is asked for twice")
+
+
+def timeout_of(microseconds: object) -> float | None:
+    """Seconds of the request parameter `timeout`; None, for the server's limit, if it is 0 or missing."""
+    if microseconds is None or (type(microseconds) is int and microseconds == 0):
+        return None
+    if type(microseconds) is not int or not 0 < microseconds < 2**63:
+        raise RequestError(f"parameter 'timeout' is {str(microseconds)[:40]}; expected microseconds, a whole number")
+    return microseconds / 1e6
+
+
+def shape_of(given: object, name: str, max_rows: float = math.inf) -> tuple[int, ...]:
+    """A shape from a request."""
     if isinstance(given, list) and len(given) <= MAX_DIMS:
         shape = tuple(each for each in given if type(each) is int and 0 <= each < 2**63)
         if len(shape) == len(given):
-            if shape and max_rows is not None:
-                _refuse_rows(shape[0], max_rows)
+            if shape:
+                refuse_rows(shape[0], max_rows)
             if math.prod(each or 1 for each in shape) <= MAX_VALUES:
                 return shape
-    raise RequestError(
-        f"input '{name}': shape is {str(given)[:80]}; expected a list of at most {MAX_DIMS} whole numbers from 0, "
-        f"their product at most {MAX_VALUES}"
-    )
+    expected = f"a list of at most {MAX_DIMS} whole numbers from 0, their product at most {MAX_VALUES}"
+    raise wrong_input(name, f"shape is {str(given)[:80]}; expected {expected}")
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-    """A tensor from its raw little-endian bytes; each BYTES element follows its length in 4 bytes.
-
-    Raises:
-        RequestError: if the bytes don't fit the datatype and shape.
-    """
-    if datatype == "BYTES":
-        return Tensor(name, datatype, _shaped(_texts(name, data, math.prod(shape)), shape))
-    kind = STORED.get(datatype)
+    """A tensor from its raw little-endian bytes; each BYTES element follows its length in 4 bytes."""
+    kind = _stored(name, datatype)
     if kind is None:
-        raise _unknown_datatype(name, datatype)
+        texts = _texts(name, data, math.prod(shape))
+        return Tensor(name, datatype, np.array(texts, object).reshape(shape))
     expected = math.prod(shape) * kind.itemsize
     if len(data) != expected:
-        raise RequestError(
-            f"input '{name}': {len(data)} bytes; {datatype} of shape {list(shape)} takes {expected} bytes"
-        )
+        raise wrong_input(name, f"{len(data)} bytes; {datatype} of shape {list(shape)} takes {expected} bytes")
     return Tensor(name, datatype, np.frombuffer(data, kind).reshape(shape))
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], data: object) -> Tensor:
-    """A tensor from a list of values, nested or flat.
-
-    Raises:
-        RequestError: if the values don't fit the datatype and shape.
-    """
-    if datatype != "BYTES" and datatype not in STORED:
-        raise _unknown_datatype(name, datatype)
+    """A tensor from a list of values, nested or flat."""
+    kind = _stored(name, datatype)
     if not isinstance(data, list):
-        raise RequestError(f"input '{name}': data is {str(data)[:60]!r}; expected a list")
-    values = _texts_of(name, data) if datatype == "BYTES" else _numbers_of(name, datatype, data)
+        raise wrong_input(name, f"data is {str(data)[:60]!r}; expected a list")
+    values = _texts_of(name, data) if kind is None else _numbers_of(name, datatype, kind, data)
     if values.size != math.prod(shape):
-        raise RequestError(
-            f"input '{name}': data holds {values.size} values; shape {list(shape)} has {math.prod(shape)}"
-        )
+        raise wrong_input(name, f"data holds {values.size} values; shape {list(shape)} has {math.prod(shape)}")
     return Tensor(name, datatype, values.reshape(shape))
 
 
@@ -125,16 +154,17 @@ def to_bytes(values: Values) -> bytes:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
 
 
-def _unknown_datatype(name: str, datatype: str) -> RequestError:
-    known = [*STORED, "BYTES"]
-    return RequestError(
-        f"input '{name}': unknown datatype {datatype[:40]!r}{nearest(datatype[:40], known)}; known: {listed(known)}"
-    )
+def _stored(name: str, datatype: str) -> np.dtype[Any] | None:
+    """The numpy type of a datatype; None for BYTES."""
+    if datatype not in STORED and datatype != "BYTES":
+        known, shown = [*STORED, "BYTES"], datatype[:40]
+        raise wrong_input(name, f"unknown datatype {shown!r}{nearest(shown, known)}; known: {listed(known)}")
+    return STORED.get(datatype)
 
 
 def _texts(name: str, data: bytes | memoryview, count: int) -> list[str]:
     if count * 4 > len(data):
-        raise RequestError(f"input '{name}': {len(data)} bytes can't hold {count} BYTES elements")
+        raise wrong_input(name, f"{len(data)} bytes can't hold {count} BYTES elements")
     texts: list[str] = []
     at = 0
     try:
@@ -142,30 +172,24 @@ def _texts(name: str, data: bytes | memoryview, count: int) -> list[str]:
             (length,) = struct.unpack_from("<I", data, at)
             end = at + 4 + length
             if end > len(data):
-                raise RequestError(f"input '{name}': BYTES element {len(texts)} ends after the tensor's last byte")
+                raise wrong_input(name, f"BYTES element {len(texts)} ends after the tensor's last byte")
             texts.append(str(data[at + 4 : end], "utf-8"))
             at = end
     except struct.error:
-        raise RequestError(f"input '{name}': the tensor ends before BYTES element {len(texts)}") from None
+        raise wrong_input(name, f"the tensor ends before BYTES element {len(texts)}") from None
     except UnicodeDecodeError:
-        raise RequestError(f"input '{name}': BYTES element {len(texts)} is not text in UTF-8") from None
+        raise wrong_input(name, f"BYTES element {len(texts)} is not text in UTF-8") from None
     if at != len(data):
-        raise RequestError(f"input '{name}': {len(data) - at} bytes are left after {count} BYTES elements")
+        raise wrong_input(name, f"{len(data) - at} bytes are left after {count} BYTES elements")
     return texts
-
-
-def _shaped(texts: Sequence[str], shape: Sequence[int]) -> Values:
-    values = np.empty(len(texts), object)
-    values[:] = texts
-    return values.reshape(shape)
 
 
 def _texts_of(name: str, data: list[Any]) -> Values:
     texts = list(_flat(data))
-    wrong = next((each for each in texts if not isinstance(each, str)), None)
-    if wrong is not None or None in texts:
-        raise RequestError(f"input '{name}': data holds {str(wrong)[:40]}; expected texts, as the datatype is BYTES")
-    return _shaped(texts, (len(texts),))
+    wrong = [each for each in texts if not isinstance(each, str)]
+    if wrong:
+        raise wrong_input(name, f"data holds {str(wrong[0])[:40]}; expected texts, as the datatype is BYTES")
+    return np.array(texts, object)
 
 
 def _flat(data: list[Any]) -> Iterable[Any]:
@@ -181,54 +205,24 @@ def _flat(data: list[Any]) -> Iterable[Any]:
             left.pop()
 
 
-def _numbers_of(name: str, datatype: str, data: list[Any]) -> Values:
+def _numbers_of(name: str, datatype: str, kind: np.dtype[Any], data: list[Any]) -> Values:
     """Numbers; null in FP64 is a missing value, as in raw rows."""
-    kind = STORED[datatype]
     try:
         values = np.asarray(data)
-        if (
-            values.dtype == object
-            and datatype == "FP64"
-            and all(each is None or type(each) in (int, float) for each in values.flat)
-        ):
+        if values.dtype == object and datatype == "FP64" and {type(each) for each in values.flat} <= NULLABLE:
             values = values.astype(np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise RequestError(f"input '{name}': data is no list of numbers, or a ragged one") from None
+        raise wrong_input(name, "data is no list of numbers, or a ragged one") from None
     allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[kind.kind]
     if values.size and values.dtype.kind not in allowed:
         what = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}[kind.kind]
-        raise RequestError(f"input '{name}': data is not all {what}, as the datatype {datatype} is")
+        raise wrong_input(name, f"data is not all {what}, as the datatype {datatype} is")
     if kind.kind in "iu" and values.size:
         limits = np.iinfo(kind)
         if int(values.min()) < limits.min or int(values.max()) > limits.max:
-            raise RequestError(f"input '{name}': a value does not fit {datatype}")
+            raise wrong_input(name, f"a value does not fit {datatype}")
     with np.errstate(over="ignore"):  # infinite values are refused later, with their row
         return values.astype(kind)
-
-
-def check_output(name: object, wanted: Mapping[str, object]) -> None:
-    """Refuse an unknown or repeated output.
-
-    Raises:
-        RequestError: if `name` is one.
-    """
-    if not isinstance(name, str) or name not in OUTPUTS:
-        raise RequestError(unknown("output", str(name)[:80], OUTPUTS))
-    if name in wanted:
-        raise RequestError(f"output '{name}' is asked for twice")
-
-
-def timeout_of(microseconds: object) -> float | None:
-    """Seconds of the request parameter `timeout`; None, for the server's limit, if it is 0 or missing.
-
-    Raises:
-        RequestError: if it is not a whole number from 0.
-    """
-    if microseconds is None or (type(microseconds) is int and microseconds == 0):
-        return None
-    if type(microseconds) is not int or not 0 < microseconds < 2**63:
-        raise RequestError(f"parameter 'timeout' is {str(microseconds)[:40]}; expected microseconds, a whole number")
-    return microseconds / 1e6
 
 
 # --- against what a model takes --------------------------------------------------------------------------------------
@@ -238,9 +232,7 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
     """The arrays (B, width) of a model's inputs, and B.
 
     A scalar of shape (B,) becomes (B, 1). Ids must lie in their range; numbers must be finite, or missing if raw.
-
-    Raises:
-        RequestError: 400 with every problem found; 413 for too many rows.
+    The error names every problem.
     """
     names = [port.name for port in ports]
     strange = [name for name in tensors if name not in names]
@@ -257,17 +249,12 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
         shown = ", ".join(f"'{name}' {len(array)}" for name, array in arrays.items())
         problems.append(f"inputs have different numbers of rows: {shown}")
     if sizes:
-        _refuse_rows(max(sizes), max_rows)
+        refuse_rows(max(sizes), max_rows)
     if not problems:
         problems = [found for port in ports if (found := _wrong_value(port, arrays[port.name]))]
     if problems:
         raise RequestError.of("request", problems)
     return arrays, sizes.pop()
-
-
-def _refuse_rows(rows: int, max_rows: int) -> None:
-    if rows > max_rows:
-        raise RequestError(f"the request has {rows} rows; at most {max_rows} are taken", status=413)
 
 
 def _of_port(port: Port, tensor: Tensor, arrays: dict[str, Values]) -> str | None:
@@ -285,20 +272,15 @@ def _of_port(port: Port, tensor: Tensor, arrays: dict[str, Values]) -> str | Non
 
 
 def _wrong_value(port: Port, array: Values) -> str | None:
-    if not array.size:
-        return None
     if port.num_ids is not None:
-        if array.min() >= 0 and array.max() < port.num_ids:
+        if not array.size or (array.min() >= 0 and array.max() < port.num_ids):
             return None
-        row, place = np.argwhere((array < 0) | (array >= port.num_ids))[0]
-        return f"{_row(port, row)} is {array[row, place]}; expected an id in [0, {port.num_ids})"
-    if port.dtype in ("float32", "float64"):
-        wrong = ~np.isfinite(array) if port.dtype == "float32" else np.isinf(array)
-        if wrong.any():
-            row, place = np.argwhere(wrong)[0]
-            return f"{_row(port, row)} is {array[row, place]}; expected a finite number"
-    return None
-
-
-def _row(port: Port, place: int) -> str:
-    return f"input '{port.name}': row {place + 1} ({port.name}[{place}])"
+        wrong, expected = (array < 0) | (array >= port.num_ids), f"an id in [0, {port.num_ids})"
+    elif port.dtype in ("float32", "float64"):
+        wrong, expected = np.isinf(array) if port.dtype == "float64" else ~np.isfinite(array), "a finite number"
+    else:
+        return None
+    if not wrong.any():
+        return None
+    row, place = np.argwhere(wrong)[0]
+    return f"input '{port.name}': row {row + 1} ({port.name}[{row}]) is {array[row, place]}; expected {expected}"

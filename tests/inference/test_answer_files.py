@@ -15,10 +15,9 @@ import pytest
 from recspec.datasets.adult import LAYOUT
 from recspec.errors import DataError, SettingsError, SpecError
 from recspec.evaluation.evaluations import evaluate_model
-from recspec.inference import predict_files, row_files
-from recspec.inference.predict_files import predict_file, predict_split
+from recspec.inference import answer_files, row_files
+from recspec.inference.answer_files import predict_file, predict_split, read_users
 from recspec.inference.predictor import Predictor
-from recspec.inference.recommend_files import read_users
 from recspec.inference.row_files import read_rows, row_writer
 from recspec.report import dataset_summary as card
 from recspec.spec import FeatureSpec
@@ -134,7 +133,7 @@ def test_a_failed_file_leaves_the_old_one(predictor: Predictor, tmp_path: Path) 
 def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_raw_rows(
     predictor: Predictor, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(predict_files, "ROWS", 7)  # in blocks
+    monkeypatch.setattr(answer_files, "ROWS", 7)  # in blocks
     spec = FeatureSpec.load(raw.parent / "data")
     stages: list[tuple[str, float, float | None]] = []
     out = tmp_path / f"scored{suffix}"

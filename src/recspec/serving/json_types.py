@@ -1,4 +1,7 @@
-"""Typed JSON requests of the server."""
+"""Types of the server's JSON, as its OpenAPI document shows them.
+
+`read_request` checks requests. Answers are written without validation; tests compare them with their types.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pydantic.config import JsonDict
 
 from recspec.encoding import row_at
 from recspec.errors import RequestError
-from recspec.serving.request_body import parse_object
+from recspec.serving.http_bodies import parse_object
 
 SHOWN = 10
 """Problems of a request that its answer names."""
@@ -75,15 +78,155 @@ class FindRequest(JsonRequest):
     limit: int = Field(10, ge=1, le=100, description="number of results")
 
 
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+Id = str | int | float | bool | None
+
+
+class Answer(BaseModel):
+    """An object with these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Refusal(Answer):
+    """The reason for a refused request."""
+
+    error: str
+
+
+class Scored(Answer):
+    """The fields of every answer with scores."""
+
+    model: str
+    version: str
+    milliseconds: float
+    notes: list[str]
+
+
+class Item(Answer):
+    """An item with its title."""
+
+    item: Id
+    title: str | None
+
+
+class FoundItem(Item):
+    """An item and its number of events."""
+
+    count: int
+
+
+class FoundUser(Answer):
+    """A user and the number of its events."""
+
+    user: Id
+    title: str | None
+    count: int
+
+
+class Users(Answer):
+    """Users that a search found."""
+
+    total: int
+    users: list[FoundUser]
+
+
+class Items(Answer):
+    """Items that a search found."""
+
+    total: int
+    items: list[FoundItem]
+
+
+class RecommendedItem(Item):
+    """An item in the order of its score."""
+
+    rank: int
+    score: float
+
+
+class Recommendation(Scored):
+    """The best items for a user."""
+
+    user: Id
+    unknown_user: bool
+    liked: list[Item]
+    items: list[RecommendedItem]
+
+
+class RankedItem(RecommendedItem):
+    """A candidate in the order of its score."""
+
+    index: int
+    probability: float
+
+
+class Ranking(Scored):
+    """The best candidates for a request."""
+
+    unknown_user: bool
+    unknown_items: list[Id]
+    items: list[RankedItem]
+
+
+class MissingValues(Answer):
+    """Numbers of missing and unknown values of a column."""
+
+    missing: int
+    unknown: int
+
+
+class RowScores(Scored):
+    """The probability of each row."""
+
+    probabilities: list[Annotated[float, Field(ge=0, le=1)]]
+    gaps: dict[str, MissingValues]
+
+
+class RawColumn(Answer):
+    """A raw column that a model reads."""
+
+    name: str
+    datatype: str
+    is_list: bool
+
+
+class ModelFeature(Answer):
+    """A feature that a model reads."""
+
+    name: str
+    datatype: str
+    width: int
+    num_ids: int | None
+
+
+class ServedModel(Answer):
+    """A model, the requests that it answers, and its inputs."""
+
+    name: str
+    version: str
+    kind: str
+    recommends: bool
+    ranks: bool
+    raw: bool
+    columns: list[RawColumn]
+    features: list[ModelFeature]
+
+
+class Models(Answer):
+    """Every model of the server."""
+
+    models: list[ServedModel]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
 RequestType = TypeVar("RequestType", bound=JsonRequest)
 
 
 def read_request(kind: type[RequestType], given: bytes | Mapping[str, str]) -> RequestType:
-    """A request of a kind, from a JSON body or from query parameters.
-
-    Raises:
-        RequestError: with each wrong field and its place.
-    """
+    """A request of a kind, from a JSON body or from query parameters; the error names each wrong field."""
     try:
         return kind.model_validate(parse_object(given) if isinstance(given, bytes) else dict(given))
     except ValidationError as error:

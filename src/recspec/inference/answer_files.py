@@ -1,22 +1,25 @@
-"""Probabilities of a file of raw rows, or of a prepared split, written to a file."""
+"""Answers of a model written to a file: probabilities of rows, recommendations for users."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+from numpy.typing import NDArray
 
 from recspec.batch import to_device
-from recspec.encoding import Predictions, Vocabulary, renumbered, row_at
+from recspec.encoding import Predictions, Vocabulary, row_at
 from recspec.errors import DataError, SettingsError, SpecError, unknown
 from recspec.evaluation import as_batch, check_same_features, id_feature
 from recspec.inference.catalogue import ROLES
 from recspec.inference.predictor import Predictor
-from recspec.inference.row_files import ROW_FORMATS, ROWS, read_rows, row_writer
+from recspec.inference.request_rows import problems_by_row
+from recspec.inference.row_files import ROW_FORMATS, ROWS, parquet_writer, read_rows, row_writer
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
@@ -46,28 +49,24 @@ def predict_file(
                 raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
             names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
             chosen = () if columns is None else _chosen(columns, list(names), rows)
-            with _counted_from(total.rows):
-                probability, found = predictor.predict(table)
+            probability, found = _predict(predictor, table, total.rows)
             total += found
             scored = table.append_column("probability", pa.array(probability))
             if columns is not None:
-                scored = scored.select([names[name] for name in chosen] + ["probability"])
+                scored = scored.select([*(names[name] for name in chosen), "probability"])
                 scored = scored.rename_columns([*chosen, "probability"])
             write(scored)
     return total
 
 
-@contextmanager
-def _counted_from(first: int) -> Iterator[None]:
-    """Count the rows of a file through all of its blocks, in problems with them."""
+def _predict(predictor: Predictor, rows: pa.Table, first: int) -> tuple[NDArray[np.float32], Predictions]:
+    """The predictions of a block of a file; problems count its rows from the file's beginning."""
     try:
-        yield
+        return predictor.predict(rows)
     except DataError as error:
         if not first:
             raise
-        problems = [problem.removeprefix("raw rows: ") for problem in error.problems]
-        problems = [renumbered(problem, lambda place: row_at(first + place)) for problem in problems]
-        raise DataError.of("raw rows", problems) from None
+        raise DataError.of("raw rows", problems_by_row(error, lambda place: row_at(first + place))) from None
 
 
 def predict_split(
@@ -125,19 +124,13 @@ def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str) -> 
 
 
 def _point_to_raw_rows(spec: FeatureSpec, split: str) -> None:
-    """Point to a file of raw rows beside the splits, such as Outbrain's clicks_test, if the name is that file's.
-
-    Raises:
-        SpecError: if there is such a file and no such split.
-    """
+    """Refuse the name of a file of raw rows beside the splits, such as Outbrain's clicks_test, naming that file."""
     if split in spec.splits or "/" in split:
         return
-    file = next((file for ending in ROW_FORMATS if (file := spec.folder / f"{split}{ending}").is_file()), None)
-    if file is not None:
-        raise SpecError(
-            f"{spec.folder}: {unknown('split', split, spec.splits)}; {file} is there: "
-            f"if it holds raw rows, `recspec predict RUN {file}`"
-        )
+    for file in (spec.folder / f"{split}{ending}" for ending in ROW_FORMATS):
+        if file.is_file():
+            found = f"{file} is there: if it holds raw rows, `recspec predict RUN {file}`"
+            raise SpecError(f"{spec.folder}: {unknown('split', split, spec.splits)}; {found}")
 
 
 def _vocabulary_of(spec: FeatureSpec, name: str) -> Vocabulary | None:
@@ -152,3 +145,72 @@ def _raw(column: Column, spec: FeatureSpec, name: str, vocabulary: Vocabulary | 
         return vocabulary.decode(column.astype(np.int64))
     shift = spec.shift(name)
     return pa.array(column - shift if shift else column)
+
+
+# --- recommendations -------------------------------------------------------------------------------------------------
+
+
+def read_users(path: Path) -> list[str]:
+    """Raw user ids of a text file, one a line; empty lines are skipped.
+
+    Raises:
+        DataError: if the file can't be read.
+    """
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: can't be read as a list of users: {error}") from None
+
+
+def recommend_to_parquet(
+    predictor: Predictor,
+    users: Sequence[str | int] | None,
+    out: Path,
+    *,
+    k: int = 10,
+    include_seen: bool = False,
+    progress: Progress = silent,
+) -> tuple[int, int]:
+    """Write the k best items of some users, or of all (None), to Parquet, in blocks of bounded memory.
+
+    Columns: user, known, rank (from 1), item, title, score; one row an item. Returns the number of users, and how many
+    of them are unknown.
+    """
+    recommender, known = predictor.recommender, predictor.catalogues
+    num_users = recommender.seen.num_users  # raises for a model that can't recommend
+    if users is None:
+        ids = np.arange(known.users.first_id, num_users)
+        raw = known.raw_ids("user", ids)
+    else:
+        ids = known.user_ids(users)
+        whole = all(isinstance(user, int) for user in users)
+        raw = pa.array(users, pa.int64()) if whole else pa.array([str(user) for user in users], pa.string())
+    item = known.raw_ids("item", np.zeros(0, np.int64)).type
+    kinds = {"user": raw.type, "known": pa.bool_(), "rank": pa.int32(), "item": item}
+    schema = pa.schema({**kinds, "title": pa.string(), "score": pa.float32()})
+    with parquet_writer(out, schema) as write:
+        for start in range(0, len(ids), recommender.block):
+            part = slice(start, start + recommender.block)
+            columns = _recommendations(predictor, raw[part], ids[part], k, include_seen)
+            write(pa.Table.from_arrays(columns, schema=schema))
+            progress("recommend", min(start + recommender.block, len(ids)), len(ids))
+    return len(ids), int((ids < known.users.first_id).sum())
+
+
+def _recommendations(
+    predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], k: int, include_seen: bool
+) -> list[Any]:
+    """The columns of a block of users, one row an item."""
+    popular, counts = predictor.recommender.most_popular(k)
+    known = ids >= predictor.users.first_id
+    width = min(k, len(predictor.items))
+    items = np.zeros((len(ids), width), np.int64)
+    scores = np.full((len(ids), width), -np.inf, np.float32)
+    if known.any():
+        best, places = predictor.recommender.best(torch.from_numpy(ids[known]), k, include_seen=include_seen)
+        scores[known], items[known] = best.numpy(), places.numpy()
+    scores[~known, : len(counts)], items[~known, : len(popular)] = counts.numpy(), popular.numpy()
+    kept = np.isfinite(scores)
+    rows, ranks = np.nonzero(kept)
+    raw, titles = predictor.catalogues.raw_ids("item", items[kept]), predictor.items.titles_of(items[kept])
+    return [users.take(pa.array(rows)), known[rows], ranks.astype(np.int32) + 1, raw, titles, scores[kept]]

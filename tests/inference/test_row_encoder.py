@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.errors import DataError
-from recspec.inference.predict_files import predict_split
+from recspec.inference.answer_files import predict_split
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec

@@ -1,4 +1,4 @@
-"""HTTP request bodies: read within limits, unpacked and parsed.
+"""HTTP bodies: those of requests, read within limits, unpacked and parsed; those of answers, in JSON.
 
 A body never takes more memory than the limit, compressed or not, whatever its headers claim.
 """
@@ -6,6 +6,7 @@ A body never takes more memory than the limit, compressed or not, whatever its h
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -14,18 +15,17 @@ from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
-from recspec.errors import RequestError, listed
+from recspec.errors import RecspecError, RequestError, listed
 from recspec.serving.batching import Limits
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
-TAKEN = (JSON, BINARY)
 LARGE = 1 << 20
 """A body of this many bytes or more is parsed in a thread, so that other requests are answered meanwhile."""
 PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Supported content encodings -> zlib's window bits."""
-
 
 T = TypeVar("T")
 
@@ -41,18 +41,11 @@ class BodyReader:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Count a request as being answered until the block ends.
-
-        Raises:
-            RequestError: 503 if too many requests are being answered.
-        """
-        limits = self.limits
-        if self._answering >= limits.max_requests:
-            raise RequestError(
-                f"{limits.max_requests} requests are being answered; try again in {limits.retry_seconds} s",
-                status=503,
-                retry_after=limits.retry_seconds,
-            )
+        """Count a request as being answered until the block ends; 503 if there are too many."""
+        most, wait = self.limits.max_requests, self.limits.retry_seconds
+        if self._answering >= most:
+            message = f"{most} requests are being answered; try again in {wait} s"
+            raise RequestError(message, status=503, retry_after=wait)
         self._answering += 1
         try:
             yield
@@ -60,35 +53,24 @@ class BodyReader:
             self._answering -= 1
 
     async def parsed(self, parse: Callable[[], T], size: int) -> T:
-        """The parsed form of a body of `size` bytes.
-
-        It takes up to 20 times the memory of the body, so large bodies are parsed one at a time.
-        """
+        """A parsed body of `size` bytes. It takes up to 20 times the memory, so large ones are parsed one at a time."""
         if size < LARGE:
             return parse()
         async with self._parsing:
             return await asyncio.to_thread(parse)
 
     @contextmanager
-    def holding(self, size: int) -> Iterator[None]:
-        """Count further bytes as held until the block ends.
-
-        Raises:
-            RequestError: 503 if there is no room for them.
-        """
+    def holding(self, size: int, *, may_refuse: bool = True) -> Iterator[None]:
+        """Count further bytes as held until the block ends; 503 if there is no room, here or for later requests."""
         try:
-            self._hold(size, size)
+            self._hold(size, size if may_refuse else math.inf)
             yield
         finally:
             self._release(size)
 
     @asynccontextmanager
     async def reading(self, size: int) -> AsyncIterator[Callable[[int], None]]:
-        """Wait in turn for room for `size` bytes; the yielded function corrects that to the actual size.
-
-        Raises:
-            RequestError: 503 if there is no room in time.
-        """
+        """Wait in turn for room for `size` bytes, else 503; the yielded function corrects that to the actual size."""
         if self._waiting or not self._fits(size):
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
@@ -103,16 +85,16 @@ class BodyReader:
                 raise
         else:
             self.held += size
-        kept = [size]
 
         def shrink(to: int) -> None:
-            self._release(kept[0] - to)
-            kept[0] = to
+            nonlocal size
+            self._release(size - to)
+            size = to
 
         try:
             yield shrink
         finally:
-            self._release(kept[0])
+            self._release(size)
 
     def _fits(self, size: int) -> bool:
         return not self.held or self.held + size <= self.limits.max_held_bytes
@@ -125,15 +107,6 @@ class BodyReader:
                 self.held += size
                 turn.set_result(None)
 
-    @contextmanager
-    def writing(self, size: int) -> Iterator[None]:
-        """Count the bytes of an answer as held while they are written; only later requests are refused for it."""
-        self.held += size
-        try:
-            yield
-        finally:
-            self._release(size)
-
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """The unpacked body, which counts as held until the request is answered.
@@ -141,12 +114,13 @@ class BodyReader:
         Raises:
             RequestError: 413 (too large), 415 (unsupported content type or encoding), 408 (too slow), 503 (no room).
         """
-        _check_type(request.headers.get("content-type", ""))
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and kind not in (JSON, BINARY) and not kind.endswith("+json"):
+            raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding not in (*PACKED, "identity"):
-            raise RequestError(
-                f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none", status=415
-            )
+            message = f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none"
+            raise RequestError(message, status=415)
         length = request.headers.get("content-length", "")
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self.limits.max_body_bytes):
             raise self._too_large()
@@ -173,18 +147,15 @@ class BodyReader:
         finally:
             self._release(size)
 
-    def _hold(self, more: int, own: int) -> None:
+    def _hold(self, more: int, own: float) -> None:
         """Count `more` bytes of a request that now holds `own`. A single request always finds room."""
         self.held += more
         if self.held > self.limits.max_held_bytes and self.held > own:
             raise self._no_room()
 
     def _no_room(self) -> RequestError:
-        return RequestError(
-            "the bodies of other requests fill the memory set aside for them; try again",
-            status=503,
-            retry_after=self.limits.retry_seconds,
-        )
+        message = "the bodies of other requests fill the memory set aside for them; try again"
+        return RequestError(message, status=503, retry_after=self.limits.retry_seconds)
 
     def _unpacked(self, body: bytes, coding: str) -> bytes:
         unpacker = zlib.decompressobj(PACKED[coding])
@@ -202,18 +173,8 @@ class BodyReader:
         return RequestError(f"the body is larger than the {self.limits.max_body_bytes} bytes taken", status=413)
 
 
-def _check_type(given: str) -> None:
-    kind = given.partition(";")[0].strip().lower()
-    if kind and kind not in TAKEN and not kind.endswith("+json"):
-        raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
-
-
 def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        RequestError: if the text is not JSON, or not an object.
-    """
+    """A JSON object."""
     try:
         data = orjson.loads(text)
     except (orjson.JSONDecodeError, RecursionError) as error:
@@ -221,3 +182,21 @@ def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, 
     if not isinstance(data, dict):
         raise RequestError(f"{what} is {str(data)[:40]!r}; expected a JSON object")
     return data
+
+
+def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response in JSON; numpy arrays become lists."""
+    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(text, status, headers, media_type=JSON)
+
+
+def error_response(error: RecspecError) -> Response:
+    """The response `{"error": message}` to a refused request, with its status."""
+    status, headers = 400, {}
+    if isinstance(error, RequestError):
+        status = error.status
+        if error.retry_after is not None:
+            headers["retry-after"] = str(error.retry_after)
+        if status == 401:
+            headers["www-authenticate"] = "Bearer"
+    return json_response({"error": str(error).encode("utf-8", "replace").decode()}, status, headers)
