@@ -188,7 +188,7 @@ def questions_of_ranker(
     table = raw_rows(predictor, check.sample.batch)
     columns = tensors_of(table)
     beside = histories_beside(predictor.spec, model.features())
-    for port in (column.port for column in raw_columns(predictor.encoders, signature, beside)):
+    for port in raw_columns(predictor.encoders, signature, beside):
         if port.level == "request":
             place, first = table.column_names.index(port.name), table.column(port.name).to_pylist()[:1]
             table = table.set_column(place, port.name, [first * check.rows])
@@ -245,9 +245,9 @@ def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Q
         golden = {name: stored[name] for name in stored.files}
     columns = {**golden, **{f"n{place}": numbers for place, numbers in enumerate(golden["n"].T)}}
     inputs: Arrays = {}
-    for column in raw_columns(Encoders.load(run), Signature.from_dict(exported.description["signature"])):
-        values = columns[column.port.name][:, None]
-        inputs[column.port.name] = values.astype("S" if column.port.dtype == "string" else np.float64)
+    for port in raw_columns(Encoders.load(run), Signature.from_dict(exported.description["signature"])):
+        values = columns[port.name][:, None]
+        inputs[port.name] = values.astype("S" if port.dtype == "string" else np.float64)
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
     return Question(f"{TENSORFLOW}_raw", inputs, golden["prob"].ravel(), allowed)
 

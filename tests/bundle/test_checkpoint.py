@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from recspec.bundle import checkpoint
-from recspec.bundle.checkpoint import Checkpoint, Digest
+from recspec.bundle.checkpoint import Checkpoint, add_tensor, new_digest
 from recspec.distributed.streamed import Streamed
 from recspec.errors import CheckpointError
 
@@ -90,8 +90,8 @@ def test_a_file_whose_digest_covers_its_tensors_alone_is_still_read(tmp_path: Pa
     from safetensors.torch import save_file
 
     tensors = {"weights/w": torch.arange(3.0)}
-    total = Digest()
-    total.add("weights/w", torch.float32, (3,), [tensors["weights/w"]])
+    total = new_digest()
+    add_tensor(total, "weights/w", torch.float32, (3,), [tensors["weights/w"]])
     header = {"format": 1, "state": {"step": 4}, "digest": total.hexdigest()}
     path = tmp_path / "step-0000000004.safetensors"
     save_file(tensors, path, {"recspec": json.dumps(header)})

@@ -1,7 +1,7 @@
 """Small prepared datasets, and models and rankers whose scores stand in a table."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch
+from recspec.bundle import Bundle, Card
 from recspec.evaluation.interactions import Interactions
 from recspec.models.base import Model
 from recspec.spec import FeatureSpec
@@ -81,16 +82,9 @@ class TableModel(Model):
         return self.dropout(self.table[batch[self.spec.user_id].long(), batch[self.spec.item_id].long()])
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What evaluation reads of a bundle."""
-
-    model: Model
-    train: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def card(self) -> "Trained":
-        return self
+def trained(model: Model, train: Mapping[str, object] | None = None) -> Bundle:
+    """A bundle of a model, which lies in no folder."""
+    return Bundle(model, Card(model="table", settings={}, train=dict(train or {})), model.spec, Path("nowhere"))
 
 
 def series(rng: np.random.Generator, users: int, items: int, size: int) -> list[Row]:

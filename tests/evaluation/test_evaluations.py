@@ -10,7 +10,7 @@ import pytest
 
 from recspec.errors import SettingsError
 from recspec.evaluation import evaluations
-from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_ranker
+from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.interactions import Interactions
 from recspec.evaluation.item_baselines import BASELINES, popularity
 from recspec.evaluation.question import EvaluateSettings, Question
@@ -22,10 +22,10 @@ from tests.evaluation.tables import (
     Score,
     TableModel,
     TableRanker,
-    Trained,
     dataset,
     displays,
     random_displays,
+    trained,
     with_histories,
 )
 
@@ -81,7 +81,7 @@ def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None
     spec, taste = liked_items(tmp_path)
     stages: list[tuple[str, float, float | None]] = []
     report = evaluate(
-        Trained(TableModel(spec, taste)), spec, "test", baselines=True, progress=lambda *step: stages.append(step)
+        trained(TableModel(spec, taste)), spec, "test", baselines=True, progress=lambda *step: stages.append(step)
     )
     assert set(report.baselines) == set(BASELINES)
     for metrics in report.baselines.values():
@@ -102,7 +102,7 @@ def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None
 
 def test_a_baseline_that_wins_is_said_to_win(tmp_path: Path) -> None:
     spec, taste = liked_items(tmp_path)
-    report = evaluate(Trained(TableModel(spec, -taste)), spec, "test", baselines=True, protocols=["sampled"])
+    report = evaluate(trained(TableModel(spec, -taste)), spec, "test", baselines=True, protocols=["sampled"])
     assert [verdict.split(" beats")[0] for verdict in report.verdicts] == [f"sampled: {name}" for name in BASELINES]
     assert "hit_rate@10 " in report.verdicts[0]
     assert report.verdicts[0].count(" standard errors)") == 2
@@ -121,7 +121,7 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
     question = Question(spec, "test", None, EvaluateSettings())
     found, missing = evaluate_baselines(question, names=("popularity", "ease"))
     assert set(found) == {"popularity"}
-    report = Report("test", evaluate_ranker(TableRanker(taste), spec, "test"), found, missing)
+    report = Report("test", evaluate_model(TableRanker(taste), spec, "test"), found, missing)
     assert report.verdicts == ()
     assert report.notes == ("ease left out: too many items",)
     assert report.to_dict()["left_out"] == {"ease": "too many items"}
@@ -140,7 +140,7 @@ def test_baselines_are_fitted_on_what_the_model_was_trained_on(tmp_path: Path, m
     model = TableModel(spec, np.eye(4, 6))
     settings = EvaluateSettings(ks=(1,))
     for train in ({}, {"train_splits": ["train", "valid"]}):
-        evaluate(Trained(model, train), spec, "test", baselines=True, settings=settings)
+        evaluate(trained(model, train), spec, "test", baselines=True, settings=settings)
     assert sizes == [1] * 4 + [2] * 4
 
 
@@ -148,7 +148,7 @@ def test_a_click_model_stands_beside_logistic_regression_under_every_protocol_of
     spec = made_up.clicks(tmp_path / "data", num_rows=3000)
     model = Score(spec)
     model.forward = lambda batch: batch["speed"] * model.weight  # type: ignore[method-assign]
-    report = evaluate(Trained(model), spec, "valid", baselines=True, protocols=["rows", "sampled"])
+    report = evaluate(trained(model), spec, "valid", baselines=True, protocols=["rows", "sampled"])
     assert list(report.baselines) == ["constant", "logistic_regression", *BASELINES]
     ours, theirs = report.metrics, report.baselines["logistic_regression"]
     assert {protocol: set(of) for protocol, of in theirs.items()} == {name: set(of) for name, of in ours.items()}
@@ -171,7 +171,7 @@ def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_on
                                                                    "files": ["train.csv"]})]})  # fmt: skip
     few = partial(logistic_regression, most_entries=1200)
     monkeypatch.setattr(evaluations, "ROW_BASELINES", {"logistic_regression": few})
-    report = evaluate(Trained(Score(spec)), spec, "test", baselines=True)
+    report = evaluate(trained(Score(spec)), spec, "test", baselines=True)
     assert set(report.baselines) == {"logistic_regression"}
     *left_out, note = report.notes
     assert left_out == [

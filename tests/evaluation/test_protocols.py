@@ -16,10 +16,9 @@ from recspec import metrics
 from recspec.batch import Batch
 from recspec.distributed.ranks import Ranks
 from recspec.errors import DataError, SettingsError
-from recspec.evaluation.evaluations import evaluate_model, evaluate_ranker
+from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings
-from recspec.evaluation.report import Evaluation, describe
-from recspec.models.base import Model
+from recspec.evaluation.report import Evaluation, Report
 from recspec.spec import FeatureSpec
 from tests.evaluation.tables import (
     HELD_OUT,
@@ -39,7 +38,7 @@ def test_sampled_ranks_the_splits_own_candidates_by_hand(tmp_path: Path) -> None
     table = np.zeros((4, 6))
     table[0] = [9, 3, 1, 2, 9, 9]  # of items 3, 1, 2 the positive is second
     table[1] = [0, 0, 0, 0, 7, 8]  # of items 5, 4 it is first
-    result = evaluate_ranker(TableRanker(table), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
+    result = evaluate_model(TableRanker(table), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
     sampled = result.metrics["sampled"]
     assert sampled["hit_rate@1"] == 0.5
     assert sampled["hit_rate@2"] == 1.0
@@ -59,7 +58,7 @@ def test_sampled_ranks_the_splits_own_candidates_by_hand(tmp_path: Path) -> None
 
 def test_a_positive_among_its_own_negatives_is_counted_once(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 3, 0), (0, 2, 0)]})
-    result = evaluate_ranker(
+    result = evaluate_model(
         TableRanker(np.eye(4, 6)), spec, "test", protocols=["sampled"], settings=EvaluateSettings(ks=(1,))
     )
     assert result.metrics["sampled"]["hit_rate@1"] == 0.5  # a tie of two candidates
@@ -98,7 +97,7 @@ def test_a_cut_off_longer_than_every_list_is_an_error_where_the_lists_are_made_t
     ranker = TableRanker(np.random.default_rng(0).random((4, 60)))
     message = r"k = 10: longer than every list of candidates \(the longest has 3.*choose k from 1 to 3, as --k 3"
     with pytest.raises(SettingsError, match=message):
-        evaluate_ranker(ranker, spec, "test", settings=EvaluateSettings(ks=ks))
+        evaluate_model(ranker, spec, "test", settings=EvaluateSettings(ks=ks))
 
 
 @pytest.mark.parametrize(("candidates", "k"), [(2, 1), (5, 1), (6, 5), (9, 5), (10, 10), (11, 10)])
@@ -107,7 +106,7 @@ def test_a_cut_off_that_nobody_named_is_shorter_than_the_series(tmp_path: Path, 
     metadata = {"test_samples_per_series": candidates}
     spec = dataset(tmp_path, {"train": [(0, 1, 1)], "test": rows}, items=20, metadata=metadata)
     ranker = TableRanker(np.random.default_rng(0).random((4, 20)))
-    found = evaluate_ranker(ranker, spec, "test", protocols=["sampled"])
+    found = evaluate_model(ranker, spec, "test", protocols=["sampled"])
     assert f"ndcg@{k}" in found.metrics["sampled"]
     assert {name.split("@")[1] for name in found.metrics["sampled"] if "@" in name} == {str(k)}
 
@@ -124,7 +123,7 @@ def test_map_at_12_of_groups_of_any_size_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(result.values["sampled"]["mean_average_precision@12"], expected)
     assert result.metrics["sampled"]["mean_average_precision@12"] == pytest.approx(np.mean(expected))
     assert not [name for name in result.metrics["sampled"] if "@" in name and not name.endswith("@12")]
-    assert describe("sampled", result.protocols["sampled"]) == (
+    assert Report("test", result).described("sampled") == (
         "sampled (5 groups, 1 to 40 candidates each: the dataset's own; 1 groups without a positive left out)"
     )
 
@@ -142,8 +141,10 @@ def test_a_cut_off_from_the_longest_ragged_group_on_ranks_them_whole_and_leaves_
         "mrr": 0.75,
     }
     assert found.protocols["sampled"]["certain"] == [f"hit_rate@{k}", f"recall@{k}"]
-    assert describe("sampled", found.protocols["sampled"]).endswith(
-        f"the dataset's own; hit_rate@{k}, recall@{k} left out, 1 for any model)"
+    assert (
+        Report("test", found)
+        .described("sampled")
+        .endswith(f"the dataset's own; hit_rate@{k}, recall@{k} left out, 1 for any model)")
     )
     shorter = evaluate_model(Score(spec), spec, "test", settings=EvaluateSettings(ks=(1, 2)))
     assert {name for name in shorter.metrics["sampled"] if name.startswith(("hit", "recall"))} == {
@@ -197,7 +198,7 @@ def test_ranking_metrics_are_exact_whatever_the_rows_order_the_blocks_and_the_ra
     places = {"as it is": np.arange(len(rows)), "reversed": np.arange(len(rows))[::-1]}
     permuted = np.random.default_rng(3).permutation(len(rows))
     other = displays(tmp_path / "o", [rows[at] for at in places.get(order, permuted)], metadata={"leak": "leak"})
-    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 37)  # groups are cut by blocks, and by ranks
+    monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 37)  # groups are cut by blocks, and by ranks
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 37)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_FORWARD", 10)
     for found in on_ranks(world_size, lambda ranks: evaluate_model(Score(other), other, "test", ranks=ranks)):
@@ -264,15 +265,15 @@ def test_full_ranks_all_unseen_items_by_hand(tmp_path: Path) -> None:
     spec = dataset(tmp_path, splits)
     ranker = TableRanker(np.tile(np.array([6.0, 5.0, 4.0, 2.0, 3.0, 1.0]), (4, 1)))
     settings = EvaluateSettings(ks=(1, 2))
-    test = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=settings)
+    test = evaluate_model(ranker, spec, "test", protocols=["full"], settings=settings)
     # train and valid positives 0, 1, 2 are out; 4 and 5 were negatives, so they stay: 4 > 3 > 5
     assert test.metrics["full"]["mrr"] == 0.5
     assert (test.protocols["full"]["groups"], test.protocols["full"]["most_candidates"]) == (1, 3)
     assert test.protocols["full"]["candidates"] == "all items without those of the user in train and valid"
-    valid = evaluate_ranker(ranker, spec, "valid", protocols=["full"], settings=settings)
+    valid = evaluate_model(ranker, spec, "valid", protocols=["full"], settings=settings)
     assert valid.metrics["full"]["mrr"] == 1.0  # 0 and 1 are out, 2 is the best of the rest
     assert valid.protocols["full"]["most_candidates"] == 4
-    train = evaluate_ranker(ranker, spec, "train", protocols=["full"], settings=settings)
+    train = evaluate_model(ranker, spec, "train", protocols=["full"], settings=settings)
     assert train.protocols["full"]["candidates"] == "all items"
     assert train.metrics["full"]["recall@2"] == 1.0
 
@@ -280,7 +281,7 @@ def test_full_ranks_all_unseen_items_by_hand(tmp_path: Path) -> None:
 def test_a_positive_seen_before_is_still_ranked(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": [(0, 3, 1), (0, 4, 1)], "test": [(0, 3, 1)]})
     ranker = TableRanker(np.tile(np.arange(6.0), (4, 1)))
-    result = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(2,)))
+    result = evaluate_model(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(2,)))
     assert result.metrics["full"]["mrr"] == 0.5  # 5 is above, 4 is out
     assert result.protocols["full"]["most_candidates"] == 5
 
@@ -289,7 +290,7 @@ def test_the_unknown_item_is_never_ranked(tmp_path: Path) -> None:
     splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 0, 1), (3, 0, 1), (3, 5, 1)]}
     spec = dataset(tmp_path, splits, metadata={"vocabularies": "vocabularies"})
     ranker = TableRanker(np.tile(np.arange(6.0)[::-1], (4, 1)))  # item 0 scores highest
-    result = evaluate_ranker(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
+    result = evaluate_model(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
     assert result.protocols["full"]["groups"] == 2  # user 2's only positive is unknown
     assert result.values["full"]["mrr"].tolist() == [1.0, 1 / 5]
 
@@ -320,15 +321,14 @@ def test_full_equals_plain_loops_in_every_block_size(
     table = rng.random((20, 40)).astype(np.float32)
     expected = reference_full(table, pairs["train"] | pairs["valid"], pairs["test"], 5)
     for scorer in (TableRanker(table), TableModel(spec, table)):
-        run = evaluate_model if isinstance(scorer, Model) else evaluate_ranker
-        result = run(scorer, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(5,)))  # type: ignore[operator]
+        result = evaluate_model(scorer, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(5,)))
         for name, value in expected.items():
             assert result.metrics["full"][name] == pytest.approx(value)
 
 
 def test_a_constant_ranker_gets_chance_under_full(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": [(0, 0, 1)], "test": [(0, 3, 1)]}, items=101)
-    result = evaluate_ranker(TableRanker(np.zeros((4, 101))), spec, "test", protocols=["full"])
+    result = evaluate_model(TableRanker(np.zeros((4, 101))), spec, "test", protocols=["full"])
     assert result.metrics["full"]["hit_rate@10"] == pytest.approx(0.1)
 
 
@@ -360,9 +360,7 @@ def test_series_of_a_positive_and_a_negative_beside_histories_by_hand(tmp_path: 
     assert found.metrics["rows"]["group_auc"] == pytest.approx(1 / 3)
     assert found.metrics["rows"]["auc"] == pytest.approx(2 / 9)  # 1.02 above .07 and .06
     assert {"log_loss", "accuracy"} <= set(found.metrics["rows"])
-    assert describe("sampled", found.protocols["sampled"]) == (
-        "sampled (3 groups, 2 candidates each: the dataset's own)"
-    )
+    assert Report("test", found).described("sampled") == ("sampled (3 groups, 2 candidates each: the dataset's own)")
 
 
 def test_full_gives_each_user_the_history_of_its_row_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -380,7 +378,7 @@ def test_full_gives_each_user_the_history_of_its_row_where_it_is_asked_for(tmp_p
 def test_a_label_that_is_no_label_is_named_with_its_row(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 4)]})
     with pytest.raises(DataError, match=r"test\.csv, column 'label', row 2: 4\.0 is not a label; a label is 0 or 1"):
-        evaluate_ranker(TableRanker(np.eye(4, 6)), spec, "test")
+        evaluate_model(TableRanker(np.eye(4, 6)), spec, "test")
 
 
 @pytest.mark.parametrize("kind", ["ranker", "model"])
@@ -390,8 +388,7 @@ def test_a_split_of_positives_only_is_ranked_among_drawn_negatives(tmp_path: Pat
     spec = dataset(tmp_path, {"train": train, "test": [(u, u, 1) for u in range(30)]}, users=30, items=200, group=False)
     table = rng.random((30, 200)).astype(np.float32)
     scorer = TableRanker(table) if kind == "ranker" else TableModel(spec, table)
-    run = evaluate_ranker if kind == "ranker" else evaluate_model
-    result = run(scorer, spec, "test", settings=EvaluateSettings(num_negatives=30, seed=1))  # type: ignore[operator]
+    result = evaluate_model(scorer, spec, "test", settings=EvaluateSettings(num_negatives=30, seed=1))
     assert result.left_out == {"rows": "the split's rows are of one class"}
     assert result.protocols["sampled"]["candidates"] == "30 uniform negatives a user, seed 1"
     assert result.protocols["sampled"]["most_candidates"] == 31
@@ -418,7 +415,7 @@ class ThreadRanks(Ranks):
 def test_every_number_of_ranks_gives_the_numbers_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, drawn: bool
 ) -> None:
-    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 64)
+    monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 64)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 64)
     monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", 200)
     rng = np.random.default_rng(6)
@@ -485,7 +482,7 @@ class ItemModel(TableModel):
 def test_rows_without_users_reach_the_numbers_of_the_metrics_on_any_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
 ) -> None:
-    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 40)
+    monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 40)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 40)
     spec = clicks_without_users(tmp_path, 1000)
     logits = np.round(np.random.default_rng(0).normal(size=23), 1).astype(np.float32)  # some items tie

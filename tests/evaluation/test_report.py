@@ -1,10 +1,14 @@
 """The report's verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from recspec.evaluation.report import Evaluation, verdicts
+from recspec.evaluation.report import Evaluation, Report
+
+
+def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:
+    return Report("test", model, baselines).verdicts
 
 
 def test_verdicts_know_which_way_is_better_and_keep_silent_when_the_model_wins() -> None:

@@ -83,7 +83,7 @@ def test_blocks_do_not_change_logistic_regression_and_nothing_is_drawn(
     spec, *_ = mixed_rows(tmp_path)
     whole, again = (logits(logistic_regression(spec, ["train"]), spec) for _ in range(2))
     np.testing.assert_array_equal(whole, again)
-    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 7)
     np.testing.assert_allclose(logits(logistic_regression(spec, ["train"]), spec), whole, atol=1e-3)
 
 

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from recspec.distributed.ranks import Ranks
 from recspec.errors import DataError
-from recspec.evaluation.evaluations import evaluate_model, evaluate_ranker
+from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
-from recspec.evaluation.scoring import ModelRanker, ModelScores, score_rows
+from recspec.evaluation.scoring import ModelRanker, score_rows
 from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset, series
 
 
@@ -21,7 +19,7 @@ def test_a_model_and_a_ranker_with_its_scores_reach_the_same(tmp_path: Path) -> 
     table = rng.normal(size=(30, 50)).astype(np.float32)
     model = TableModel(spec, table).train()
     ours = evaluate_model(model, spec, "test")
-    theirs = evaluate_ranker(TableRanker(table), spec, "test")
+    theirs = evaluate_model(TableRanker(table), spec, "test")
     assert model.training, "evaluation leaves the model as it was"
     assert set(ours.metrics) == {"rows", "sampled", "full"}
     log_loss = ours.metrics["rows"].pop("log_loss")
@@ -38,7 +36,7 @@ def test_rows_are_scored_in_order_whatever_the_blocks(tmp_path: Path, monkeypatc
     rows = series(rng, 10, 50, 11)
     spec = dataset(tmp_path, {"test": rows}, users=10, items=50)
     table = rng.normal(size=(10, 50)).astype(np.float32)
-    monkeypatch.setattr("recspec.evaluation.rows.ROWS_PER_BLOCK", 13)
+    monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 13)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 13)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_FORWARD", 4)
     stages: list[tuple[str, float, float | None]] = []
@@ -64,7 +62,7 @@ def test_full_ranking_joins_each_users_request_with_every_items_features(tmp_pat
     requests = {1: 10 + 100 + 2.0, 2: 20 + 200 + 1.2}
     parts = {1: 0.5 + 1.2, 2: 1.5 + 2.0, 3: 2.5 + 3.0, 4: (4.0 + 1.0) if catalogue else 0.0}
     question = Question(spec, "test", ["full"], EvaluateSettings(ks=(1,)))
-    ranker = ModelScores(model, question, Ranks()).ranker()
+    ranker = ModelRanker(model, question)
     expected = [[requests[user] * parts[item] + item for item in (1, 2, 3, 4)] for user in (1, 2)]
     np.testing.assert_allclose(ranker.score_users(np.array([1, 2]))[:, 1:], expected, rtol=1e-6)
     np.testing.assert_allclose(
@@ -78,10 +76,7 @@ def test_full_ranking_joins_each_users_request_with_every_items_features(tmp_pat
 
 
 def test_a_model_ranker_scores_nothing_for_nobody(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"test": [(0, 3, 1)]})
-    ids = {"item": torch.arange(6)}
-    ranker = ModelRanker(
-        TableModel(spec, np.eye(4, 6)), {"user": torch.tensor([2])}, ids, users=np.array([2]), num_users=4
-    )
+    spec = dataset(tmp_path, {"test": [(2, 3, 1)]})
+    ranker = ModelRanker(TableModel(spec, np.eye(4, 6)), Question(spec, "test", ["full"], EvaluateSettings()))
     assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
     assert ranker.score_users(np.array([2])).tolist() == [[0, 0, 1, 0, 0, 0]]

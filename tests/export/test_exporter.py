@@ -14,12 +14,13 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
+from recspec.bundle import find_export
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Bundle, Card
 from recspec.cli import app as cli
 from recspec.errors import BundleError, ExportError, SettingsError
 from recspec.export import onnx_graph, triton_repository
-from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxModel, find_export, open_exported_model
+from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxModel, open_exported_model
 from recspec.export.exporter import LARGEST, Check, ExportSettings, export, sample_of
 from recspec.export.triton_repository import Batching
 from recspec.files import manifest

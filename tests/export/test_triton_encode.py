@@ -161,7 +161,7 @@ def test_a_text_is_the_same_number_here_as_where_prepare_reads_it_or_refused_in_
 
 
 def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders, signature: Signature) -> None:
-    found = {column.port.name: column.port.dtype for column in raw_columns(encoders, signature)}
+    found = {port.name: port.dtype for port in raw_columns(encoders, signature)}
     assert found == {
         "colour": "string",
         "raw colour": "string",
@@ -329,7 +329,7 @@ def test_lists_without_a_separator_are_several_columns(encoders: Encoders, tmp_p
     theirs = Encoders(made, encoders.vocabularies)
     write_raw(tmp_path, "model", 1, signature, theirs, Batching(), beside)
     found = raw_columns(theirs, signature, beside)
-    assert [(each.port.name, each.port.dtype, each.port.width) for each in found] == [
+    assert [(each.name, each.dtype, each.width) for each in found] == [
         ("items", "string", -1),
         ("gaps", "float64", -1),
     ]

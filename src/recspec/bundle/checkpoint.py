@@ -1,8 +1,8 @@
-"""Checkpoints: everything that continuing a run exactly needs, in one safetensors file each, never pickle.
+"""Checkpoints: everything that an exact continuation of a run needs, in one safetensors file each, never pickle.
 
-A file holds the weights, the optimizer's tensors and (as its JSON header) the counters. It is written to a temporary
-name, flushed and renamed, so a file with a checkpoint's name is whole unless the disk lost it; a digest of its content
-tells even then.
+A file holds the weights, the optimizer's tensors and, as its JSON header, the counters. It is written under a temporary
+name, flushed and renamed, so a file with a checkpoint's name is whole unless the disk lost part of it. A digest of the
+content detects that too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -30,29 +31,18 @@ FORMAT = 1
 PATTERN = "step-*.safetensors"
 NAME = re.compile(r"step-[0-9]+\.safetensors")
 
-Stored: TypeAlias = Tensor | Streamed
-"""What is written: a tensor, or one that no rank holds whole."""
-
-RowsWanted: TypeAlias = Callable[[str], Sequence[range] | None]
-"""Which rows of a tensor to read, by its name; None for all."""
+Stored: TypeAlias = Tensor | Streamed  # a tensor to write, or one that no rank holds whole
+RowsWanted: TypeAlias = Callable[[str], Sequence[range] | None]  # a tensor's rows to read, by name; None for all
 
 SAFETENSORS_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, optimizer tensors and counters of one moment of a run, and the weights' average where one is kept."""
+    """Weights, optimizer tensors and counters of one moment of a run, and the weights' average if one is kept."""
 
     weights: Mapping[str, Stored]
     optimizer: Mapping[str, Stored]
@@ -62,21 +52,18 @@ class Checkpoint:
 
     @property
     def tensors(self) -> dict[str, Stored]:
-        """All of them, under the names they have in the file."""
-        return {
-            **{f"weights/{name}": tensor for name, tensor in self.weights.items()},
-            **{f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()},
-            **{f"average/{name}": tensor for name, tensor in self.average.items()},
-        }
+        """All tensors, under their names in the file."""
+        parts = {"weights": self.weights, "optimizer": self.optimizer, "average": self.average}
+        return {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
     """Write `step-N.safetensors` and delete all but the `keep` newest ones up to it.
 
-    One of a later step was passed over as damaged when the run was continued: it goes too.
+    Checkpoints of later steps are deleted too: they were passed over as damaged when the run was continued.
 
     Raises:
-        CheckpointError: if the disk does not take it; older checkpoints are left as they are.
+        CheckpointError: if the file can't be written; older checkpoints are left as they are.
     """
     for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
@@ -86,19 +73,19 @@ def save(folder: Path, checkpoint: Checkpoint, *, step: int, keep: int) -> Path:
     except CheckpointError as error:
         raise CheckpointError(f"{error}, and once there is room --resume continues from it") from None
     known = _files(folder)
-    for old in (*known[: known.index(path)], *known[known.index(path) + keep :]):  # later ones were found damaged
+    for old in (*known[: known.index(path)], *known[known.index(path) + keep :]):
         old.unlink(missing_ok=True)
     return path
 
 
 def newest(folder: Path) -> int | None:
-    """The step of the newest checkpoint in a folder, whole or not; None where there is none."""
+    """The step of the newest checkpoint in a folder, whole or not; None if there is none."""
     known = _files(folder)
     return int(known[0].stem.removeprefix("step-")) if known else None
 
 
 def newest_state(folder: Path) -> Mapping[str, object]:
-    """What the newest checkpoint whose header can be read says beside its tensors; empty where there is none."""
+    """The counters of the newest checkpoint whose header can be read; empty if there is none."""
     for path in _files(folder):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
             if special(path):
@@ -128,7 +115,7 @@ def load_latest(folder: Path, rows: RowsWanted | None = None) -> tuple[Checkpoin
 
 
 def load(path: Path, rows: RowsWanted | None = None) -> Checkpoint:
-    """Read a checkpoint onto the CPU, all of it or the rows wanted of some tensors.
+    """Read a checkpoint onto the CPU: all of it, or the wanted rows of some tensors.
 
     Raises:
         CheckpointError: if it is damaged or was written in another format.
@@ -139,17 +126,20 @@ def load(path: Path, rows: RowsWanted | None = None) -> Checkpoint:
     state = header.get("state")
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: damaged: its header has no state of a run")
-    parts = (_part(tensors, "weights/"), _part(tensors, "optimizer/"))
-    return Checkpoint(*parts, state, _part(tensors, "average/"), path)
+    weights, optimizer, average = (
+        {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+        for part in ("weights/", "optimizer/", "average/")
+    )
+    return Checkpoint(weights, optimizer, state, average, path)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Stored], header: Mapping[str, object]) -> None:
     """Write tensors and a JSON header under a temporary name, flush, rename.
 
-    What is streamed is taken block by block, in the order of names, and never whole.
+    Streamed tensors are taken block by block, in the order of names, and never whole.
 
     Raises:
-        CheckpointError: if the disk does not take it.
+        CheckpointError: if the file can't be written.
     """
     temporary = temporary_name(path)
     try:
@@ -167,7 +157,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored], header: Mapping[str
 
 
 def _flush_names(folder: Path) -> None:
-    """Have the disk keep a new name before older files go, where the system offers that."""
+    """Have the disk keep a new name before older files are deleted, if the system can."""
     with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -177,7 +167,7 @@ def _flush_names(folder: Path) -> None:
 
 
 def take_part(tensors: Mapping[str, Stored]) -> None:
-    """What every rank but the first does while that one writes: hand over its blocks."""
+    """Hand over this rank's blocks while the first rank writes them."""
     for name in sorted(tensors):
         if isinstance(streamed := tensors[name], Streamed):
             for _ in streamed.blocks():
@@ -185,10 +175,10 @@ def take_part(tensors: Mapping[str, Stored]) -> None:
 
 
 def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Tensors (on the CPU) and header of a file that `write_tensors` wrote, its content checked.
+    """Tensors (on the CPU) and header of a file that `write_tensors` wrote; its content is checked.
 
-    `rows` says which ranges of a tensor's rows to keep, one after the other, or None for all of them; memory then holds
-    those and a block. A tensor of one number has no rows and is read.
+    `rows` gives the ranges of a tensor's rows to keep, one after the other, or None for all rows. Memory then holds
+    those and a block. A tensor of one number has no rows and is always read.
 
     Raises:
         CheckpointError: if the file is damaged, cut off, or not ours.
@@ -199,15 +189,16 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             kept: dict[str, Tensor] = {}
-            total = Digest()
+            total = new_digest()
             for name in sorted(file.keys()):
                 wanted = rows(name) if rows is not None else None
                 if wanted is None or not file.get_slice(name).get_shape():
                     kept[name] = file.get_tensor(name)
-                    total.add(name, kept[name].dtype, tuple(kept[name].shape), [kept[name]])
+                    add_tensor(total, name, kept[name].dtype, tuple(kept[name].shape), [kept[name]])
                 else:
                     kept[name] = _read_rows(file.get_slice(name), name, wanted, total)
-        text = _header_of(path)
+        with path.open("rb") as raw:
+            text = raw.read(int.from_bytes(raw.read(8), "little"))
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: damaged or cut off ({error})") from None
     try:
@@ -216,97 +207,73 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: not written by recspec, or damaged") from None
     if expected.startswith(OF_HEADER_TOO):
-        total.add_header(text.replace(expected.encode(), (OF_HEADER_TOO + UNKNOWN).encode()))
+        total.update(text.replace(expected.encode(), (OF_HEADER_TOO + UNKNOWN).encode()))
         expected = expected.removeprefix(OF_HEADER_TOO)
     if total.hexdigest() != expected:
         raise CheckpointError(f"{path}: damaged: its content does not match its digest")
     return kept, header
 
 
-def _header_of(path: Path) -> bytes:
-    """The JSON that a safetensors file begins with, as it stands there."""
-    with path.open("rb") as file:
-        return file.read(int.from_bytes(file.read(8), "little"))
-
-
 OF_HEADER_TOO = "header+"
-"""What a digest begins with that covers the header's every byte; one without it, of an older file, covers the tensors
-alone."""
+"""Prefix of a digest that covers the header's every byte; the digest of an older file covers the tensors alone."""
 
-UNKNOWN = "0" * 32
+UNKNOWN = "0" * 32  # stands in the header for the digest while that is computed
+
+new_digest = partial(hashlib.blake2b, digest_size=16)
+"""BLAKE2b of the tensors in the order of their names, then of the header."""
 
 
-class Digest:
-    """BLAKE2b of names, types, shapes and bytes, tensors in the order of names, and last of the file's header."""
-
-    def __init__(self) -> None:
-        self._total = hashlib.blake2b(digest_size=16)
-
-    def add(
-        self,
-        name: str,
-        dtype: torch.dtype,
-        shape: tuple[int, ...],
-        blocks: Iterable[Tensor],
-        write: Callable[[memoryview], object] | None = None,
-    ) -> None:
-        """Take in a tensor as blocks of its rows; `write` gets their bytes too."""
-        self._total.update(f"{name} {dtype} {shape}".encode())
-        for block in blocks:
-            data = block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            self._total.update(data)
-            if write is not None:
-                write(data)
-
-    def add_header(self, text: bytes) -> None:
-        """Take in the header, which holds `UNKNOWN` where the digest will stand."""
-        self._total.update(text)
-
-    def hexdigest(self) -> str:
-        """Of all that was taken in."""
-        return self._total.hexdigest()
+def add_tensor(
+    total: hashlib.blake2b,
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    blocks: Iterable[Tensor],
+    write: Callable[[memoryview], object] | None = None,
+) -> None:
+    """Add a tensor to a digest, as blocks of its rows; `write` gets their bytes too."""
+    total.update(f"{name} {dtype} {shape}".encode())
+    for block in blocks:
+        data = block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        total.update(data)
+        if write is not None:
+            write(data)
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Stored], header: Mapping[str, object]) -> None:
     """A safetensors file: the header's length (8 bytes, little-endian), the header as JSON, the tensors' bytes.
 
-    Wide types stand first, so that every tensor is aligned. The digest is known last and put into the header then; its
-    length never differs.
+    Wide types stand first, so that every tensor is aligned. The digest is known last and written into the header then;
+    its length never differs.
     """
     entries: dict[str, object] = {}
     offsets: dict[str, int] = {}
     end = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
-        tensor = tensors[name]
-        size = math.prod(tensor.shape) * tensor.dtype.itemsize
-        offsets[name] = end
-        entries[name] = {
-            "dtype": SAFETENSORS_TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + size],
-        }
-        end += size
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        offsets[name], end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
+        kind, shape = SAFETENSORS_TYPES[tensor.dtype], list(tensor.shape)
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [offsets[name], end]}
 
     def described(digest: str) -> bytes:
         about = {"recspec": json.dumps({**header, "digest": OF_HEADER_TOO + digest}, sort_keys=True)}
         text = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 8)
 
-    total = Digest()
+    total = new_digest()
     start = 8 + len(described(UNKNOWN))
     for name in sorted(tensors):
         tensor = tensors[name]
         file.seek(start + offsets[name])
         blocks = tensor.blocks() if isinstance(tensor, Streamed) else [tensor]
-        total.add(name, tensor.dtype, tuple(tensor.shape), blocks, file.write)
-    total.add_header(described(UNKNOWN))
+        add_tensor(total, name, tensor.dtype, tuple(tensor.shape), blocks, file.write)
+    total.update(described(UNKNOWN))
     text = described(total.hexdigest())
     file.seek(0)
     file.write(len(text).to_bytes(8, "little") + text)
 
 
-def _read_rows(stored: Any, name: str, wanted: Sequence[range], total: Digest) -> Tensor:
-    """Some rows of a tensor in a file, as far as it has them; all of it goes into the digest, block by block."""
+def _read_rows(stored: Any, name: str, wanted: Sequence[range], total: hashlib.blake2b) -> Tensor:
+    """The wanted rows that a tensor in a file has; all of its rows go into the digest, block by block."""
     shape = tuple(stored.get_shape())
     wanted = [range(min(part.start, shape[0]), min(part.stop, shape[0])) for part in wanted]
     row = stored[0:0]
@@ -324,7 +291,7 @@ def _read_rows(stored: Any, name: str, wanted: Sequence[range], total: Digest) -
                     kept[place : place + len(here)] = block[here.start - first : here.stop - first]
             yield block
 
-    total.add(name, row.dtype, shape, blocks())
+    add_tensor(total, name, row.dtype, shape, blocks())
     return kept
 
 
@@ -337,7 +304,3 @@ def _files(folder: Path) -> list[Path]:
         except PathError as error:
             raise CheckpointError(f"{folder}: {error}") from None
     return sorted(found, reverse=True)
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""A trained model as a folder that says everything needed to rebuild it.
+"""A trained model as a folder that holds everything needed to rebuild it.
 
 bundle.json           model name, settings, how it was trained, what it reached
 feature_spec.yaml     the specification, without the training files
@@ -30,12 +30,11 @@ from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
 
 FORMAT = 1
-SHOWN = 5
-"""Runs that a message names."""
+SHOWN = 5  # runs that a message names
 
 
 class Card(BaseModel):
-    """What `bundle.json` holds."""
+    """The content of `bundle.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,14 +49,11 @@ class Card(BaseModel):
 
 @dataclass(frozen=True)
 class Seen:
-    """Items that each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending.
-
-    `counts[i]` says how many users acted on item i: the popularity that unknown users are answered with.
-    """
+    """Items that each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending."""
 
     offsets: Tensor
     items: Tensor
-    counts: Tensor
+    counts: Tensor  # how many users acted on each item: the popularity that ranks items for unknown users
 
     def of(self, user: int) -> Tensor:
         """The items of one user."""
@@ -71,7 +67,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model rebuilt, and what it was built from."""
+    """A rebuilt model and its sources."""
 
     model: Model
     card: Card
@@ -90,23 +86,26 @@ def save(
     seen: Seen | None = None,
     weights: Mapping[str, Stored] | Path | None = None,
 ) -> Path:
-    """Write a bundle beside `folder` and rename it into place; the one that was there before is replaced last.
+    """Write a bundle beside `folder` and rename it into place; an earlier bundle is replaced last.
 
-    `weights` (default: the model's own) are tensors, or the file that holds them: the best epoch's are then saved
-    without being loaded.
+    `weights` (by default the model's own) are tensors or the file that holds them, such as the best epoch's.
 
     Raises:
-        BundleError: if the disk does not take it.
+        BundleError: if the bundle can't be written.
     """
     folder = local(folder, "the bundle's folder")
     try:
         with whole_folder(folder) as temporary:
             copy_companions(model.spec, temporary)
             model.spec.replace(sources={}).save(temporary)
-            _write_weights(temporary / "weights.safetensors", model.state_dict() if weights is None else weights)
+            if isinstance(weights, Path):
+                read_tensors(weights, rows=lambda _: ())  # refuses a damaged file
+                shutil.copyfile(weights, temporary / "weights.safetensors")
+            else:
+                own = model.state_dict() if weights is None else weights
+                write_tensors(temporary / "weights.safetensors", own, {"format": FORMAT})
             if seen is not None:
-                tensors = {"offsets": seen.offsets, "items": seen.items, "counts": seen.counts}
-                write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
+                write_tensors(temporary / "seen.safetensors", vars(seen), {"format": FORMAT})
             (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
             manifest.write(temporary)
     except (OSError, CheckpointError, DataError, SpecError) as error:
@@ -119,13 +118,13 @@ def load(
 ) -> Bundle:
     """Rebuild the model of a bundle, or of a run folder that holds one, ready to score.
 
-    With `ranks` its tables are divided among them as in training, where the settings of training and this machine's
-    memory want it; without, one process answers alone. Either way tables that a GPU can't hold stay on the host. A rank
-    reads the rows that it holds. With `verify` every file is compared with the bundle's manifest first; whether what
-    the files hold fits together is checked either way.
+    With `ranks` the tables are divided among them as in training, if the training settings and this machine's memory
+    ask for it; each rank reads the rows that it holds. Without `ranks` one process answers alone. Tables that a GPU
+    can't hold stay on the host. With `verify` every file is compared with the bundle's manifest first. The files'
+    contents are checked against each other in any case.
 
     Raises:
-        BundleError: if the folder holds none, or a damaged one.
+        BundleError: if the folder holds no bundle, or a damaged one.
     """
     folder = find(local(path, "the bundle"))
     if verify:
@@ -159,10 +158,10 @@ def load(
 
 
 def find(path: Path) -> Path:
-    """The bundle's folder for what the user named: itself, or the run that holds it.
+    """The bundle's folder at a path that a user gave: the bundle itself, or the run that holds it.
 
     Raises:
-        BundleError: saying what is there instead.
+        BundleError: with what is there instead.
     """
     for folder in (path, path / "bundle"):
         if (folder / "bundle.json").is_file():
@@ -176,21 +175,25 @@ def find(path: Path) -> Path:
 
 
 def _instead(path: Path) -> str:
-    """What a folder without a bundle is, and what to give in its place."""
-    if _is_export(path):
+    """The kind of a folder without a bundle, and the folder to give instead."""
+
+    def exports_in(repository: Path) -> list[str]:
+        files = repository.glob("*/config.pbtxt")
+        return sorted(str(file.parent) for file in files if find_export(file.parent) is not None)
+
+    if find_export(path) is not None:
         return (
             "is an export, which knows features and no raw values; give the run that it was made of (`recspec serve` "
             "and `recspec bench infer` take exports)"
         )
-    exports = sorted(str(file.parent) for file in path.glob("*/config.pbtxt") if _is_export(file.parent))
-    if exports:
+    if exports := exports_in(path):
         return (
             "is a Triton model repository; give the run that it was made of (`recspec serve` and `recspec bench infer` "
             f"take {listed(exports)})"
         )
     if (path / "config.pbtxt").is_file():
-        beside = sorted(str(file.parent) for file in path.parent.glob("*/config.pbtxt") if _is_export(file.parent))
-        return f"is a model of a Triton repository that holds no program; beside it: {listed(beside)}"
+        beside = listed(exports_in(path.parent))
+        return f"is a model of a Triton repository that holds no program; beside it: {beside}"
     if (path / FILE_NAME).is_file():
         return "is a prepared dataset; give the run of a model that was trained on it"
     runs = sorted(str(file.parent.parent) for file in path.glob("*/bundle/bundle.json"))
@@ -199,14 +202,15 @@ def _instead(path: Path) -> str:
     return f"not a trained model: neither bundle.json nor bundle/bundle.json is there{there}"
 
 
-def _is_export(folder: Path) -> bool:
-    """Whether the folder is an export, or holds versions of one."""
-    versions = (each for each in folder.glob("[0-9]*") if each.name.isdigit())
-    return any(find_export_file(each) is not None for each in (folder, *versions))
+def find_export(path: Path) -> Path | None:
+    """The folder of an export, or of the newest version of a repository's model; None if there is neither."""
+    versions = [each for each in path.glob("[0-9]*") if each.name.isdecimal()]
+    newest_first = sorted(versions, key=lambda each: int(each.name), reverse=True)
+    return next((folder for folder in (path, *newest_first) if find_export_file(folder) is not None), None)
 
 
 def read_card(folder: Path) -> Card:
-    """What bundle.json says.
+    """The content of bundle.json.
 
     Raises:
         BundleError: if it is damaged or was written in another format.
@@ -225,7 +229,7 @@ def read_card(folder: Path) -> Card:
 
 
 def _read_spec(folder: Path) -> FeatureSpec:
-    """The specification of a bundle, its vocabularies and catalogues as long as their ids are many."""
+    """The specification of a bundle, whose vocabularies and catalogues have one entry for each id."""
     try:
         confined(folder, FILE_NAME)
         spec = FeatureSpec.load(folder)
@@ -237,11 +241,7 @@ def _read_spec(folder: Path) -> FeatureSpec:
 
 
 def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
-    """What users acted on, as the specification's users and items allow.
-
-    Raises:
-        BundleError: naming what does not fit.
-    """
+    """Check tensors against the specification's users and items."""
     names = [each.name for each in fields(Seen)]
     if sorted(tensors) != sorted(names):
         raise BundleError(f"{file}: holds {listed(sorted(tensors))}; expected {listed(names)}")
@@ -267,16 +267,8 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     return seen
 
 
-def _write_weights(file: Path, weights: Mapping[str, Stored] | Path) -> None:
-    if isinstance(weights, Path):
-        read_tensors(weights, rows=lambda _: ())  # whole and undamaged?
-        shutil.copyfile(weights, file)
-    else:
-        write_tensors(file, weights, {"format": FORMAT})
-
-
 def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSettings:
-    """Those of training, as far as they mean something here: a lone process divides nothing, a CPU is the host."""
+    """The training settings that apply here: a lone process divides nothing, and a CPU is the host."""
     own = {name: card.train[name] for name in PlacementSettings.model_fields if name in card.train}
     settings = config.build(PlacementSettings, f"{folder / 'bundle.json'}: train", own)
     unused = {"shard_embeddings"} if ranks.world_size == 1 else set()
@@ -288,22 +280,18 @@ def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Give a model built without memory its weights; every name and shape must agree."""
     expected = model.state_dict()
     problems = [f"weight '{name}' is missing" for name in expected if name not in weights]
-    problems += [f"weight '{name}' is not the model's" for name in weights if name not in expected]
-    problems += [
-        f"weight '{name}' has shape {tuple(weights[name].shape)}; the model expects {tuple(expected[name].shape)}"
-        for name in expected
-        if name in weights and weights[name].shape != expected[name].shape
-    ]
-    problems += [
-        f"weight '{name}' is {weights[name].dtype}; the model expects {expected[name].dtype}"
-        for name in expected
-        if name in weights and weights[name].dtype != expected[name].dtype
-    ]
-    problems += [
-        f"weight '{name}' holds {int((~tensor.isfinite()).sum()):,} numbers that are not finite"
-        for name, tensor in weights.items()
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
-    ]
+    for name, tensor in weights.items():
+        wanted = expected.get(name)
+        if wanted is None:
+            problems.append(f"weight '{name}' is not the model's")
+        elif tensor.shape != wanted.shape:
+            has, expected_shape = tuple(tensor.shape), tuple(wanted.shape)
+            problems.append(f"weight '{name}' has shape {has}; the model expects {expected_shape}")
+        if wanted is not None and tensor.dtype != wanted.dtype:
+            problems.append(f"weight '{name}' is {tensor.dtype}; the model expects {wanted.dtype}")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).sum())
+            problems.append(f"weight '{name}' holds {bad:,} numbers that are not finite")
     if problems:
         raise BundleError.of(str(folder / "weights.safetensors"), problems)
     model.load_state_dict(weights, assign=True)

@@ -1,10 +1,9 @@
 """Protocols, scores, baselines and the evaluation report."""
 
 from recspec.evaluation.evaluations import evaluate, evaluate_model
-from recspec.evaluation.interactions import positives
+from recspec.evaluation.interactions import id_feature, positives
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings
 from recspec.evaluation.report import LOWER_IS_BETTER, Report
-from recspec.evaluation.rows import id_feature
 from recspec.evaluation.scoring import as_batch, check_same_features
 
 __all__ = [

@@ -1,52 +1,26 @@
-"""Evaluation of a model, a ranker or the baselines on a split of a prepared dataset."""
+"""Evaluation of a model or the baselines on a split of a prepared dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Protocol
 
+from recspec.bundle import Bundle
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
-from recspec.evaluation.interactions import Interactions, history_of_items, positives
+from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.item_baselines import BASELINES, Ranker
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels
-from recspec.evaluation.scoring import (
-    ModelScores,
-    Progress,
-    RankerScores,
-    ScorerScores,
-    SplitScores,
-    check_same_features,
-    silent,
-)
+from recspec.evaluation.scoring import Progress, SplitScores, check_same_features, scores_of, silent
 from recspec.models import Model
 from recspec.spec import FeatureSpec
 
 
-class _TrainedCard(Protocol):
-    @property
-    def train(self) -> Mapping[str, object]: ...
-
-
-class Trained(Protocol):
-    """The parts of a bundle that evaluation reads."""
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-
-    @property
-    def card(self) -> _TrainedCard:
-        """The model card, with the training settings."""
-
-
 def evaluate(
-    trained: Trained,
+    trained: Bundle,
     spec: FeatureSpec,
     split: str = "test",
     *,
@@ -54,7 +28,7 @@ def evaluate(
     baselines: bool = False,
     settings: EvaluateSettings | None = None,
     ranks: Ranks | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Report:
     """Evaluate a trained model on a split of a prepared dataset, with baselines for comparison.
 
@@ -67,46 +41,27 @@ def evaluate(
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
     question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
-    model = run_protocols(ModelScores(trained.model, question, ranks), question, ranks, progress or silent)
-    beside: dict[str, Evaluation] = {}
-    not_fitted: dict[str, str] = {}
-    if baselines and ranks.is_first:
-        splits = trained.card.train.get("train_splits")
-        fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
-        beside, not_fitted = evaluate_baselines(question, fitted_on, protocols=tuple(model.metrics), progress=progress)
-    return Report(split, model, beside, not_fitted)
+    model = run_protocols(scores_of(trained.model, question, ranks, progress))
+    if not (baselines and ranks.is_first):
+        return Report(split, model)
+    splits = trained.card.train.get("train_splits")
+    fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+    return Report(split, model, *evaluate_baselines(question.under(tuple(model.metrics)), fitted_on, progress=progress))
 
 
 def evaluate_model(
-    model: Model,
+    model: Model | Ranker,
     spec: FeatureSpec,
     split: str,
     *,
     protocols: Sequence[str] | None = None,
     settings: EvaluateSettings | None = None,
     ranks: Ranks | None = None,
-    progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate a model in memory, as training does after an epoch."""
-    ranks = ranks or Ranks()
-    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=model.features())
-    return run_protocols(ModelScores(model, question, ranks), question, ranks, progress or silent)
-
-
-def evaluate_ranker(
-    ranker: Ranker,
-    spec: FeatureSpec,
-    split: str,
-    *,
-    protocols: Sequence[str] | None = None,
-    settings: EvaluateSettings | None = None,
-    ranks: Ranks | None = None,
-    progress: Progress | None = None,
-) -> Evaluation:
-    """Evaluate a ranker of user-item pairs. Its scores are not logits, so it has no log loss."""
-    ranks = ranks or Ranks()
-    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=())
-    return run_protocols(RankerScores(ranker, question, ranks), question, ranks, progress or silent)
+    """Evaluate a model in memory, or a ranker of user-item pairs (no logits, so no log loss)."""
+    reads = model.features() if isinstance(model, Model) else ()
+    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=reads)
+    return run_protocols(scores_of(model, question, ranks))
 
 
 def evaluate_baselines(
@@ -114,63 +69,46 @@ def evaluate_baselines(
     fitted_on: Sequence[str] = ("train",),
     *,
     names: Sequence[str] = (*ROW_BASELINES, *BASELINES),
-    protocols: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Fit baselines and evaluate them under the protocols of a question.
+    """The evaluation of each baseline under the protocols of a question, and the reason for each one left out.
 
     `BASELINES` need users and items. `ROW_BASELINES` need rows of both classes, and are evaluated if rows are scored.
 
     If rows hold histories, a model knows the user's earlier events at each row. To match that, a baseline learns item
     similarities from `fitted_on`, but knows every item that the user acted on before the split.
-
-    Returns:
-        The evaluation of each baseline, and the reason for each baseline that was left out.
     """
-    spec, progress = question.spec, progress or silent
-    question = question if protocols is None else question.under(protocols)
-    fits: dict[str, Callable[[], tuple[SplitScores, Question, Mapping[str, object]]]] = {}
-    missing: dict[str, str] = {}
-
-    def of_rows(name: str, question: Question) -> tuple[SplitScores, Question, Mapping[str, object]]:
-        scorer = ROW_BASELINES[name](spec, fitted_on)
-        return ScorerScores(scorer, question), question, scorer.facts
-
-    def of_pairs(name: str, interactions: Interactions) -> tuple[SplitScores, Question, Mapping[str, object]]:
-        baseline = BASELINES[name](interactions)
-        if not question.before or history_of_items(spec) is None:
-            return RankerScores(baseline, question, Ranks()), question, {}
-        facts = {"users_known_by": f"rows and histories of {' and '.join(question.before)}"}
-        return RankerScores(baseline.knowing(question.seen), question, Ranks()), question, facts
-
+    spec = question.spec
+    if absent := [split for split in fitted_on if split not in spec.splits]:
+        return {}, dict.fromkeys(names, f"the dataset has no split {listed(absent)} to fit them on")
     of_own_rows = ("rows", "sampled") if question.lists_candidates else ("rows",)
     scored = [protocol for protocol in question.choose()[0] if protocol in of_own_rows]
-    absent = [split for split in fitted_on if split not in spec.splits]
-    if absent:
-        reason = f"the dataset has no split {listed(absent)} to fit them on"
-        return {}, dict.fromkeys(names, reason)
-    if scored and _carry_both_classes(spec, fitted_on):
-        fits |= {name: partial(of_rows, name, question.under(scored)) for name in names if name in ROW_BASELINES}
+    num_rows, num_positive = count_labels(spec, fitted_on) if scored else (0, 0)
+    fits = [name for name in names if name in ROW_BASELINES] if 0 < num_positive < num_rows else []
     recommending = [name for name in names if name in BASELINES]
-    if not (question.has_users and question.has_items):
-        missing = dict.fromkeys(recommending, question.lacks)
-    elif recommending:
+    missing = dict.fromkeys(recommending, question.lacks) if question.lacks else {}
+    if recommending and not question.lacks:
+        fits += recommending
         interactions = positives(spec, fitted_on)
-        fits |= {name: partial(of_pairs, name, interactions) for name in recommending}
+
+    def fit(name: str) -> tuple[SplitScores, Mapping[str, object]]:
+        if name in ROW_BASELINES:
+            scorer = ROW_BASELINES[name](spec, fitted_on)
+            return scores_of(scorer, question.under(scored)), scorer.facts
+        baseline = BASELINES[name](interactions)
+        if not question.before or history_of_items(spec) is None:
+            return scores_of(baseline, question), {}
+        facts = {"users_known_by": f"rows and histories of {' and '.join(question.before)}"}
+        return scores_of(baseline.knowing(question.seen), question), facts
 
     found: dict[str, Evaluation] = {}
-    for number, (name, fit) in enumerate(fits.items()):
+    for number, name in enumerate(fits):
         progress("baselines", number, len(fits))
         try:
-            answers, scope, facts = fit()
+            answers, facts = fit(name)
         except RecspecError as error:
             missing[name] = str(error)
             continue
-        found[name] = replace(run_protocols(answers, scope, Ranks(), silent), fitted=facts)
+        found[name] = replace(run_protocols(answers), fitted=facts)
     progress("baselines", len(fits), len(fits))
     return found, missing
-
-
-def _carry_both_classes(spec: FeatureSpec, splits: Sequence[str]) -> bool:
-    rows, positive = count_labels(spec, splits)
-    return 0 < positive < rows

@@ -1,25 +1,28 @@
-"""Items that each user acted on."""
+"""Interactions of users with items, read from the rows of a split."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import require_extra
-from recspec.evaluation.rows import Ids, blocks, id_feature, scalar
+from recspec.errors import DataError, SpecError, require_extra
 from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, open_split
+from recspec.storage import Column, Ragged, SplitReader, open_split
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-KEYS_HELD = 1 << 25
-"""Pairs of user and item held before repeated ones are dropped: 256 MB, or twice the distinct pairs."""
+Ids = NDArray[np.integer[Any]]
+Scores = NDArray[np.floating[Any]]
+
+ROWS_PER_BLOCK = 65_536  # rows read at once
+KEYS_HELD = 1 << 25  # pairs of user and item held before repeated ones are dropped: 256 MB, or twice the distinct pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +70,7 @@ class Interactions:
         wanted = users.astype(np.int64) * self.num_items + items
         if not len(self.keys):
             return np.zeros(wanted.shape, dtype=bool)
-        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        found: NDArray[np.bool_] = self.keys[place] == wanted
+        found: NDArray[np.bool_] = self.keys.take(np.searchsorted(self.keys, wanted), mode="clip") == wanted
         return found
 
     def of(self, users: Ids) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -79,11 +81,7 @@ class Interactions:
         return rows, self.items[np.arange(len(rows)) + (starts - first)[rows]]
 
     def matrix(self) -> csr_array:
-        """The interactions as a scipy CSR matrix (U, N) of fp32 ones.
-
-        Raises:
-            MissingExtraError: if scipy is not installed.
-        """
+        """The interactions as a scipy CSR matrix (U, N) of fp32 ones."""
         sparse = require_extra("scipy.sparse", "baselines")
         ones = np.ones(self.num_pairs, dtype=np.float32)
         return sparse.csr_array((ones, self.items, self.offsets), shape=(self.num_users, self.num_items))
@@ -98,22 +96,18 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     num_items = spec.num_ids(item)
     keys, most = [np.zeros(0, dtype=np.int64)], KEYS_HELD
     for split in splits:
-        held = history if history in spec.columns(split) else None
-        names = (user, item, spec.label) if held is None else (user, item, spec.label, held)
-        for _, block in blocks(open_split(spec, split, names)):
+        held = [history] if history is not None and history in spec.columns(split) else []
+        for _, block in blocks(open_split(spec, split, (user, item, spec.label, *held))):
             positive = scalar(block[spec.label]).astype(np.float32) > 0
             firsts = scalar(block[user]).astype(np.int64) * num_items
             keys.append(firsts[positive] + scalar(block[item])[positive].astype(np.int64))
-            lists = block[held] if held is not None else None
-            if isinstance(lists, Ragged):
+            if held and isinstance(lists := block[held[0]], Ragged):
                 keys.append(np.unique(np.repeat(firsts, lists.lengths) + lists.values.astype(np.int64)))
-            if sum(map(len, keys)) > most:  # an event occurs in the histories of many rows
+            if sum(map(len, keys)) > most:  # the same event occurs in the histories of many rows
                 keys = [np.unique(np.concatenate(keys))]
                 most = max(most, 2 * len(keys[0]))
-    pairs = np.concatenate(keys)
-    return Interactions.from_pairs(
-        pairs // num_items, pairs % num_items, num_users=spec.num_ids(user), num_items=num_items
-    )
+    users, items = np.divmod(np.concatenate(keys), num_items)
+    return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
 
 
 def history_of_items(spec: FeatureSpec) -> str | None:
@@ -127,3 +121,77 @@ def history_of_items(spec: FeatureSpec) -> str | None:
         return sharing[0]
     described = [n for n in spec.role("item") if spec.features[n].is_categorical and not spec.features[n].is_list]
     return lists[described.index(item)] if len(lists) == len(described) else None
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labels and ids of a split's rows, or of candidates drawn for it."""
+
+    labels: NDArray[np.bool_]  # (rows,)
+    groups: Ids | None
+    users: Ids | None
+    items: Ids | None
+    leak: NDArray[np.bool_] | None = None  # (rows,) the flag that gives a label away, if the dataset has one
+
+    @property
+    def has_both_classes(self) -> bool:
+        """Whether there are positives and negatives."""
+        return bool(self.labels.any() and not self.labels.all())
+
+
+def read_rows(spec: FeatureSpec, split: str) -> Rows:
+    """Labels and ids of every row of a split."""
+    leak = spec.metadata.get("leak")  # names the feature that flags rows whose labels are known from elsewhere
+    wanted = (spec.label, group_of(spec, split), id_feature(spec, "user"), id_feature(spec, "item"), leak)
+    held = spec.columns(split)
+    names = tuple(dict.fromkeys(name for name in wanted if isinstance(name, str) and name in held))
+    reader = open_split(spec, split, names)
+    columns: dict[str, NDArray[Any]] = {spec.label: np.zeros(0, dtype=bool)}
+    for start, block in blocks(reader):
+        for name in names:
+            values = scalar(block[name])
+            if name in (spec.label, leak):
+                values = _as_flags(values, start, spec, split, name)
+            if not start:
+                columns[name] = np.empty(reader.num_rows, dtype=values.dtype)
+            columns[name][start : start + len(values)] = values
+    return Rows(columns[spec.label], *(columns.get(name) if isinstance(name, str) else None for name in wanted[1:]))
+
+
+def group_of(spec: FeatureSpec, split: str) -> str | None:
+    """The feature that groups a split's rows, if the split holds one."""
+    group = spec.group if spec.group is not None else id_feature(spec, "user")
+    return group if group in spec.columns(split) else None
+
+
+def _as_flags(values: NDArray[np.generic], start: int, spec: FeatureSpec, split: str, name: str) -> NDArray[np.bool_]:
+    wrong = (values != 0) & (values != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        what = "a label" if name == spec.label else "metadata.leak"
+        where = f"{spec.folder}, split '{split}', feature '{name}': row {start + row + 1}"
+        raise DataError(f"{where} is {values[row]}; {what} is 0 or 1")
+    return values.astype(bool)
+
+
+def id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
+    """The feature that identifies users or items, if there is one."""
+    try:
+        return spec.user_id if role == "user" else spec.item_id
+    except SpecError:
+        return None
+
+
+def blocks(reader: SplitReader) -> Iterator[tuple[int, Mapping[str, Column]]]:
+    """Every row in order: the number of a block's first row, and the block."""
+    for start, stop in pairwise(reader.blocks(ROWS_PER_BLOCK).tolist()):
+        yield start, reader.read(start, stop)
+
+
+def scalar(column: Column) -> NDArray[np.generic]:
+    """A column of ids or labels, which is never a list."""
+    assert not isinstance(column, Ragged), "an id or a label is a scalar"
+    return column

@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import DataError, SettingsError, require_extra
-from recspec.evaluation.interactions import Interactions
-from recspec.evaluation.rows import Ids, Scores
+from recspec.evaluation.interactions import Ids, Interactions, Scores
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-SCORES_PER_BLOCK = 1 << 24
-"""Scores computed at once: 64 MB in fp32."""
+SCORES_PER_BLOCK = 1 << 24  # scores computed at once: 64 MB in fp32
 
 
 class Ranker(Protocol):
@@ -52,7 +50,8 @@ class Baseline(Ranker, Protocol):
 
 def popularity(interactions: Interactions) -> Baseline:
     """Ranks items by the number of users who acted on them."""
-    return Popularity(_not_empty(interactions).counts.astype(np.float64))
+    counts = _not_empty(interactions).counts.astype(np.float64)
+    return _Factors(np.ones((interactions.num_users, 1)), counts[:, None], lambda known: np.ones((known.num_users, 1)))
 
 
 def item_knn(interactions: Interactions, *, k: int = 100, shrink: float = 10.0) -> Baseline:
@@ -66,8 +65,7 @@ def item_knn(interactions: Interactions, *, k: int = 100, shrink: float = 10.0) 
     num_items = _not_empty(interactions).num_items
     norms = np.sqrt(interactions.counts, dtype=np.float32)
     kept = min(k, num_items - 1)
-    items = np.zeros((num_items, kept), dtype=np.int32)
-    similarity = np.zeros((num_items, kept), dtype=np.float32)
+    items, similarity = np.zeros((num_items, kept), np.int32), np.zeros((num_items, kept), np.float32)
     for start, together in _gram_blocks(interactions.matrix()):
         stop, rows = start + len(together), np.arange(len(together))
         together[rows, start + rows] = 0.0
@@ -76,7 +74,7 @@ def item_knn(interactions: Interactions, *, k: int = 100, shrink: float = 10.0) 
         best.sort(axis=1)
         items[start:stop] = best
         similarity[start:stop] = np.take_along_axis(together, best, axis=1)
-    return Neighbours(interactions, items, similarity)
+    return _Neighbours(interactions, items, similarity)
 
 
 def ease(interactions: Interactions, *, l2: float | None = None, max_items: int = 20_000) -> Baseline:
@@ -94,9 +92,8 @@ def ease(interactions: Interactions, *, l2: float | None = None, max_items: int 
     l2 = 100.0 * scale(interactions) if l2 is None else l2
     num_items = interactions.num_items
     if num_items > max_items:
-        gigabytes = num_items**2 * 4 / 1e9
         raise SettingsError(
-            f"EASE holds an items x items matrix: {num_items:,} items would take {gigabytes:.1f} GB; "
+            f"EASE holds an items x items matrix: {num_items:,} items would take {num_items**2 * 4 / 1e9:.1f} GB; "
             f"it is fitted up to {max_items:,} items"
         )
     matrix = interactions.matrix()
@@ -113,7 +110,7 @@ def ease(interactions: Interactions, *, l2: float | None = None, max_items: int 
     _mirror_upper(weights)
     weights /= -np.diag(weights).copy()
     weights.flat[:: num_items + 1] = 0.0
-    return ItemWeights(matrix, weights)
+    return _ItemWeights(matrix, weights)
 
 
 def ials(
@@ -138,22 +135,15 @@ def ials(
         als = require_extra("implicit.als", "baselines")
         threads = require_extra("threadpoolctl", "baselines")
         with threads.threadpool_limits(1, "blas"):
-            model = als.AlternatingLeastSquares(
-                factors=factors,
-                regularization=l2,
-                alpha=alpha,
-                iterations=iterations,
-                random_state=seed,
-                use_gpu=False,
-            )
+            settings = {"regularization": l2, "alpha": alpha, "iterations": iterations, "random_state": seed}
+            model = als.AlternatingLeastSquares(factors=factors, use_gpu=False, **settings)
             sparse = require_extra("scipy.sparse", "baselines")
             model.fit(sparse.csr_matrix(interactions.matrix()), show_progress=False)
 
     def fold_in(known: Interactions) -> Scores:
-        users: Scores = model.recalculate_user(np.arange(known.num_users), sparse.csr_matrix(known.matrix()))
-        return users
+        return np.asarray(model.recalculate_user(np.arange(known.num_users), sparse.csr_matrix(known.matrix())))
 
-    return Factors(model.user_factors, model.item_factors, fold_in)
+    return _Factors(model.user_factors, model.item_factors, fold_in)
 
 
 def scale(interactions: Interactions) -> float:
@@ -165,39 +155,13 @@ def scale(interactions: Interactions) -> float:
     return float(np.sqrt(_not_empty(interactions).num_pairs / active))
 
 
-class Fit(Protocol):
-    """Fits a baseline to positives; its settings have defaults."""
-
-    def __call__(self, interactions: Interactions) -> Baseline:
-        """Fit."""
-
-
-BASELINES: Mapping[str, Fit] = MappingProxyType(
+BASELINES: Mapping[str, Callable[[Interactions], Baseline]] = MappingProxyType(
     {"popularity": popularity, "item_knn": item_knn, "ease": ease, "ials": ials}
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Popularity:
-    """Scores items by the number of users who acted on them, the same for every user."""
-
-    counts: Scores  # (N,)
-
-    def score_pairs(self, users: Ids, items: Ids) -> Scores:  # noqa: ARG002
-        """(P,) counts of the items."""
-        return self.counts[items]
-
-    def score_users(self, users: Ids) -> Scores:
-        """(R, N) counts, the same row for each user."""
-        return np.repeat(self.counts[None], len(users), axis=0)
-
-    def knowing(self, interactions: Interactions) -> Baseline:  # noqa: ARG002
-        """The same baseline, which depends on no user."""
-        return self
-
-
-@dataclass(frozen=True, eq=False)
-class Neighbours:
+class _Neighbours:
     """Scores an item by the summed similarity of its neighbours among the user's items."""
 
     interactions: Interactions
@@ -205,7 +169,7 @@ class Neighbours:
     similarity: Scores  # (N, k), 0 where an item has fewer
 
     def score_pairs(self, users: Ids, items: Ids) -> Scores:
-        """(P,) scores, from a lookup of each item's neighbours among the user's items."""
+        """Looks up each item's neighbours among the user's items."""
         scores = np.empty(len(users), dtype=np.float32)
         chunk = max(1, SCORES_PER_BLOCK // (16 * max(self.items.shape[1], 1)))
         for distinct, pairs, places in _by_user(users, self.interactions.num_items):
@@ -217,12 +181,10 @@ class Neighbours:
         return scores
 
     def score_users(self, users: Ids) -> Scores:
-        """(R, N) scores, from a product of sparse rows with long dense rows of users."""
-        scores: Scores = np.ascontiguousarray((self._matrix @ np.ascontiguousarray(self._acted(users).T)).T)
-        return scores
+        """Multiplies sparse rows by long dense rows of users."""
+        return np.ascontiguousarray((self._matrix @ np.ascontiguousarray(self._acted(users).T)).T)
 
     def knowing(self, interactions: Interactions) -> Baseline:
-        """The same neighbours with other items of users."""
         return replace(self, interactions=interactions)
 
     @cached_property
@@ -230,42 +192,37 @@ class Neighbours:
         sparse = require_extra("scipy.sparse", "baselines")
         num_items, k = self.items.shape
         offsets = np.arange(num_items + 1, dtype=np.int64) * k
-        shape = (num_items, num_items)
-        return sparse.csr_array((self.similarity.ravel(), self.items.ravel(), offsets), shape=shape)
+        return sparse.csr_array((self.similarity.ravel(), self.items.ravel(), offsets), shape=(num_items, num_items))
 
     def _acted(self, users: Ids) -> NDArray[np.float32]:
-        rows, items = self.interactions.of(users)
         acted = np.zeros((len(users), self.interactions.num_items), dtype=np.float32)
-        acted[rows, items] = 1.0
+        acted[self.interactions.of(users)] = 1.0
         return acted
 
 
 @dataclass(frozen=True, eq=False)
-class ItemWeights:
+class _ItemWeights:
     """Scores an item by the sum of its weights from the user's items: X W."""
 
     interactions: csr_array  # (U, N)
     weights: Scores  # (N, N), W[j, i] from item j to item i
 
     def score_pairs(self, users: Ids, items: Ids) -> Scores:
-        """(P,) scores, from whole rows of some users at a time."""
+        """Picks pairs from whole rows of some users at a time."""
         scores = np.empty(len(users), dtype=np.float32)
         for distinct, pairs, places in _by_user(users, self.interactions.shape[1]):
             scores[pairs] = self.score_users(distinct)[places, items[pairs]]
         return scores
 
     def score_users(self, users: Ids) -> Scores:
-        """(R, N) scores."""
-        scores: Scores = self.interactions[users] @ self.weights
-        return scores
+        return np.asarray(self.interactions[users] @ self.weights)
 
     def knowing(self, interactions: Interactions) -> Baseline:
-        """The same weights with other items of users."""
         return replace(self, interactions=interactions.matrix())
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
+class _Factors:
     """Scores a pair by the product of the user's and the item's factors."""
 
     users: Scores  # (U, d)
@@ -273,7 +230,6 @@ class Factors:
     fold_in: Callable[[Interactions], Scores]  # the factors of users given their items
 
     def score_pairs(self, users: Ids, items: Ids) -> Scores:
-        """(P,) scores, some pairs at a time."""
         scores = np.empty(len(users), dtype=self.users.dtype)
         step = max(1, SCORES_PER_BLOCK // max(self.users.shape[1], 1))
         for start in range(0, len(users), step):
@@ -282,11 +238,10 @@ class Factors:
         return scores
 
     def score_users(self, users: Ids) -> Scores:
-        """(R, N) scores."""
         return self.users[users] @ self.items.T
 
     def knowing(self, interactions: Interactions) -> Baseline:
-        """The same item factors, with user factors fitted to other items of users."""
+        """Fits the users' factors to other items, with the same item factors."""
         return replace(self, users=self.fold_in(interactions))
 
 

@@ -5,19 +5,14 @@
               split lists positives only
     full      each user's positives are ranked among all items that the user has not acted on before
 
-A number means something only under its protocol: HR@10 among 100 candidates and among all items differ sevenfold for
-the same model (Krichene and Rendle, "On sampled metrics for item recommendation", KDD 2020). So every result carries
-the protocol's name, and `Evaluation.protocols` describes the candidates.
-
-A model and a classic baseline are evaluated alike. With several ranks each scores its share of the groups, and all of
-them get the numbers of one process.
+A metric is comparable only under one protocol: HR@10 among 100 candidates and among all items differ sevenfold for the
+same model (Krichene and Rendle, "On sampled metrics for item recommendation", KDD 2020). So every result carries the
+protocol's name, and `Evaluation.protocols` describes the candidates. Several ranks get the numbers of one process.
 
 Shapes: R users or requests; N items; P positives or pairs.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,50 +20,55 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec import metrics
-from recspec.distributed import Ranks
 from recspec.errors import DataError
-from recspec.evaluation.interactions import history_of_items
+from recspec.evaluation.interactions import Ids, Scores, history_of_items
 from recspec.evaluation.item_baselines import Ranker
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Evaluation
-from recspec.evaluation.rows import Ids, Scores
-from recspec.evaluation.scoring import ModelRanker, Progress, SplitScores
-from recspec.metrics import Ranking, Values
+from recspec.evaluation.scoring import ModelRanker, SplitScores
+from recspec.metrics import Ranking
 
-SCORES_PER_BLOCK = 1 << 22
-"""Scores of users x items held at once: 16 MB in fp32, which still fits a core's caches."""
+SCORES_PER_BLOCK = 1 << 22  # scores of users x items held at once: 16 MB in fp32, which still fits a core's caches
 
 
-def run_protocols(answers: SplitScores, question: Question, ranks: Ranks, progress: Progress) -> Evaluation:
+def run_protocols(answers: SplitScores) -> Evaluation:
     """Metrics under each protocol of a question."""
+    question = answers.question
     chosen, left_out = question.choose()
     result = Evaluation({}, left_out=left_out)
     for protocol in chosen:
         if protocol == "rows":
-            result.metrics["rows"], result.protocols["rows"] = _rows(answers, question, progress)
+            result.metrics["rows"], result.protocols["rows"] = _rows(answers)
             continue
-        if protocol == "sampled":
-            ranking, facts, leaked = _sampled(answers, question, progress)
-        else:
-            (ranking, facts), leaked = _full(answers, question, ranks, progress), None
+        ranking, candidates, leaked = _sampled(answers) if protocol == "sampled" else _full(answers)
         ks = question.ks
-        # Lists of a chosen length refuse a longer cut-off; natural groups, as Outbrain's 2 to 12 ads, may be shorter.
+        # Lists of a chosen length refuse a longer cut-off; natural groups (2 to 12 ads in Outbrain) may be shorter.
         if protocol == "full" or question.spec.has_series or not question.lists_candidates:
             ks = question.cut_offs(ranking)
             metrics.check_cut_offs(ranking, ks)
         certain = metrics.certain(ranking, ks)
-        values = _ranked(ranking, ks, leaked)
+        values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()}
+        if leaked is not None:
+            values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
+        values["mrr"] = metrics.reciprocal_ranks(ranking)
         values = {name: of for name, of in values.items() if name not in certain}
         result.values[protocol] = values
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
-        result.protocols[protocol] = {**facts, **_facts(ranking)}
-        if certain:
-            result.protocols[protocol]["certain"] = list(certain)
+        result.protocols[protocol] = {
+            "candidates": candidates,
+            "groups": ranking.num_groups,
+            "positives": int(ranking.num_positives.sum()),
+            "fewest_candidates": int(ranking.num_candidates.min()) if ranking.num_groups else 0,
+            "most_candidates": int(ranking.num_candidates.max(initial=0)),
+            "groups_without_positive": ranking.num_left_out,
+            "duplicates_counted_once": ranking.num_duplicates,
+            **({"certain": list(certain)} if certain else {}),
+        }
     return result
 
 
-def _rows(answers: SplitScores, question: Question, progress: Progress) -> tuple[dict[str, float], dict[str, object]]:
-    scores, rows = answers.of_rows(progress), question.rows
+def _rows(answers: SplitScores) -> tuple[dict[str, float], dict[str, object]]:
+    scores, rows = answers.of_rows(), answers.question.rows
     reached = {"auc": metrics.auc(scores, rows.labels)}
     if answers.gives_logits:
         reached["log_loss"] = metrics.log_loss(scores, rows.labels)
@@ -79,19 +79,18 @@ def _rows(answers: SplitScores, question: Question, progress: Progress) -> tuple
     return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
 
 
-def _sampled(
-    answers: SplitScores, question: Question, progress: Progress
-) -> tuple[Ranking, dict[str, object], Ranking | None]:
+def _sampled(answers: SplitScores) -> tuple[Ranking, str, Ranking | None]:
     """The ranking, a description of its candidates, and the ranking with the leak, if the dataset names one."""
+    question = answers.question
     rows, ids = question.candidates, question.candidate_ids
     assert rows.groups is not None
-    scores = answers.of_candidates(progress)
+    scores = answers.of_candidates()
     ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=ids)
     leaked = None
     if rows.leak is not None:
         leaked = metrics.rank_groups(_with_leak(scores, rows.leak), rows.labels, rows.groups, candidates=ids)
     drawn = f"{question.settings.num_negatives} uniform negatives a user, seed {question.settings.seed}"
-    return ranking, {"candidates": "the dataset's own" if question.lists_candidates else drawn}, leaked
+    return ranking, "the dataset's own" if question.lists_candidates else drawn, leaked
 
 
 def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
@@ -103,17 +102,15 @@ def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
     return np.asarray(places + leak * len(distinct), dtype=np.float64)
 
 
-def _full(
-    answers: SplitScores, question: Question, ranks: Ranks, progress: Progress
-) -> tuple[Ranking, dict[str, object]]:
+def _full(answers: SplitScores) -> tuple[Ranking, str, None]:
     """Ranks the positives of this rank's share of the users among all items, then joins the results of all ranks."""
+    question, ranks, progress = answers.question, answers.ranks, answers.progress
     truth, ranker = question.truth, answers.ranker()
     users = np.flatnonzero(np.diff(truth.offsets))
     step = max(1, SCORES_PER_BLOCK // truth.num_items)
     blocks = range(0, len(users), step)
     share = ranks.share(len(blocks))
-    found: list[Tensor] = []
-    sizes: list[Tensor] = []
+    found, sizes = [torch.zeros((0, 3), dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
     with torch.inference_mode():
         for number, start in enumerate(blocks[share]):
             progress("full", number, share.stop - share.start)
@@ -123,14 +120,13 @@ def _full(
             found.append(positions)
             sizes.append(of_each)
     progress("full", 1, 1)
-    none = torch.zeros((0, 3), dtype=torch.int64)
-    group, higher, tied = ranks.gather(torch.cat([none, *found])).numpy().T
-    candidates = ranks.gather(torch.cat([none[:, 0], *sizes])).numpy()
+    group, higher, tied = ranks.gather(torch.cat(found)).numpy().T
+    candidates = ranks.gather(torch.cat(sizes)).numpy()
     earlier = " and ".join(question.before)
     if earlier and history_of_items(question.spec) is not None:
         earlier += ", histories included"
     described = f"all items without those of the user in {earlier}" if earlier else "all items"
-    return Ranking.of_positives(group, higher, tied, candidates), {"candidates": described}
+    return Ranking.of_positives(group, higher, tied, candidates), described, None
 
 
 def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> tuple[Tensor, Tensor]:
@@ -164,21 +160,3 @@ def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> 
 def _num_true(mask: Tensor) -> Tensor:
     """(R,) the number of true values of each row; summed as bytes, eight times as fast as booleans."""
     return mask.view(torch.uint8).sum(dim=1, dtype=torch.int32)
-
-
-def _ranked(ranking: Ranking, ks: Sequence[int], leaked: Ranking | None = None) -> dict[str, Values]:
-    values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()}
-    if leaked is not None:
-        values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
-    return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
-
-
-def _facts(ranking: Ranking) -> dict[str, object]:
-    return {
-        "groups": ranking.num_groups,
-        "positives": int(ranking.num_positives.sum()),
-        "fewest_candidates": int(ranking.num_candidates.min()) if ranking.num_groups else 0,
-        "most_candidates": int(ranking.num_candidates.max(initial=0)),
-        "groups_without_positive": ranking.num_left_out,
-        "duplicates_counted_once": ranking.num_duplicates,
-    }

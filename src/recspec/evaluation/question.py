@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from recspec import config
 from recspec.errors import SettingsError, SpecError, listed, unknown
-from recspec.evaluation.candidates import draw_candidates
-from recspec.evaluation.interactions import Interactions, positives
-from recspec.evaluation.rows import Ids, Rows, group_of, id_feature, read_rows
+from recspec.evaluation.interactions import Ids, Interactions, Rows, group_of, id_feature, positives, read_rows
 from recspec.metrics import Ranking
 from recspec.spec import FeatureSpec
 
 ProtocolName = Literal["rows", "sampled", "full"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 
-EARLIER: Mapping[str, tuple[str, ...]] = {
-    "train": (),
-    "valid": ("train",),
-    "validation": ("train",),
-    "val": ("train",),
-    "test": ("train", "valid", "validation", "val"),
-}
-"""Split -> the earlier splits, whose positives count as known."""
+EARLIER: Mapping[str, tuple[str, ...]] = {"train": (), "test": ("train", "valid", "validation", "val")}
+"""Split -> the earlier splits, whose positives count as known; of any other split: train."""
 
-DEFAULT_KS = (10,)
-"""Cut-offs if neither the user nor the dataset names any."""
-
-SHORT_KS = (5, 1)
-"""If every list is shorter than `DEFAULT_KS`, the first of these below the longest list replaces it."""
+USERS_PER_DRAW = 4_096  # users whose negatives are drawn together: at most a few hundred MB of lookups
+DEFAULT_KS = (10,)  # cut-offs if neither the user nor the dataset names any
+SHORT_KS = (5, 1)  # if every list is shorter than `DEFAULT_KS`, the first of these below the longest list replaces it
 
 
 class EvaluateSettings(config.Settings):
@@ -62,29 +54,28 @@ class Question:
         reads: Collection[str] | None = None,
     ) -> None:
         self.spec, self.split, self.settings = spec, split, settings
-        self.reads = reads
-        """Features that the scores depend on; None means all."""
+        self.reads = reads  # features that the scores depend on; None means all
         self.requested = protocols or None
-        self.ks = settings.ks or _cut_offs(spec)
-        held = spec.columns(split)  # an unknown split is an error before an unknown protocol is
+        absent = [role for role in ("user", "item") if id_feature(spec, role) is None]
+        self.lacks = f"the dataset has no {' and no '.join(absent)}" if absent else ""
+        named = spec.metadata.get("cut_offs")
+        self.ks = settings.ks or (tuple(map(int, named)) if isinstance(named, (list, tuple)) else DEFAULT_KS)
+        held = spec.columns(split)  # an unknown split is reported before an unknown protocol
         if spec.label not in held:
             raise SpecError(
                 f"{spec.folder}: split '{split}' does not hold the label '{spec.label}', so it has no metrics; "
                 "`recspec predict` writes its probabilities"
             )
-        strange = [name for name in protocols or () if name not in PROTOCOLS]
-        if strange:
+        if strange := [name for name in protocols or () if name not in PROTOCOLS]:
             raise SettingsError(f"protocols: {unknown('protocol', strange, PROTOCOLS)}")
         ranks_own_groups = spec.group is not None and "full" not in (protocols or ())
         if protocols and set(protocols) & {"sampled", "full"} and not ranks_own_groups:
             spec.require(("user", "item"), f"protocol {listed(name for name in protocols if name != 'rows')}")
 
     def under(self, protocols: Sequence[str]) -> Question:
-        """The same question under other protocols, without reading again."""
-        other = Question(self.spec, self.split, protocols, self.settings, reads=self.reads)
-        for name in ("rows", "candidates", "candidate_ids", "seen", "truth"):
-            if name in self.__dict__:
-                other.__dict__[name] = self.__dict__[name]
+        """The same question under some of its protocols, without reading again."""
+        other = copy.copy(self)
+        other.requested = protocols or None
         return other
 
     def choose(self) -> tuple[tuple[ProtocolName, ...], dict[str, str]]:
@@ -92,46 +83,26 @@ class Question:
         if self.requested is not None:
             return tuple(name for name in PROTOCOLS if name in self.requested), {}
         why: dict[str, str] = {}
-        requests = self.spec.role("context") + self.spec.role("history")
-        histories = [name for name in self.spec.role("history") if self.reads is None or name in self.reads]
+        spec, groups, ask = self.spec, self.rows.groups, "ask for it with the protocol's name"
+        requests = spec.role("context") + spec.role("history")
+        histories = [name for name in spec.role("history") if self.reads is None or name in self.reads]
         if not self.rows.has_both_classes:
             why["rows"] = "the split's rows are of one class"
-        if not (self.has_users and self.has_items):
+        if self.lacks:
             why["full"] = self.lacks
-            if self.spec.group is None:
+            if spec.group is None:
                 why["sampled"] = f"{self.lacks}, and no group"
-        elif requests and not self.spec.has_series:
-            why["full"] = f"requests differ by {listed(requests)}; ask for it with the protocol's name"
-            if self.spec.group is None:
-                why["sampled"] = "the dataset names no group; ask for it with the protocol's name"
+            elif not self.lists_candidates:
+                why["sampled"] = f"the split lists no negatives, and {self.lacks} to draw them for"
+        elif requests and not spec.has_series:
+            why["full"] = f"requests differ by {listed(requests)}; {ask}"
+            if spec.group is None:
+                why["sampled"] = f"the dataset names no group; {ask}"
         elif histories:
-            why["full"] = (
-                f"it weighs every item against {listed(histories)} of each user, which takes long; ask for it with the "
-                "protocol's name"
-            )
-        if "sampled" not in why and not self.lists_candidates and not (self.has_users and self.has_items):
-            why["sampled"] = f"the split lists no negatives, and {self.lacks} to draw them for"
-        groups = self.rows.groups
-        any_group_of_two = groups is not None and len(np.unique(groups)) < len(groups)
-        if "sampled" not in why and self.lists_candidates and not any_group_of_two:
-            why["sampled"] = "every group is a single row, so there is nothing to rank"
+            why["full"] = f"it weighs every item against {listed(histories)} of each user, which takes long; {ask}"
+        if self.lists_candidates and (groups is None or len(np.unique(groups)) == len(groups)):
+            why.setdefault("sampled", "every group is a single row, so there is nothing to rank")
         return tuple(name for name in PROTOCOLS if name not in why), why
-
-    @property
-    def has_users(self) -> bool:
-        """Whether a feature identifies users."""
-        return id_feature(self.spec, "user") is not None
-
-    @property
-    def has_items(self) -> bool:
-        """Whether a feature identifies items."""
-        return id_feature(self.spec, "item") is not None
-
-    @property
-    def lacks(self) -> str:
-        """The missing id features, as a message names them."""
-        absent = {"user": not self.has_users, "item": not self.has_items}
-        return f"the dataset has no {' and no '.join(role for role in absent if absent[role])}"
 
     @property
     def lists_candidates(self) -> bool:
@@ -139,7 +110,7 @@ class Question:
         return group_of(self.spec, self.split) is not None and self.rows.has_both_classes
 
     def cut_offs(self, ranking: Ranking) -> tuple[int, ...]:
-        """The k to report; default cut-offs are made shorter than the longest list."""
+        """The k to report; default cut-offs are shortened below the longest list."""
         longest = int(ranking.num_candidates.max(initial=0))
         if self.settings.ks is not None or "cut_offs" in self.spec.metadata or max(self.ks) <= longest:
             return self.ks
@@ -156,10 +127,10 @@ class Question:
         differ = self.spec.role("context") + self.spec.role("history")
         if items is None or (self.lists_candidates and differ and not self.spec.has_series):
             return None
-        unknown_items = np.flatnonzero(items < self.first_item)
-        if len(unknown_items):
+        unknown_items = items < self.first_item
+        if unknown_items.any():
             items = items.astype(np.int64)
-            items[unknown_items] = -1 - np.arange(len(unknown_items))
+            items[unknown_items] = -1 - np.arange(unknown_items.sum())
         return items
 
     @property
@@ -189,12 +160,8 @@ class Question:
         assert rows.users is not None
         assert rows.items is not None
         known = rows.labels & (rows.items >= self.first_item)
-        return Interactions.from_pairs(
-            rows.users[known],
-            rows.items[known],
-            num_users=self.spec.num_ids(self.spec.user_id),
-            num_items=self.spec.num_ids(self.spec.item_id),
-        )
+        num_users, num_items = self.spec.num_ids(self.spec.user_id), self.spec.num_ids(self.spec.item_id)
+        return Interactions.from_pairs(rows.users[known], rows.items[known], num_users=num_users, num_items=num_items)
 
     @cached_property
     def candidates(self) -> Rows:
@@ -204,16 +171,62 @@ class Question:
         self.spec.require(
             ("user", "item"), f"protocol 'sampled' on the split '{self.split}', which lists no negatives,"
         )
+        num_negatives, seed = self.settings.num_negatives, self.settings.seed
         return draw_candidates(
-            self.truth,
-            self.seen,
-            num_negatives=self.settings.num_negatives,
-            first_item=self.first_item,
-            seed=self.settings.seed,
+            self.truth, self.seen, num_negatives=num_negatives, first_item=self.first_item, seed=seed
         )
 
 
-def _cut_offs(spec: FeatureSpec) -> tuple[int, ...]:
-    """The cut-offs in the dataset's metadata, or the default."""
-    named = spec.metadata.get("cut_offs")
-    return tuple(int(k) for k in named) if isinstance(named, (list, tuple)) else DEFAULT_KS
+def draw_candidates(
+    truth: Interactions, seen: Interactions, *, num_negatives: int, first_item: int = 0, seed: int = 0
+) -> Rows:
+    """Each user's positives and `num_negatives` different items, drawn uniformly from items the user never acted on.
+
+    A user with fewer such items gets them all. The same seed gives the same draws on any number of ranks.
+    """
+    active = np.flatnonzero(np.diff(truth.offsets))
+    users, items, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, bool)]
+    for block in range(0, truth.num_users, USERS_PER_DRAW):
+        here = active[np.searchsorted(active, block) : np.searchsorted(active, block + USERS_PER_DRAW)]
+        rng = np.random.default_rng([seed, block])
+        places, drawn = _draw_unseen(here, truth, seen, num_negatives, first_item, rng)
+        rows, positive = truth.of(here)
+        users += [here[rows], here[places]]
+        items += [positive, drawn.astype(np.int32)]
+        labels += [np.ones(len(rows), dtype=bool), np.zeros(len(places), dtype=bool)]
+    who = np.concatenate(users)
+    return Rows(np.concatenate(labels), who, who, np.concatenate(items))
+
+
+def _draw_unseen(
+    users: Ids, truth: Interactions, seen: Interactions, num_negatives: int, first_item: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(place in `users`, item) of the negatives: by rejection, or by permutation if few items are left."""
+    num_items = truth.num_items
+    taken = np.diff(seen.offsets)[users] + np.diff(truth.offsets)[users]
+    roomy = num_items - first_item - taken >= 4 * num_negatives
+    places, drawn = [], []
+    for place in np.flatnonzero(~roomy):
+        free = np.ones(num_items, dtype=bool)
+        free[:first_item] = False
+        for known in (seen, truth):
+            free[known.of(users[place : place + 1])[1]] = False
+        unseen = np.flatnonzero(free)
+        chosen = np.sort(rng.choice(unseen, min(num_negatives, len(unseen)), replace=False))
+        places.append(np.full(len(chosen), place))
+        drawn.append(chosen)
+    rows = np.flatnonzero(roomy)
+    picks = np.full((len(rows), num_negatives), -1, dtype=np.int64)
+    open_rows, open_columns = np.nonzero(picks < 0)
+    while len(open_rows):
+        picks[open_rows, open_columns] = rng.integers(first_item, num_items, len(open_rows))
+        touched = np.unique(open_rows)
+        picks[touched] = np.sort(picks[touched], axis=1)
+        here, who = picks[touched], users[rows[touched]][:, None]
+        bad = seen.contain(who, here) | truth.contain(who, here)
+        bad[:, 1:] |= here[:, 1:] == here[:, :-1]
+        where = np.nonzero(bad)
+        open_rows, open_columns = touched[where[0]], where[1]
+    places.append(np.repeat(rows, num_negatives))
+    drawn.append(picks.ravel())
+    return np.concatenate(places), np.concatenate(drawn)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from recspec.metrics import Values
 
-Metrics = dict[str, dict[str, float]]
-"""Protocol -> metric -> value."""
-
+Metrics = dict[str, dict[str, float]]  # protocol -> metric -> value
 LOWER_IS_BETTER = ("log_loss",)
 
 
@@ -54,15 +51,26 @@ class Report:
         """Baseline -> protocol -> metric -> value."""
         return {name: evaluation.metrics for name, evaluation in self.beside.items()}
 
-    @cached_property
-    def verdicts(self) -> tuple[str, ...]:
-        """A sentence for each baseline and protocol that beats the model."""
-        return verdicts(self.model, self.beside)
-
     @property
-    def left_out(self) -> dict[str, str]:
-        """Protocol or baseline -> the reason for leaving it out."""
-        return {**self.model.left_out, **self.not_fitted}
+    def verdicts(self) -> tuple[str, ...]:
+        """A sentence for each protocol and baseline that beats the model.
+
+        For a metric that is a mean over groups, the difference is given in standard errors over the same groups.
+        """
+        sentences = []
+        for protocol, reached in self.model.metrics.items():
+            for name, baseline in self.beside.items():
+                wins: dict[tuple[float, float], str] = {}  # equal metrics count once, as HR and recall of one positive
+                for metric, ours in reached.items():
+                    theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
+                    if theirs < ours if metric in LOWER_IS_BETTER else theirs > ours:
+                        by = _significance(self.model, baseline, protocol, metric)
+                        wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
+                if wins:
+                    first, others = list(wins.values())[:2], len(wins) - 2
+                    more = f" and {others} more" if others > 0 else ""
+                    sentences.append(f"{protocol}: {name} beats the model: {', '.join(first)}{more}")
+        return tuple(sentences)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,18 +78,27 @@ class Report:
         by_reason: dict[str, list[str]] = {}
         for name, why in self.not_fitted.items():
             by_reason.setdefault(why, []).append(name)
-        absent = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
-        absent += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
-        return tuple(absent) + tuple(
-            f"{name} was fitted on an even sample of {_count(found.fitted, 'rows')} of "
-            f"{_count(found.fitted, 'of_rows')} rows"
-            for name, found in self.beside.items()
-            if found.fitted.get("rows") != found.fitted.get("of_rows")
-        )
+        notes = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        notes += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
+        for name, found in self.beside.items():
+            rows, of_rows = (_count(found.fitted, each) for each in ("rows", "of_rows"))
+            if rows != of_rows:
+                notes.append(f"{name} was fitted on an even sample of {rows} of {of_rows} rows")
+        return tuple(notes)
 
     def described(self, protocol: str) -> str:
         """The protocol's name and candidates, in a line."""
-        return describe(protocol, self.model.protocols.get(protocol, {}))
+        facts = self.model.protocols.get(protocol, {})
+        if protocol == "rows":
+            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
+        fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
+        many = f"{most}" if fewest == most else f"{fewest} to {most}"
+        notes = str(facts.get("candidates", ""))
+        if facts.get("groups_without_positive"):
+            notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+        if isinstance(certain := facts.get("certain"), list):
+            notes += f"; {', '.join(certain)} left out, 1 for any model"
+        return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {notes})"
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -93,45 +110,8 @@ class Report:
             "baselines": self.baselines,
             "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
-            "left_out": self.left_out,
+            "left_out": {**self.model.left_out, **self.not_fitted},
         }
-
-
-def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:
-    """A sentence for each protocol and baseline that beats the model.
-
-    For a metric that is a mean over groups, the difference is given in standard errors over the same groups.
-    """
-    sentences = []
-    for protocol, reached in model.metrics.items():
-        for name, baseline in baselines.items():
-            wins: dict[tuple[float, float], str] = {}  # equal metrics count once, as HR and recall of one positive
-            for metric, ours in reached.items():
-                theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
-                if theirs < ours if metric in LOWER_IS_BETTER else theirs > ours:
-                    by = _significance(model, baseline, protocol, metric)
-                    wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
-            if wins:
-                first, others = list(wins.values())[:2], len(wins) - 2
-                more = f" and {others} more" if others > 0 else ""
-                sentences.append(f"{protocol}: {name} beats the model: {', '.join(first)}{more}")
-    return tuple(sentences)
-
-
-def describe(protocol: str, facts: Mapping[str, object]) -> str:
-    """A protocol's name and candidates, in a line."""
-    if protocol == "rows":
-        return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
-    candidates = facts.get("candidates", "")
-    fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
-    many = f"{most}" if fewest == most else f"{fewest} to {most}"
-    without = f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
-    if not facts.get("groups_without_positive"):
-        without = ""
-    certain = facts.get("certain")
-    if isinstance(certain, list):
-        without += f"; {', '.join(certain)} left out, 1 for any model"
-    return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {candidates}{without})"
 
 
 def _standard_error(values: Values) -> float:

@@ -10,60 +10,43 @@ Shapes: B rows; D columns of a one-hot matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recspec import metrics
 from recspec.errors import DataError, require_extra
-from recspec.evaluation.rows import Scores, blocks, scalar
+from recspec.evaluation.interactions import Scores, blocks, scalar
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-MOST_ENTRIES = 1 << 26
-"""Most entries of logistic regression's one-hot matrix, 8 bytes each: 2 million rows of 32 features."""
+MOST_ENTRIES = 1 << 26  # of logistic regression's one-hot matrix, 8 bytes each: 2 million rows of 32 features
 
 NUM_BINS = 64
 """Most bins of a number, cut evenly among its distinct values. On Adult's valid: AUC .9237; 32 cut by rows .9167; none
 .9157."""
 
-TUNING_ROWS = 200_000
-"""Rows for the comparison of L2 strengths; the best strength does not grow with the rows."""
-
-HELD_OUT = 0.1
-"""Share of those rows on which the strengths are judged."""
+TUNING_ROWS = 200_000  # rows for the comparison of L2 strengths; the best strength does not grow with the rows
+HELD_OUT = 0.1  # share of those rows on which the strengths are judged
 
 STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
 """L2 strengths compared (inverse prior variance of a weight), from strong to weak; each fit starts from the last."""
 
 
-class Scorer(Protocol):
+@dataclass(frozen=True, eq=False)
+class Scorer:
     """A fitted model that gives rows their logits."""
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the columns that it reads."""
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        """Details of the fit, for a report."""
-
-    def logits(self, columns: Mapping[str, Column]) -> Scores:
-        """(B,) logits of rows."""
-
-
-class FitRows(Protocol):
-    """A fit on all rows of some splits of a prepared dataset."""
-
-    def __call__(self, spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
-        """Fit."""
+    features: tuple[str, ...]  # columns that it reads
+    logits: Callable[[Mapping[str, Column]], Scores]  # (B,) logits of rows
+    facts: Mapping[str, object] = field(default_factory=dict)  # details of the fit, for a report
 
 
 def count_labels(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
@@ -77,8 +60,9 @@ def count_labels(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
 
 def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
     """Gives every row the logit of the label's rate, the best constant."""
-    rows, positives = _both_classes(*count_labels(spec, splits))
-    return Constant(spec.label, float(np.log(positives / (rows - positives))))
+    rows, positives = _count_both_classes(spec, splits)
+    logit = float(np.log(positives / (rows - positives)))
+    return Scorer((spec.label,), lambda columns: np.full(len(columns[spec.label]), logit))
 
 
 def logistic_regression(
@@ -92,102 +76,58 @@ def logistic_regression(
     the same rows give the same weights.
     """
     require_extra("scipy.sparse", "baselines")
-    num_rows, _ = _both_classes(*count_labels(spec, splits))
-    share = min(1.0, most_entries / (num_rows * _most_entries_per_row(spec)))
-    layout = _OneHot.fit(spec, splits, share)
-    rows = _read_sample(spec, splits, layout, share)
-    seen = rows.drop_unseen(layout.width)
-    facts: dict[str, object] = {"rows": rows.num_rows, "of_rows": num_rows}
+    num_rows, _ = _count_both_classes(spec, splits)
+    most_of_a_row = max(1, _num_values(spec, categorical=True) + 2 * _num_values(spec, categorical=False))
+    share = min(1.0, most_entries / (num_rows * most_of_a_row))
+    layout = _OneHot(spec, splits, share)
+    kept, held_out = _read_sample(spec, splits, layout, share)
+    some_row_has = np.zeros(layout.width, dtype=bool)
+    for matrix, _ in kept + held_out:
+        some_row_has[matrix.indices] = True
+    seen = np.flatnonzero(some_row_has)
+    for part in (kept, held_out):
+        part[:] = [(matrix[:, seen], labels) for matrix, labels in part]
+    facts: dict[str, object] = {"rows": _num_rows(kept + held_out), "of_rows": num_rows}
     weights = np.zeros(len(seen) + 1)
     if l2 is None:
-        l2, weights, tried = _choose_strength(rows, weights)
+        l2, weights, tried = _choose_strength(kept, held_out, weights)
         facts["log_loss_by_l2"] = tried
-    weights = _fit_logistic(rows.kept + rows.held_out, l2, weights)
-    everywhere = np.zeros(layout.width)
+    weights = _fit_logistic(kept + held_out, l2, weights)
+    everywhere = np.zeros(layout.width)  # 0 for ids that training never saw
     everywhere[seen] = weights[:-1]
-    return Logistic(layout, everywhere, float(weights[-1]), {"l2": l2, **facts})
+    intercept = float(weights[-1])
+    return Scorer(layout.features, lambda columns: layout.encode(columns) @ everywhere + intercept, {"l2": l2, **facts})
 
 
-ROW_BASELINES: Mapping[str, FitRows] = MappingProxyType(
+ROW_BASELINES: Mapping[str, Callable[[FeatureSpec, Sequence[str]], Scorer]] = MappingProxyType(
     {"constant": constant, "logistic_regression": logistic_regression}
 )
 
 
-@dataclass(frozen=True)
-class Constant:
-    """Gives every row the same logit."""
-
-    feature: str
-    logit: float
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Name of any column, for the number of rows."""
-        return (self.feature,)
-
-    def logits(self, columns: Mapping[str, Column]) -> Scores:
-        """(B,) the logit."""
-        return np.full(len(columns[self.feature]), self.logit)
-
-
-@dataclass(frozen=True, eq=False)
-class Logistic:
-    """Gives a row the sum of its columns' weights."""
-
-    layout: _OneHot
-    weights: NDArray[np.float64]  # (D,), 0 for ids that training never saw
-    intercept: float
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Every input of the dataset."""
-        return self.layout.features
-
-    def logits(self, columns: Mapping[str, Column]) -> Scores:
-        """(B,) logits."""
-        scores: Scores = self.layout.encode(columns) @ self.weights + self.intercept
-        return scores
-
-
-@dataclass(frozen=True, eq=False)
 class _OneHot:
-    """Layout of the one-hot matrix: columns of numbers (one for each value of a list), bins, ids."""
+    """Layout of the one-hot matrix: columns of numbers (one for each value of a list), bins, ids.
 
-    spec: FeatureSpec
-    numbers: tuple[str, ...]
-    ids: tuple[str, ...]
-    first: Mapping[str, int]  # of ids
-    first_bin: NDArray[np.int64]  # of each number
-    edges: tuple[NDArray[np.float64], ...]  # between the bins of each number
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    width: int
+    Means, deviations and bins of the numbers are fitted to an even share of the rows.
+    """
 
-    @classmethod
-    def fit(cls, spec: FeatureSpec, splits: Sequence[str], share: float) -> _OneHot:
-        """Fit means, deviations and bins of the numbers to an even share of the rows."""
-        numbers, ids = spec.inputs(categorical=False), spec.inputs(categorical=True)
-        parts = []
-        for start, block in _row_blocks(spec, splits, numbers) if numbers else ():
-            values = _numbers(spec, block, numbers)
+    def __init__(self, spec: FeatureSpec, splits: Sequence[str], share: float) -> None:
+        self.spec, self.numbers, self.ids = spec, spec.inputs(categorical=False), spec.inputs(categorical=True)
+        self.features = (*self.numbers, *self.ids)
+        parts = [np.zeros((0, _num_values(spec, categorical=False)))]
+        for start, block in _row_blocks(spec, splits, self.numbers) if self.numbers else ():
+            values = _numbers(spec, block, self.numbers)
             parts.append(values[_uniform(np.arange(start, start + len(values), dtype=np.uint64), 1) < share])
-        held = np.concatenate([np.zeros((0, _num_numbers(spec))), *parts])
-        mean, std = (held.mean(axis=0), held.std(axis=0)) if len(held) else (np.zeros(0), np.ones(0))
-        edges = tuple(_edges(column) for column in held.T)
-        sizes = [len(of) + 1 if len(of) else 0 for of in edges]
-        starts = len(mean) + np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        first: dict[str, int] = {}
-        width = int(starts[-1])
-        for name in ids:
-            first[name] = width
-            width += spec.num_ids(name)
-        return cls(spec, numbers, ids, first, starts[:-1], edges, mean, np.where(std > 0, std, 1.0), width)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return (*self.numbers, *self.ids)
+        held = np.concatenate(parts)
+        self.mean = held.mean(axis=0) if len(held) else np.zeros(0)
+        std = held.std(axis=0) if len(held) else np.ones(0)
+        self.std = np.where(std > 0, std, 1.0)
+        self.edges = [_edges(column) for column in held.T]  # between the bins of each number
+        sizes = [len(of) + 1 if len(of) else 0 for of in self.edges]
+        *self.first_bin, self.width = (len(self.mean) + np.cumsum([0, *sizes])).tolist()
+        self.first: dict[str, int] = {}  # column of each feature's id 0
+        for name in self.ids:
+            self.first[name] = self.width
+            self.width += spec.num_ids(name)
 
     def encode(self, columns: Mapping[str, Column]) -> csr_array:
         """(B, D) matrix: 1 for each id except padding and for the bin of a number; numbers are standardised."""
@@ -223,13 +163,9 @@ class _OneHot:
         return kept.values.astype(np.int64), kept.lengths
 
 
-def _num_numbers(spec: FeatureSpec) -> int:
-    return sum(spec.features[name].length or 1 for name in spec.inputs(categorical=False))
-
-
-def _most_entries_per_row(spec: FeatureSpec) -> int:
-    ids = sum(spec.features[name].length or 1 for name in spec.inputs(categorical=True))
-    return max(1, ids + 2 * _num_numbers(spec))
+def _num_values(spec: FeatureSpec, *, categorical: bool) -> int:
+    """The most ids, or the count of numbers, in a row."""
+    return sum(spec.features[name].length or 1 for name in spec.inputs(categorical=categorical))
 
 
 def _numbers(spec: FeatureSpec, columns: Mapping[str, Column], names: Sequence[str]) -> NDArray[np.float64]:
@@ -251,39 +187,13 @@ def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return distinct[np.linspace(0, len(distinct), NUM_BINS + 1).astype(np.int64)[1:-1]]
 
 
-_Block = tuple["csr_array", NDArray[np.bool_]]
-"""Rows of the one-hot matrix, and their labels."""
+_Block = tuple["csr_array", NDArray[np.bool_]]  # rows of the one-hot matrix, and their labels
 
 
-@dataclass(eq=False)
-class _Sample:
-    kept: list[_Block]
-    held_out: list[_Block]  # a fixed share, which compares strengths
-
-    @property
-    def num_rows(self) -> int:
-        return sum(len(labels) for _, labels in self.kept + self.held_out)
-
-    def drop_unseen(self, width: int) -> NDArray[np.int64]:
-        """Drop the columns that no row has; return the numbers of the others."""
-        seen = np.zeros(width, dtype=bool)
-        for matrix, _ in self.kept + self.held_out:
-            seen[matrix.indices] = True
-        place = np.cumsum(seen, dtype=np.int32) - 1
-        self.kept, self.held_out = (
-            [(_with_columns(matrix, place, int(seen.sum())), labels) for matrix, labels in part]
-            for part in (self.kept, self.held_out)
-        )
-        return np.flatnonzero(seen)
-
-
-def _with_columns(matrix: csr_array, place: NDArray[np.int32], width: int) -> csr_array:
-    sparse = require_extra("scipy.sparse", "baselines")
-    return sparse.csr_array((matrix.data, place[matrix.indices], matrix.indptr), shape=(matrix.shape[0], width))
-
-
-def _read_sample(spec: FeatureSpec, splits: Sequence[str], layout: _OneHot, share: float) -> _Sample:
-    """An even share of the rows; a hash of the row's number selects and holds out rows."""
+def _read_sample(
+    spec: FeatureSpec, splits: Sequence[str], layout: _OneHot, share: float
+) -> tuple[list[_Block], list[_Block]]:
+    """An even share of the rows, and those of it that are held out; a hash of the row's number picks both."""
     kept: list[_Block] = []
     held_out: list[_Block] = []
     for first, block in _row_blocks(spec, splits, (*layout.features, spec.label)):
@@ -294,7 +204,7 @@ def _read_sample(spec: FeatureSpec, splits: Sequence[str], layout: _OneHot, shar
         for part, rows in ((kept, chosen & ~judging), (held_out, chosen & judging)):
             if rows.any():
                 part.append((matrix[np.flatnonzero(rows)], labels[rows]))
-    return _Sample(kept, held_out)
+    return kept, held_out
 
 
 def _uniform(numbers: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
@@ -306,14 +216,18 @@ def _uniform(numbers: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
     return (bits >> np.uint64(11)) / 2.0**53
 
 
+def _num_rows(blocks: Sequence[_Block]) -> int:
+    return sum(len(labels) for _, labels in blocks)
+
+
 def _choose_strength(
-    rows: _Sample, weights: NDArray[np.float64]
+    kept: Sequence[_Block], held_out: Sequence[_Block], weights: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64], dict[str, float]]:
     """The strength with the least log loss on the held-out rows, its weights, and the loss of each strength."""
-    step = -(-rows.num_rows // TUNING_ROWS)
-    kept, held_out = rows.kept[::step], rows.held_out[::step]
+    step = -(-(_num_rows(kept) + _num_rows(held_out)) // TUNING_ROWS)
+    kept, held_out = kept[::step], held_out[::step]
     labels = np.concatenate([np.zeros(0, dtype=bool), *(labels for _, labels in held_out)])
-    if not kept or not (labels.any() and not labels.all()):
+    if not kept or labels.all() or not labels.any():
         return STRENGTHS[len(STRENGTHS) // 2], weights, {}  # too few rows to choose by
     tried: dict[str, float] = {}
     best = (float("inf"), STRENGTHS[0], weights)
@@ -332,7 +246,7 @@ def _fit_logistic(
 ) -> NDArray[np.float64]:
     """Weights (D,) and intercept with the least loss, from an fp32 matrix and fp64 sums."""
     optimize, special = require_extra("scipy.optimize", "baselines"), require_extra("scipy.special", "baselines")
-    num_rows = sum(len(labels) for _, labels in rows)
+    num_rows = _num_rows(rows)
 
     def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         total = 0.5 * l2 * float(weights[:-1] @ weights[:-1])
@@ -367,7 +281,8 @@ def _labels(block: Mapping[str, Column], spec: FeatureSpec) -> NDArray[np.bool_]
     return positive
 
 
-def _both_classes(rows: int, positives: int) -> tuple[int, int]:
+def _count_both_classes(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
+    rows, positives = count_labels(spec, splits)
     if not 0 < positives < rows:
         raise DataError(f"of {rows:,} rows to fit {positives:,} are positive; labelled rows of both classes are needed")
     return rows, positives

@@ -7,44 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import pairwise
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch, take, to_device
+from recspec.batch import Batch, concatenate, num_rows, take, to_device
 from recspec.distributed import Ranks
 from recspec.errors import SpecError, unknown
+from recspec.evaluation.interactions import ROWS_PER_BLOCK, Ids, Rows, Scores, blocks
 from recspec.evaluation.item_baselines import Ranker
-from recspec.evaluation.question import EARLIER, Question
+from recspec.evaluation.question import Question
 from recspec.evaluation.row_baselines import Scorer
-from recspec.evaluation.rows import ROWS_PER_BLOCK, Ids, Rows, Scores, blocks
 from recspec.loading import item_features
 from recspec.models import Model
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
-Progress = Callable[[str, float, float | None], None]
-"""Called with a stage's name, the amount done and the whole amount."""
+Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
 
-ROWS_PER_FORWARD = 16_384
-"""Rows a model scores at once: 64 MB for each layer of 1024."""
+ROWS_PER_FORWARD = 16_384  # rows a model scores at once: 64 MB for each layer of 1024
+
+
+def silent(stage: str, done: float, total: float | None) -> None:
+    """Progress without a display."""
 
 
 class ModelRanker:
-    """A model as a ranker: features of requests and features of items, joined into pairs.
+    """A model as a ranker: the request of each user's first positive row, joined with every item's features."""
 
-    `requests` holds a row for each of `users`; `items` holds a row for each item id from 0.
-    """
-
-    def __init__(self, model: Model, requests: Batch, items: Batch, *, users: Ids, num_users: int) -> None:
-        self.model = model
-        self.device = model.device
+    def __init__(self, model: Model, question: Question) -> None:
+        spec, names = question.spec, model.features()
+        item_names = tuple(name for name in names if name in spec.role("item"))
+        users, requests = _read_requests(question, tuple(name for name in names if name not in item_names))
+        splits = (*question.before, question.split)
+        items = item_features(spec, splits, [name for name in item_names if name != spec.item_id])
+        if spec.item_id in item_names:
+            items[spec.item_id] = torch.arange(spec.num_ids(spec.item_id))
+        self.model, self.device = model, model.device
         self.requests, self.items = to_device(requests, self.device), to_device(items, self.device)
-        self._row = np.full(num_users, -1, dtype=np.int64)
+        self._row = np.full(spec.num_ids(spec.user_id), -1, dtype=np.int64)
         self._row[users] = np.arange(len(users))
 
     def score_pairs(self, users: Ids, items: Ids) -> Scores:
@@ -71,133 +76,69 @@ class ModelRanker:
         return torch.from_numpy(self._row[users]).to(self.device)
 
 
-class SplitScores(Protocol):
-    """The scores that the protocols need."""
+@dataclass(eq=False)
+class SplitScores:
+    """The scores that the protocols of a question need, of a model or a baseline; each rank scores its share."""
 
-    gives_logits: bool
+    question: Question
+    of_rows: Callable[[], Scores]  # (rows,) of every row of the split, computed once
+    ranker: Callable[[], Ranker]  # of all items, for the users with positives in the split
+    gives_logits: bool = True
+    ranks: Ranks = field(default_factory=Ranks)
+    progress: Progress = silent
 
-    def of_rows(self, progress: Progress) -> Scores:
-        """(rows,) scores of every row of the split."""
-
-    def of_candidates(self, progress: Progress) -> Scores:
-        """(rows,) scores of the candidates of `sampled`."""
-
-    def ranker(self) -> Ranker:
-        """A ranker of all items for the users with positives in the split."""
-
-
-class RankerScores:
-    """Scores of a ranker; each rank scores its share."""
-
-    gives_logits = False
-
-    def __init__(self, ranker: Ranker, question: Question, ranks: Ranks) -> None:
-        self._ranker, self.question, self.ranks = ranker, question, ranks
-        self._rows: Scores | None = None
-        question.spec.require(("user", "item"), "a ranker")
-
-    def of_rows(self, progress: Progress) -> Scores:
-        """Scores of the rows' pairs, computed once."""
-        if self._rows is None:
-            self._rows = self._pairs(self.question.rows, "rows", progress)
-        return self._rows
-
-    def of_candidates(self, progress: Progress) -> Scores:
-        """Scores of the split's rows if they are the candidates, else of the drawn pairs."""
+    def of_candidates(self) -> Scores:
+        """(rows,) scores of the candidates of `sampled`: the split's rows, or else the drawn pairs."""
         if self.question.lists_candidates:
-            return self.of_rows(progress)
-        return self._pairs(self.question.candidates, "sampled", progress)
-
-    def ranker(self) -> Ranker:
-        """The ranker."""
-        return self._ranker
-
-    def _pairs(self, rows: Rows, stage: str, progress: Progress) -> Scores:
-        assert rows.users is not None
-        assert rows.items is not None
-        cuts = np.append(np.arange(0, len(rows.labels), ROWS_PER_BLOCK), len(rows.labels))
-        share = self.ranks.share(len(cuts) - 1)
-        pairs = slice(int(cuts[share.start]), int(cuts[share.stop]))
-        progress(stage, 0, 1)
-        scores = np.asarray(self._ranker.score_pairs(rows.users[pairs], rows.items[pairs]))
-        progress(stage, 1, 1)
-        return _gather(scores, self.ranks)
+            return self.of_rows()
+        return score_pairs(self.ranker(), self.question.candidates, "sampled", self.ranks, self.progress)
 
 
-class ScorerScores:
-    """Logits of a split's rows from a baseline of rows."""
-
-    gives_logits = True
-
-    def __init__(self, scorer: Scorer, question: Question) -> None:
-        self._scorer, self.question = scorer, question
-        self._rows: Scores | None = None
-
-    def of_rows(self, progress: Progress) -> Scores:  # noqa: ARG002
-        """Logits of every row, computed once."""
-        if self._rows is None:
-            reader = open_split(self.question.spec, self.question.split, self._scorer.features)
-            parts = [self._scorer.logits(block) for _, block in blocks(reader)]
-            self._rows = np.concatenate([np.zeros(0, dtype=np.float64), *parts])
-        return self._rows
-
-    def of_candidates(self, progress: Progress) -> Scores:
-        """The same logits; the candidates are always the split's rows."""
-        assert self.question.lists_candidates, "a baseline of rows can't score drawn pairs"
-        return self.of_rows(progress)
-
-    def ranker(self) -> Ranker:
-        """Never called: a baseline of rows has no protocol `full`."""
-        raise AssertionError("a baseline of rows can't score all items")
+def scores_of(
+    model: Model | Ranker | Scorer, question: Question, ranks: Ranks | None = None, progress: Progress = silent
+) -> SplitScores:
+    """The scores of a model, a ranker (no logits), or a baseline of rows (the split's rows only)."""
+    ranks = ranks or Ranks()
+    if isinstance(model, Model):
+        rows = cache(partial(score_rows, model, question.spec, question.split, ranks, progress))
+        return SplitScores(question, rows, partial(ModelRanker, model, question), ranks=ranks, progress=progress)
+    if isinstance(model, Scorer):
+        return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
+    question.spec.require(("user", "item"), "a ranker")
+    rows = cache(lambda: score_pairs(model, question.rows, "rows", ranks))
+    return SplitScores(question, rows, lambda: model, gives_logits=False, ranks=ranks)
 
 
-class ModelScores:
-    """Logits of a model, for a split's rows and for pairs of users and items."""
+def _logits(scorer: Scorer, question: Question) -> Scores:
+    reader = open_split(question.spec, question.split, scorer.features)
+    return np.concatenate([np.zeros(0), *(scorer.logits(block) for _, block in blocks(reader))])
 
-    gives_logits = True
 
-    def __init__(self, model: Model, question: Question, ranks: Ranks) -> None:
-        self.model, self.question, self.ranks = model, question, ranks
-        self._rows: Scores | None = None
+def _no_ranker() -> Ranker:
+    raise AssertionError("a baseline of rows scores neither drawn pairs nor all items")
 
-    def of_rows(self, progress: Progress) -> Scores:
-        """Logits of every row, computed once."""
-        if self._rows is None:
-            question = self.question
-            self._rows = score_rows(self.model, question.spec, question.split, self.ranks, progress)
-        return self._rows
 
-    def of_candidates(self, progress: Progress) -> Scores:
-        """Logits of the split's rows if they are the candidates, else of the drawn pairs."""
-        if self.question.lists_candidates:
-            return self.of_rows(progress)
-        return RankerScores(self.ranker(), self.question, self.ranks).of_candidates(progress)
-
-    def ranker(self) -> Ranker:
-        """The model with one request for each user: the features of the user's first positive row."""
-        spec, split, names = self.question.spec, self.question.split, self.model.features()
-        item_names = tuple(name for name in names if name in spec.role("item"))
-        request_names = tuple(name for name in names if name not in item_names)
-        users, requests = _read_requests(self.question, request_names)
-        splits = [name for name in (*EARLIER.get(split, ("train",)), split) if name in spec.splits]
-        items = item_features(spec, splits, [name for name in item_names if name != spec.item_id])
-        if spec.item_id in item_names:
-            items[spec.item_id] = torch.arange(spec.num_ids(spec.item_id))
-        return ModelRanker(self.model, requests, items, users=users, num_users=spec.num_ids(spec.user_id))
+def score_pairs(ranker: Ranker, rows: Rows, stage: str, ranks: Ranks, progress: Progress = silent) -> Scores:
+    """(rows,) a ranker's scores of rows, on every rank."""
+    assert rows.users is not None
+    assert rows.items is not None
+    cuts = np.append(np.arange(0, len(rows.labels), ROWS_PER_BLOCK), len(rows.labels))
+    share = ranks.share(len(cuts) - 1)
+    pairs = slice(int(cuts[share.start]), int(cuts[share.stop]))
+    progress(stage, 0, 1)
+    scores = np.asarray(ranker.score_pairs(rows.users[pairs], rows.items[pairs]))
+    progress(stage, 1, 1)
+    return ranks.gather(torch.from_numpy(scores)).numpy()
 
 
 def score_rows(
-    model: Model,
-    spec: FeatureSpec,
-    split: str,
-    ranks: Ranks | None = None,
-    progress: Progress | None = None,
+    model: Model, spec: FeatureSpec, split: str, ranks: Ranks | None = None, progress: Progress = silent
 ) -> Scores:
     """Logits (rows,) of every row of a split in order, on every rank. Memory holds one block and the logits.
 
     Ranks share whole blocks, so the rows scored together are the same on any number of ranks.
     """
-    ranks, progress = ranks or Ranks(), progress or silent
+    ranks = ranks or Ranks()
     reader = open_split(spec, split, model.features())
     cuts = reader.blocks(ROWS_PER_BLOCK).tolist()
     share = ranks.share(len(cuts) - 1)
@@ -211,7 +152,7 @@ def score_rows(
                 part = slice(row, min(row + ROWS_PER_FORWARD, stop - start))
                 scores[start - first :][part] = model(take(batch, part)).float().cpu().numpy()
     progress("rows", last - first, last - first)
-    return _gather(scores, ranks)
+    return ranks.gather(torch.from_numpy(scores)).numpy()
 
 
 def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:
@@ -222,9 +163,8 @@ def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:
         if isinstance(column, Ragged):
             assert feature.length is not None
             column = column.pad(feature.length)
-        wanted = np.float32
-        if feature.is_categorical:
-            wanted = np.int32 if column.dtype == np.int32 else np.int64  # type: ignore[assignment]
+        ids = "int32" if column.dtype == np.int32 else "int64"
+        wanted = ids if feature.is_categorical else "float32"
         # torch refuses read-only arrays, and Arrow's are read-only
         batch[name] = torch.from_numpy(np.require(column, wanted, ("C", "W")))
     return batch
@@ -239,17 +179,14 @@ def _read_requests(question: Question, names: Sequence[str]) -> tuple[Ids, Batch
     users, first = np.unique(rows.users[chosen], return_index=True)
     if set(names) <= {user}:
         return users, {user: torch.from_numpy(users.astype(np.int64))}
-    wanted = chosen[first]  # a row for each user, in the users' order
-    order = np.argsort(wanted)
+    order = np.argsort(chosen[first])
+    wanted = chosen[first][order]  # a row for each user, ascending
     parts: list[Batch] = []
-    reader = open_split(spec, question.split, names)
-    for start, block in blocks(reader):
+    for start, block in blocks(open_split(spec, question.split, names)):
         batch = as_batch(block, spec)
-        stop = start + len(next(iter(batch.values())))
-        here = wanted[order[np.searchsorted(wanted[order], start) : np.searchsorted(wanted[order], stop)]]
-        parts.append(take(batch, torch.from_numpy(here - start)))
-    back = torch.from_numpy(np.argsort(order))
-    return users, {name: torch.cat([part[name] for part in parts]).index_select(0, back) for name in names}
+        here = slice(*np.searchsorted(wanted, (start, start + num_rows(batch))))
+        parts.append(take(batch, torch.from_numpy(wanted[here] - start)))
+    return users, take(concatenate(parts), torch.from_numpy(np.argsort(order)))
 
 
 def check_same_features(model: Model, spec: FeatureSpec) -> None:
@@ -284,11 +221,3 @@ def _scoring(model: Model) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
-
-
-def silent(stage: str, done: float, total: float | None) -> None:
-    """Progress without a display."""
-
-
-def _gather(rows: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
-    return ranks.gather(torch.from_numpy(rows)).numpy() if ranks.world_size > 1 else rows

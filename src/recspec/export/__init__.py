@@ -1,11 +1,11 @@
 """Exported models: ONNX, AOTInductor, Triton repositories."""
 
+from recspec.bundle import find_export
 from recspec.export.exported_model import (
     Arrays,
     EagerModel,
     ExportedModel,
     as_model_batch,
-    find_export,
     open_exported_model,
     read_description,
 )

@@ -6,7 +6,7 @@ Shapes: B rows of an input; L a list's length.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,15 +19,10 @@ from recspec.batch import Batch
 from recspec.errors import BundleError, nearest, require_extra
 from recspec.files import PathError, confined, local, manifest, read_json
 from recspec.models import Model
-from recspec.spec import EXPORT_FILE, LOGIT, OUTPUTS, PROBABILITY, Port, Signature, find_export_file
+from recspec.spec import EXPORT_FILE, OUTPUTS, Port, Signature, find_export_file
 
-ONNX_FILE, PT2_FILE = "model.onnx", "model.pt2"
-
-BLOCK = 1024
-"""Rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows."""
-
-Arrays = dict[str, NDArray[Any]]
-"""Input name -> (B, 1) or (B, L)."""
+BLOCK = 1024  # rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows
+Arrays = dict[str, NDArray[Any]]  # input name -> (B, 1) or (B, L)
 
 TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
@@ -43,19 +38,15 @@ class Exportable(nn.Module):
         self.model, self.signature, self.autocast = model, signature, autocast
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The two outputs."""
         with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            logit = self._logits(inputs).float().unsqueeze(1)
+            batch = as_model_batch(dict(zip(self.signature.inputs, inputs, strict=True)))
+            if self.signature.form == "rows":
+                scores = self.model(batch)
+            else:
+                items = {port.name: batch.pop(port.name) for port in self.signature.of_level("item")}
+                scores = self.model.score_items(batch, items)[0]
+            logit = scores.float().unsqueeze(1)
         return torch.sigmoid(logit), logit
-
-    def _logits(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        batch = as_model_batch(dict(zip(self.signature.inputs, inputs, strict=True)))
-        if self.signature.form == "rows":
-            return self.model(batch)  # type: ignore[no-any-return]
-        item_names = {port.name for port in self.signature.of_level("item")}
-        request = {name: tensor for name, tensor in batch.items() if name not in item_names}
-        items = {name: tensor for name, tensor in batch.items() if name in item_names}
-        return self.model.score_items(request, items)[0]
 
 
 def as_model_batch(inputs: Mapping[Port, Tensor]) -> Batch:
@@ -85,7 +76,6 @@ class ExportedModel(Protocol):
 
     def run(self, inputs: Arrays) -> Arrays:
         """`probability` and `logit`, (B, 1) each."""
-        ...
 
 
 def open_exported_model(folder: Path, *, threads: int | None = None, verify: bool = True) -> ExportedModel:
@@ -103,26 +93,19 @@ def open_exported_model(folder: Path, *, threads: int | None = None, verify: boo
         manifest.check(folder)
     signature = Signature.from_dict(read_description(folder)["signature"])
     try:
-        if (file := confined(folder, ONNX_FILE)).is_file():
+        if (file := confined(folder, OnnxModel.file)).is_file():
             return OnnxModel(file, signature, threads=threads)
-        if (file := confined(folder, PT2_FILE)).is_file():
+        if (file := confined(folder, Pt2Model.file)).is_file():
             return Pt2Model(file, signature)
     except PathError as error:
         raise BundleError(f"{folder}: {error}") from None
-    raise BundleError(f"{folder}: {EXPORT_FILE} is there, but neither {ONNX_FILE} nor {PT2_FILE}; export it again")
-
-
-def find_export(path: Path) -> Path | None:
-    """The folder of an export, or of the newest version of a repository's model; None if there is neither."""
-    versions = sorted((int(each.name), each) for each in path.glob("[0-9]*") if each.name.isdecimal())
-    for folder in (path, *(each for _, each in reversed(versions))):
-        if find_export_file(folder) is not None:
-            return folder
-    return None
+    raise BundleError(
+        f"{folder}: {EXPORT_FILE} is there, but neither {OnnxModel.file} nor {Pt2Model.file}; export it again"
+    )
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The content of an export's `export.json`; of an old export's `sheet.json`, with a warning.
+    """The content of an export's `export.json`. An old export's `sheet.json` is read with a warning.
 
     Raises:
         BundleError: if it is missing or damaged.
@@ -146,10 +129,12 @@ def read_description(folder: Path) -> dict[str, Any]:
 class OnnxModel:
     """An ONNX model under ONNX Runtime, on the CPU."""
 
+    file = "model.onnx"
+
     def __init__(self, source: Path | bytes, signature: Signature, *, threads: int | None = None) -> None:
         runtime = require_extra("onnxruntime", "onnx")
         options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors; a warning a constant-folded node would fill the terminal
+        options.log_severity_level = 3  # errors only; a warning for each constant-folded node would fill the terminal
         if threads is not None:
             options.intra_op_num_threads = threads
         given = str(source) if isinstance(source, Path) else source
@@ -173,33 +158,30 @@ class OnnxModel:
         return {name: np.concatenate(part) for name, part in zip(OUTPUTS, zip(*parts, strict=True), strict=True)}
 
 
-class Pt2Model:
+class EagerModel:
+    """A model as torch runs it, with the inputs and outputs of an export."""
+
+    _call: Callable[..., tuple[Tensor, Tensor]]
+
+    def __init__(self, model: Model, signature: Signature) -> None:
+        self._call, self.signature = Exportable(model, signature).eval(), signature
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """`probability` and `logit`, (B, 1) each."""
+        with torch.inference_mode():
+            outputs = self._call(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
+        return {name: tensor.numpy() for name, tensor in zip(OUTPUTS, outputs, strict=True)}
+
+
+class Pt2Model(EagerModel):
     """A model compiled by AOTInductor, on the CPU it was compiled for."""
+
+    file = "model.pt2"
 
     def __init__(self, file: Path, signature: Signature) -> None:
         from torch._inductor import aoti_load_package
 
         try:
-            self._run = aoti_load_package(str(file))
+            self._call, self.signature = aoti_load_package(str(file)), signature
         except (RuntimeError, OSError) as error:
             raise BundleError(f"{file}: {error}") from None
-        self.signature = signature
-
-    def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each."""
-        outputs = self._run(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
-        return {name: tensor.numpy() for name, tensor in zip((PROBABILITY, LOGIT), outputs, strict=True)}
-
-
-class EagerModel:
-    """A model as torch runs it, with the inputs and outputs of an export."""
-
-    def __init__(self, model: Model, signature: Signature) -> None:
-        self._module = Exportable(model, signature).eval()
-        self.signature = signature
-
-    def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each."""
-        with torch.inference_mode():
-            outputs = self._module(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
-        return {name: tensor.numpy() for name, tensor in zip((PROBABILITY, LOGIT), outputs, strict=True)}

@@ -6,7 +6,7 @@ histories, and columns that a catalogue knows. One call of the program scores al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,7 @@ class ExportedRanker:
     """An exported program that takes raw values. Any number of threads may call it."""
 
     def __init__(self, predictor: Predictor, program: ExportedModel) -> None:
-        """Join a trained model's encoders and a program exported from it.
-
-        Raises:
-            BundleError: if the program takes other features than the model.
-        """
+        """Join a model's encoders and the program exported from it. Raises BundleError for another model's program."""
         inputs, spec = program.signature.inputs, predictor.spec
         theirs, ours = {port.name for port in inputs}, set(predictor.model.features())
         if theirs != ours:
@@ -44,10 +40,10 @@ class ExportedRanker:
         self.predictor, self.program = predictor, program
         items, (of_request, of_items) = set(spec.role("item")), predictor.row_encoder.request_encoders
         encoders = predictor.encoders or Encoders({}, {})
-        self._request = _Side(encoders, [port for port in inputs if port.name not in items], "request", of_request)
-        self._items = _Side(encoders, [port for port in inputs if port.name in items], "candidates", of_items)
-        self._request.only = self._request.sources - self._items.sources
-        self._items.only = self._items.sources - self._request.sources
+        self._request = _Side(encoders, [port for port in inputs if port.name not in items], of_request)
+        self._items = _Side(encoders, [port for port in inputs if port.name in items], of_items)
+        self._in_request_alone = self._request.sources - self._items.sources
+        self._in_items_alone = self._items.sources - self._request.sources
         if not self._items.ports:
             raise BundleError(f"{predictor.bundle.folder}: the model reads no item feature, so candidates can't differ")
 
@@ -82,19 +78,15 @@ class ExportedRanker:
         return found
 
     def inputs(self, request: Row, candidates: Sequence[Row] | Columns) -> Arrays:
-        """The program's inputs: (N, L) of the candidates, (1, L) of the request, or (N, L) in the form `rows`.
-
-        Raises:
-            RequestError: as `probabilities`.
-        """
+        """The program's inputs: (N, L) of the candidates, (1, L) of the request, or (N, L) in the form `rows`."""
         try:
             once = self._request.encode_clean({name: (value,) for name, value in request.items()})
             if once is None:
-                once = self._request.encode(self.predictor, [request])
+                once = self._encoded([request], self._request.ports, "request")
             columns = candidates if isinstance(candidates, Mapping) else self._items.columns(candidates)
             many = None if columns is None else self._items.encode_clean(columns)
             if many is None:
-                many = self._items.encode(self.predictor, _rows(candidates))
+                many = self._encoded(_rows(candidates), self._items.ports, "candidates")
         except DataError:
             return self._together(request, _rows(candidates))
         if self.program.signature.form == "rows":
@@ -103,42 +95,38 @@ class ExportedRanker:
         return once | many
 
     def _check(self, request: object, candidates: object) -> None:
-        """Refuse other shapes, and columns on the wrong side, which would be skipped though the model reads them."""
+        """Refuse malformed input, and columns on the wrong side: they would be skipped though the model reads them."""
         if not isinstance(request, Mapping):
             raise RequestError(f"request: is {_kind(request)}; expected an object of raw values")
         if isinstance(candidates, Mapping):
             lengths = {name: len(values) if isinstance(values, Sized) else -1 for name, values in candidates.items()}
-            if (
-                len({*lengths.values()}) > 1
-                or -1 in lengths.values()
-                or any(isinstance(values, (str, bytes)) for values in candidates.values())
-            ):
+            texts = any(isinstance(values, (str, bytes)) for values in candidates.values())
+            if texts or -1 in lengths.values() or len({*lengths.values()}) > 1:
                 told = ", ".join(f"'{name}': {'no column' if n < 0 else n}" for name, n in lengths.items())
                 raise RequestError(f"candidates: expected columns of one length; found values by column: {told}")
             given: Iterable[str] = candidates
         else:
             if isinstance(candidates, (str, bytes)) or not isinstance(candidates, Sequence):
                 raise RequestError(f"candidates: is {_kind(candidates)}; expected a list of objects, or columns")
-            usual = {*map(type, candidates)} <= {dict}
-            wrong = None if usual else _first(candidates, lambda row: not isinstance(row, Mapping))
-            if wrong is not None:
-                found = f"{row_at(wrong, 'candidates')} is {_kind(candidates[wrong])}"
-                raise RequestError(
-                    f"{found}; expected an object of raw values, as {{'{self._items.ports[0].name}': ...}}"
-                )
+            if {*map(type, candidates)} - {dict}:
+                wrong = next((place for place, row in enumerate(candidates) if not isinstance(row, Mapping)), None)
+                if wrong is not None:
+                    raise RequestError(
+                        f"{row_at(wrong, 'candidates')} is {_kind(candidates[wrong])}; expected an object of raw "
+                        f"values, as {{'{self._items.ports[0].name}': ...}}"
+                    )
             given = candidates[0] if candidates else ()
-        strayed = [f"'{name}' stands in the request, and belongs to the candidates" for name in request
-                   if name in self._items.only]  # fmt: skip
-        strayed += [f"'{name}' stands in the candidates, and belongs to the request" for name in given
-                    if name in self._request.only]  # fmt: skip
+        strayed = [(name, "request", "candidates") for name in request if name in self._in_items_alone]
+        strayed += [(name, "candidates", "request") for name in given if name in self._in_request_alone]
         if strayed:
-            raise RequestError.of("request and candidates", strayed)
+            problems = [f"'{name}' stands in the {here}, and belongs to the {there}" for name, here, there in strayed]
+            raise RequestError.of("request and candidates", problems)
 
     def _together(self, request: Row, rows: Sequence[Row]) -> Arrays:
-        """Inputs where a feature needs columns of both sides, as a cross does."""
+        """Inputs of a model with a feature of columns of both sides, such as a cross."""
         ports = self.program.signature.inputs
         try:
-            inputs = _encoded(self.predictor, [{**request, **row} for row in rows], ports, "request and candidates")
+            inputs = self._encoded([{**request, **row} for row in rows], ports, "request and candidates")
         except DataError as error:
             raise RequestError.of("request and candidates", error.problems) from None
         if self.program.signature.form == "rows":
@@ -152,19 +140,24 @@ class ExportedRanker:
             inputs[port.name] = inputs[port.name][:1]
         return inputs
 
+    def _encoded(self, rows: Sequence[Row], ports: Sequence[Port], where: str) -> Arrays:
+        """Inputs (B, L) of rows of any kind, by the `Predictor`."""
+        if not ports:
+            return {}
+        table: pa.Table = table_of(rows, where, known_columns(self.predictor))
+        named = self.predictor.row_encoder.named(table)
+        batch, _ = self.predictor.encode(named, [port.name for port in ports])
+        return as_inputs(batch, Signature("rows", tuple(ports)))
+
 
 class _Side:
     """The inputs that belong to the request, or to its candidates."""
 
-    def __init__(self, encoders: Encoders, ports: Sequence[Port], where: str, encoder: RequestEncoder) -> None:
-        self.ports, self._where = tuple(ports), where
-        self._names = [port.name for port in ports]
-        self._encoder = encoder
-        self.sources = frozenset(raw_names(encoders, self._names))
-        """Possible names of the raw columns."""
-        self.only: Set[str] = frozenset()
-        """The names that the other side doesn't read."""
-        self._all = self._encoder.features == set(self._names)
+    def __init__(self, encoders: Encoders, ports: Sequence[Port], encoder: RequestEncoder) -> None:
+        self.ports, self._encoder = tuple(ports), encoder
+        names = [port.name for port in ports]
+        self.sources = frozenset(raw_names(encoders, names))  # possible names of the raw columns
+        self._all = encoder.features == set(names)
 
     def encode_clean(self, columns: Columns) -> Arrays | None:
         """Inputs (B, 1) of columns; None if a column or value needs the `Predictor`."""
@@ -181,26 +174,6 @@ class _Side:
             return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
         except KeyError:
             return None
-
-    def encode(self, predictor: Predictor, rows: Sequence[Row]) -> Arrays:
-        """Inputs (B, L) of rows of any kind.
-
-        Raises:
-            DataError, RequestError: naming what is missing or can't be read.
-        """
-        return _encoded(predictor, rows, self.ports, self._where)
-
-
-def _encoded(predictor: Predictor, rows: Sequence[Row], ports: Sequence[Port], where: str) -> Arrays:
-    if not ports:
-        return {}
-    table: pa.Table = table_of(rows, where, known_columns(predictor))
-    batch, _ = predictor.encode(predictor.row_encoder.named(table), [port.name for port in ports])
-    return as_inputs(batch, Signature("rows", tuple(ports)))
-
-
-def _first(rows: Sequence[object], holds: Callable[[object], bool]) -> int | None:
-    return next((place for place, row in enumerate(rows) if holds(row)), None)
 
 
 def _kind(value: object) -> str:

@@ -1,6 +1,6 @@
 """A module as an ONNX program, and the same program with narrower weights.
 
-What each precision does is told by `HOW`; a narrowed program keeps the inputs and outputs of the one it was made from.
+`HOW` describes each precision. A narrowed program keeps its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recspec.errors import ExportError, require_extra
-from recspec.export.onnx_rewrite import numbers_apart, simplify
+from recspec.export.onnx_rewrite import drop_unused, make_node, numbers_apart, refill, simplify
 from recspec.spec import OUTPUTS, Signature
 
 if TYPE_CHECKING:
@@ -35,22 +35,13 @@ HOW: dict[Precision, str] = {
     "with a step for each row, found as it comes; raw numbers beside embeddings, and all else, in fp32",
 }
 
-MOST_ROWS = 1 << 24
-"""Upper end of the dynamic number of rows."""
-
-LARGEST_FILE = 1 << 30
-"""Bytes of weights up to which a program is one file: protobuf ends at 2 GiB."""
-
-NARROWEST = 64
-"""Products with fewer inputs or outputs than this stay in fp32 under int8: they cost little, and err most."""
+MOST_ROWS = 1 << 24  # upper end of the dynamic number of rows
+LARGEST_FILE = 1 << 30  # bytes of weights up to which a program is one file: protobuf ends at 2 GiB
+NARROWEST = 64  # products with fewer inputs or outputs stay in fp32 under int8: they cost little and err most
 
 
 def trace(module: nn.Module, signature: Signature, examples: Sequence[Tensor]) -> torch.export.ExportedProgram:
-    """A module as torch's graph, with any number of rows (or candidates).
-
-    Raises:
-        ExportError: with torch's reason, if the module can't be traced.
-    """
+    """A module as torch's graph, with any number of rows (or candidates)."""
     rows = torch.export.Dim("rows", min=1, max=MOST_ROWS)
     dynamic = tuple({} if port.level == "request" else {0: rows} for port in signature.inputs)
     try:
@@ -61,20 +52,13 @@ def trace(module: nn.Module, signature: Signature, examples: Sequence[Tensor]) -
 
 
 def to_onnx(program: torch.export.ExportedProgram, signature: Signature) -> ModelProto:
-    """A traced program as ONNX, checked.
-
-    Raises:
-        ExportError: with the exporter's reason.
-        MissingExtraError: if onnx or onnxscript is not installed.
-    """
+    """A traced program as ONNX, checked."""
     require_extra("onnx", "onnx")
     require_extra("onnxscript", "onnx")
-    names = [port.name for port in signature.inputs]
+    given, outputs = [port.name for port in signature.inputs], list(OUTPUTS)
     try:
         with quietly():
-            made = torch.onnx.export(
-                program, input_names=names, output_names=list(OUTPUTS), dynamo=True, optimize=True, verbose=False
-            )
+            made = torch.onnx.export(program, input_names=given, output_names=outputs, dynamo=True, verbose=False)
     except Exception as error:
         raise ExportError(f"torch.onnx can't express the model: {short(error)}") from error
     assert made is not None, "torch.onnx.export gives a program where it is given no file"
@@ -84,9 +68,8 @@ def to_onnx(program: torch.export.ExportedProgram, signature: Signature) -> Mode
     for node in model.graph.node:
         del node.metadata_props[:]  # stack traces, with the paths of the machine that exported
         node.doc_string = ""
-    for found in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+    for found in (model.graph, *model.graph.input, *model.graph.output, *model.graph.initializer):
         del found.metadata_props[:]
-    del model.graph.metadata_props[:]
     del model.functions[:]
     return simplify(model)
 
@@ -108,20 +91,13 @@ def num_weight_bytes(model: ModelProto) -> int:
 
 
 def narrow(model: ModelProto, precision: Precision) -> ModelProto:
-    """The program with weights of another precision; `model` itself is used up."""
-    if precision == "int8":
-        return with_int8_products(model, wide_products(model))
+    """Store matrices in 16 bits, widened before they are read; in fp16 matrix products too. Changes `model`."""
+    from onnx import TensorProto
+
     if precision == "fp32":
         return model
-    return _with_narrow_weights(model, precision)
-
-
-def _with_narrow_weights(model: ModelProto, precision: Precision) -> ModelProto:
-    """Weights of two dimensions in 16 bits, widened before what reads them; products themselves in fp16 if asked."""
-    from onnx import TensorProto, helper
-
     narrow_type = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.BFLOAT16
-    weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
+    weights = _matrices(model)
     made: list[NodeProto] = []
     for node in model.graph.node:
         product = precision == "fp16" and node.op_type in ("MatMul", "Gemm")
@@ -129,40 +105,36 @@ def _with_narrow_weights(model: ModelProto, precision: Precision) -> ModelProto:
             made += _narrow_product(node, weights, narrow_type)
         else:
             made.append(node)
-    del model.graph.node[:]
+    used = {name for node in made for name in node.input}
     widened: list[NodeProto] = []
     for name, weight in weights.items():
         weight.CopyFrom(_converted(weight, narrow_type))
         weight.name = f"{name}.{precision}"
-        widened.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT, name=f"widen {name}"))
-    used = {name for node in made for name in node.input}
-    model.graph.node.extend([*(node for node in widened if node.output[0] in used), *made])
+        if name in used:
+            widened.append(make_node("Cast", [weight.name], name, name=f"widen {name}", to=TensorProto.FLOAT))
+    refill(model.graph.node, [*widened, *made])
     return model
 
 
 def _narrow_product(node: NodeProto, weights: Collection[str], narrow_type: int) -> list[NodeProto]:
-    """A product with a weight in 16 bits: cast what comes in, multiply, cast what goes out."""
-    from onnx import TensorProto, helper
+    """A product with a weight in 16 bits: cast its inputs, multiply, cast its output."""
+    from onnx import TensorProto
 
-    nodes: list[NodeProto] = []
-    inputs = []
+    output, nodes, inputs = node.output[0], [], []
     for place, name in enumerate(node.input):
         if not name or name in weights:
             inputs.append(f"{name}.fp16" if name else name)
             continue
-        cast = f"{node.output[0]}.in{place}"
-        nodes.append(helper.make_node("Cast", [name], [cast], to=narrow_type, name=cast))
-        inputs.append(cast)
-    output = node.output[0]
-    own = helper.make_node(node.op_type, inputs, [f"{output}.fp16"], name=node.name)
+        inputs.append(f"{output}.in{place}")
+        nodes.append(make_node("Cast", [name], inputs[-1], to=narrow_type))
+    own = make_node(node.op_type, inputs, f"{output}.fp16", name=node.name)
     own.attribute.extend(node.attribute)
-    back = helper.make_node("Cast", [f"{output}.fp16"], [output], to=TensorProto.FLOAT, name=f"{output}.out")
-    return [*nodes, own, back]
+    return [*nodes, own, make_node("Cast", [f"{output}.fp16"], output, name=f"{output}.out", to=TensorProto.FLOAT)]
 
 
 def wide_products(model: ModelProto) -> list[str]:
     """Names of the products with a constant matrix that `int8` narrows, in the order of the program."""
-    weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
+    weights = _matrices(model)
     return [
         node.name
         for node in model.graph.node
@@ -176,42 +148,34 @@ def wide_products(model: ModelProto) -> list[str]:
 
 
 def with_int8_products(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """The program with some of its `wide_products` in int8; `model` itself is used up.
+    """The program with some of its `wide_products` in int8; changes `model`.
 
-    Inputs x (B, K) of a product are rounded to whole numbers of a row's own step s = (max - min) / 255, from min on (0
-    where all are at least 0); weights W (K, N) to those of a column's own step. Per row, because one large value would
-    else take digits from all rows of a batch; ONNX Runtime's own dynamic quantisation has one step for the batch, and
-    erred half as much again on an MLP of 5 x 1024.
+    Inputs x (B, K) of a product are rounded to multiples of their row's step s = (max - min) / 255, from min on (from 0
+    if all are at least 0); weights W (K, N) to multiples of their column's step. With one step for a batch, as in ONNX
+    Runtime's own dynamic quantisation, a large value takes digits from all rows: half as much error again on an MLP of
+    5 x 1024.
     """
     from onnx import helper
 
     model = numbers_apart(model, names)
-    weights = {each.name: each for each in model.graph.initializer if _is_matrix(each)}
-    positive = _never_negative(model)
+    weights, positive = _matrices(model), _never_negative(model)
     made: list[NodeProto] = []
-    new: list[TensorProto] = []
     for node in model.graph.node:
         if node.name not in names:
             made.append(node)
             continue
-        transposed = any(each.name == "transB" and each.i for each in node.attribute)
-        nodes, tensors = _int8_product(node, weights[node.input[1]], transposed, node.input[0] in positive)
+        nodes, tensors = _int8_product(node, weights[node.input[1]], node.input[0] in positive)
         made += nodes
-        new += tensors
-    del model.graph.node[:]
-    model.graph.node.extend(made)
-    model.graph.initializer.extend(new)
-    used = {name for node in made for name in node.input}
-    kept = [each for each in model.graph.initializer if each.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    if new and not any(each.domain == "com.microsoft" for each in model.opset_import):
+        model.graph.initializer.extend(tensors)
+    refill(model.graph.node, made)
+    drop_unused(model)
+    if names and not any(each.domain == "com.microsoft" for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return model
 
 
 def _never_negative(model: ModelProto) -> set[str]:
-    """Names of tensors that hold what a ReLU gave, in whatever shape."""
+    """Names of tensors that hold the output of a ReLU or sigmoid, in any shape."""
     found: set[str] = set()
     for node in model.graph.node:  # in the order of computing
         reshaped = node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity") and node.input[0] in found
@@ -220,14 +184,13 @@ def _never_negative(model: ModelProto) -> set[str]:
     return found
 
 
-def _int8_product(
-    node: NodeProto, weight: TensorProto, transposed: bool, positive: bool
-) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Nodes and constants of one product, and of the bias that a Gemm adds."""
-    from onnx import helper, numpy_helper
+def _int8_product(node: NodeProto, weight: TensorProto, positive: bool) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Nodes and constants of one product, and of the bias that a Gemm adds; some constants may be unused."""
+    from onnx import numpy_helper
 
-    own = node.output[0]
-    columns = numpy_helper.to_array(weight).T if not transposed else numpy_helper.to_array(weight)  # (N, K)
+    own, columns = node.output[0], numpy_helper.to_array(weight)  # (N, K)
+    if not any(each.name == "transB" and each.i for each in node.attribute):
+        columns = columns.T
     steps = np.maximum(np.abs(columns).max(axis=1), np.float32(1e-12)) / np.float32(127)
     whole = np.rint(columns / steps[:, None]).astype(np.int8)
     constants = {
@@ -243,9 +206,7 @@ def _int8_product(
 
     def add(kind: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
         given = [f"{own}.{name}" if name in constants else name for name in inputs]
-        nodes.append(
-            helper.make_node(kind, given, [f"{own}.{output}"], name=f"{own}.{output}", domain=domain, **attributes)
-        )
+        nodes.append(make_node(kind, given, f"{own}.{output}", domain=domain, **attributes))
         return f"{own}.{output}"
 
     x = node.input[0]
@@ -262,15 +223,15 @@ def _int8_product(
     if len(node.input) > 2 and node.input[2]:
         product = add("Add", [product, node.input[2]], "with bias")
     nodes[-1].output[0] = own
-    used = {name for made in nodes for name in made.input}
-    tensors = [numpy_helper.from_array(value, f"{own}.{name}") for name, value in constants.items()]
-    return nodes, [tensor for tensor in tensors if tensor.name in used]
+    return nodes, [numpy_helper.from_array(value, f"{own}.{name}") for name, value in constants.items()]
 
 
-def _is_matrix(weight: TensorProto) -> bool:
+def _matrices(model: ModelProto) -> dict[str, TensorProto]:
+    """Weights in fp32 with two dimensions or more, by name."""
     from onnx import TensorProto
 
-    return len(weight.dims) >= 2 and weight.data_type == TensorProto.FLOAT
+    held = model.graph.initializer
+    return {each.name: each for each in held if len(each.dims) >= 2 and each.data_type == TensorProto.FLOAT}
 
 
 def _converted(weight: TensorProto, to: int) -> TensorProto:
@@ -286,7 +247,7 @@ def _converted(weight: TensorProto, to: int) -> TensorProto:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Exporters report progress on standard output and warn of what is no concern of a user's."""
+    """Silence exporters, which print their progress and warn about their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -10,33 +10,25 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import (
-    CrossEncoder,
-    Encoder,
-    Encoders,
-    HashEncoder,
-    NumberEncoder,
-    VocabularyEncoder,
-    hashing,
-    raw_values,
-)
+from recspec.encoding import CrossEncoder, Encoder, Encoders, NumberEncoder, VocabularyEncoder, hashing, raw_values
 from recspec.errors import ExportError
 from recspec.export import triton_encode, triton_onnx
 from recspec.files import confine, confined
 from recspec.spec import OUTPUTS, FeatureSpec, Level, Port, PortType, Signature
 
 Backend = Literal["onnxruntime", "python"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+PYTHON, ENSEMBLE, ONNX_RUNTIME = 'backend: "python"', 'platform: "ensemble"', 'platform: "onnxruntime_onnx"'
 
 TYPES: Mapping[PortType, str] = {
     "int32": "TYPE_INT32",
@@ -51,39 +43,21 @@ TYPES: Mapping[PortType, str] = {
 class Batching:
     """How the server batches waiting requests."""
 
-    max_batch_size: int = 131_072
-    """Rows; the size that Wide & Deep was published with."""
-
-    preferred: tuple[int, ...] = (64, 512, 4096)
-    """Rows at which a batch is computed at once."""
-
-    max_queue_delay_microseconds: int = 200
-    """The longest time a request waits for others."""
-
-
-@dataclass(frozen=True)
-class RawColumn:
-    """A raw column that the ensemble takes, and the features made from it."""
-
-    port: Port
-    features: tuple[str, ...]
+    max_batch_size: int = 131_072  # rows; the size that Wide & Deep was published with
+    preferred: tuple[int, ...] = (64, 512, 4096)  # rows at which a batch is computed at once
+    max_queue_delay_microseconds: int = 200  # the longest time a request waits for others
 
 
 @dataclass(frozen=True)
 class Beside:
     """A history aligned with the history of the items' own ids."""
 
-    items: str
-    """The history of the items' ids."""
-    of_items: NDArray[np.generic] | None
-    """Its value for each item, by the item's id; None for numbers, which the rows hold."""
+    items: str  # the history of the items' ids
+    of_items: NDArray[np.generic] | None  # the value of each item by its id; None for numbers, which the rows hold
 
 
 def histories_beside(spec: FeatureSpec, features: Collection[str]) -> dict[str, Beside]:
-    """The model's histories that follow the items of another one: from the item catalogue, or as numbers.
-
-    Other histories are left out.
-    """
+    """The model's histories that follow the history of item ids: from the item catalogue, or as numbers."""
     past = [name for name in spec.role("history") if name in features]
     if not past or not spec.role("item"):
         return {}
@@ -92,12 +66,12 @@ def histories_beside(spec: FeatureSpec, features: Collection[str]) -> dict[str, 
     items = next((name for name, item in pairs.items() if item == spec.item_id), None)
     if items is None:
         return {}
-    known = _of_items(spec, {item for item in pairs.values() if item is not None} - {spec.item_id})
+    known = _of_items(spec, {*pairs.values()} - {None, spec.item_id})
     made = {name: Beside(items, None) for name in past if name not in pairs}
     return made | {name: Beside(items, known[item]) for name, item in pairs.items() if item in known}
 
 
-def _of_items(spec: FeatureSpec, names: Collection[str]) -> dict[str, NDArray[np.generic]]:
+def _of_items(spec: FeatureSpec, names: Collection[str | None]) -> dict[str | None, NDArray[np.generic]]:
     """Columns of the item catalogue, by the item's id; ids below the first item's have the value 0."""
     file = spec.catalogue("item")
     if file is None or not names:
@@ -111,22 +85,22 @@ def _of_items(spec: FeatureSpec, names: Collection[str]) -> dict[str, NDArray[np
 
 def raw_columns(
     encoders: Encoders, signature: Signature, beside: Mapping[str, Beside] | None = None
-) -> tuple[RawColumn, ...]:
+) -> tuple[Port, ...]:
     """The raw columns that a program's features are made from, in order; texts unless read as numbers alone.
 
     Raises:
         ExportError: naming features without an encoder, and columns that request and item features share.
     """
-    beside = beside or {}
+    beside, known = beside or {}, encoders.encoders
     problems = [
         f"feature '{port.name}' has no encoder"
         for port in signature.inputs
-        if port.name not in encoders.encoders and (port.name not in beside or beside[port.name].of_items is None)
+        if port.name not in known and (port.name not in beside or beside[port.name].of_items is None)
     ]
     problems += [
         f"feature '{port.name}': numbers of events, but no history of the items' own ids to stand beside"
         for port in signature.inputs
-        if port.is_list and isinstance(encoders.encoders.get(port.name), NumberEncoder) and port.name not in beside
+        if port.is_list and isinstance(known.get(port.name), NumberEncoder) and port.name not in beside
     ]
     if problems:
         raise ExportError.of("raw values", problems)
@@ -136,18 +110,14 @@ def raw_columns(
             readers.setdefault(column, []).append(port)
     made = []
     for column, ports in readers.items():
-        levels: set[Level] = {port.level for port in ports}
-        if len(levels) > 1:
+        if len({port.level for port in ports}) > 1:
             problems.append(f"column '{column}' makes request and item features; take --form rows")
-        read_by = [encoders.encoders[_reader(port.name, column, encoders, beside)] for port in ports]
-        numeric = all(_reads_numbers(encoder, column) for encoder in read_by)
-        # Lists that are no text with a separator come as several values a row, however many.
-        wide = any(
-            port.is_list and getattr(encoder, "separator", None) is None
-            for port, encoder in zip(ports, read_by, strict=True)
-        )
-        port = Port(column, "float64" if numeric else "string", -1 if wide else 1, ports[0].level)
-        made.append(RawColumn(port, tuple(port.name for port in ports)))
+        read_by = [known[_reader(port.name, column, encoders, beside)] for port in ports]
+        dtype: PortType = "float64" if all(_reads_numbers(encoder, column) for encoder in read_by) else "string"
+        # A list that is not one text with a separator comes as any number of values a row.
+        pairs = zip(ports, read_by, strict=True)
+        wide = any(port.is_list and getattr(encoder, "separator", None) is None for port, encoder in pairs)
+        made.append(Port(column, dtype, -1 if wide else 1, ports[0].level))
     if problems:
         raise ExportError.of("raw values", problems)
     return tuple(made)
@@ -174,7 +144,7 @@ def _reads_numbers(encoder: Encoder, column: str) -> bool:
         return column in encoder.boundaries
     if isinstance(encoder, NumberEncoder) and encoder.separator is not None:
         return False  # a list that is one text
-    return not isinstance(encoder, (VocabularyEncoder, HashEncoder))
+    return encoder.kind not in ("vocabulary", "hash")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -183,14 +153,12 @@ def _reads_numbers(encoder: Encoder, column: str) -> bool:
 def write_model(
     folder: Path, name: str, version: int, signature: Signature, backend: Backend, batching: Batching
 ) -> Path:
-    """Write the configuration of a program in `folder/name`, and return the folder for its model.onnx."""
-    to = folder / name / str(version)
-    to.mkdir(parents=True)
+    """Write the configuration of a program in `folder/name`; return the folder for its model.onnx."""
+    kind = PYTHON if backend == "python" else ONNX_RUNTIME
+    text = _config(name, [kind], signature.inputs, _outputs(signature), signature, batching)
+    to = _version_folder(folder, name, version, text)
     if backend == "python":
         _copy_module(triton_onnx, to / "model.py")
-    kind = ['platform: "onnxruntime_onnx"'] if backend == "onnxruntime" else ['backend: "python"']
-    text = _config(name, kind, signature.inputs, _outputs(signature), signature, batching)
-    (folder / name / "config.pbtxt").write_text(text, encoding="utf-8")
     return to
 
 
@@ -203,68 +171,67 @@ def write_raw(
     batching: Batching,
     beside: Mapping[str, Beside] | None = None,
 ) -> None:
-    """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values.
-
-    Raises:
-        ExportError: naming features whose raw columns are not known.
-    """
+    """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values."""
     beside = beside or {}
-    columns = [column.port for column in raw_columns(encoders, signature, beside)]
-    encode = folder / f"{name}_encode" / str(version)
-    encode.mkdir(parents=True)
+    columns = raw_columns(encoders, signature, beside)
+    text = _config(f"{name}_encode", [PYTHON], columns, signature.inputs, signature, batching)
+    encode = _version_folder(folder, f"{name}_encode", version, text)
     _copy_module(triton_encode, encode / "model.py")
     for module in (hashing, raw_values):
         _copy_module(module, encode / f"{module.__name__.rpartition('.')[2]}.py")
     _write_encoders(encode, columns, signature, encoders, beside)
-    text = _config(f"{name}_encode", ['backend: "python"'], columns, signature.inputs, signature, batching)
-    (encode.parent / "config.pbtxt").write_text(text, encoding="utf-8")
-    raw = folder / f"{name}_raw"
-    (raw / str(version)).mkdir(parents=True)
-    (raw / str(version) / ".keep").write_text("", encoding="utf-8")  # an ensemble's version is an empty folder
     steps = _ensemble(name, columns, signature)
-    outputs = _outputs(signature)
-    text = _config(f"{name}_raw", ['platform: "ensemble"'], columns, outputs, signature, batching, more=steps)
-    (raw / "config.pbtxt").write_text(text, encoding="utf-8")
+    text = _config(f"{name}_raw", [ENSEMBLE], columns, _outputs(signature), signature, batching, more=steps)
+    (_version_folder(folder, f"{name}_raw", version, text) / ".keep").touch()  # the version itself is empty
+
+
+def _version_folder(folder: Path, name: str, version: int, config: str) -> Path:
+    """A new folder for a version of a model, beside the model's configuration."""
+    to = folder / name / str(version)
+    to.mkdir(parents=True)
+    (to.parent / "config.pbtxt").write_text(config, encoding="utf-8")
+    return to
 
 
 def _write_encoders(
     to: Path, columns: Sequence[Port], signature: Signature, encoders: Encoders, beside: Mapping[str, Beside]
 ) -> None:
-    told = {
+    described = {
         "columns": [{"name": port.name, "dtype": port.dtype} for port in columns],
         "features": [_feature(port, encoders, beside) for port in signature.inputs],
     }
-    (to / triton_encode.ENCODE_FILE).write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps(described, indent=1, ensure_ascii=False)
+    (to / triton_encode.ENCODE_FILE).write_text(text, encoding="utf-8")
     (to / "vocabularies").mkdir()
     for port in signature.inputs:
         encoder = encoders.encoders.get(beside[port.name].items if port.name in beside else port.name)
         if isinstance(encoder, VocabularyEncoder):
             values = encoders.vocabularies[encoder.vocabulary].values.to_pylist()
-            file = confined(to / "vocabularies", f"{encoder.vocabulary}.json")
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file = _made(to / "vocabularies", f"{encoder.vocabulary}.json")
             file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     (to / triton_encode.OF_ITEMS).mkdir()
     for feature, own in beside.items():
         if own.of_items is not None:
-            file = confined(to / triton_encode.OF_ITEMS, f"{feature}.npy")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, own.of_items, allow_pickle=False)
+            np.save(_made(to / triton_encode.OF_ITEMS, f"{feature}.npy"), own.of_items, allow_pickle=False)
+
+
+def _made(folder: Path, name: str) -> Path:
+    """A file to write inside a folder; its parent is made."""
+    file = confined(folder, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
 
 
 def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> dict[str, object]:
     """One feature as `triton_encode` reads it."""
-    encoder = encoders.encoders.get(port.name)
-    told: dict[str, object] = {
-        "name": port.name,
-        "dtype": port.dtype,
-        "width": port.width,
-        "is_list": port.is_list,
+    known, encoder = encoders.encoders, encoders.encoders.get(port.name)
+    items = {"items": known[beside[port.name].items].model_dump(mode="json")} if port.name in beside else {}
+    return {
+        **{key: getattr(port, key) for key in ("name", "dtype", "width", "is_list")},
         "columns": list(columns_of(port.name, encoders, beside)),
         "encoder": encoder.model_dump(mode="json") if encoder is not None else {},
+        **items,
     }
-    if port.name in beside:
-        told["items"] = encoders.encoders[beside[port.name].items].model_dump(mode="json")
-    return told
 
 
 def _copy_module(module: ModuleType, to: Path) -> None:
@@ -278,6 +245,24 @@ def _copy_module(module: ModuleType, to: Path) -> None:
 def versions(folder: Path) -> list[int]:
     """The versions of a model that a repository holds, ascending."""
     return sorted(int(each.name) for each in folder.glob("*") if each.is_dir() and each.name.isdecimal())
+
+
+def refuse_other_inputs(there: Path, made: Path) -> None:
+    """Check that a new version fits the configuration that all versions of a model share."""
+    file = there / "config.pbtxt"
+    if not file.is_file():
+        return
+    shared = ("input", "output", "platform", "backend")
+    old, new = (
+        [line.strip() for line in each.read_text(encoding="utf-8").splitlines() if line.strip().startswith(shared)]
+        for each in (file, made / file.name)
+    )
+    if old != new:
+        differing = sorted(set(old) ^ set(new))
+        raise ExportError(
+            f"{file}: the model that is there takes other inputs or another backend ({'; '.join(differing[:4])}); "
+            "versions of a model share them, so give this one another --name"
+        )
 
 
 def move_into(repository: Path, staged: Path) -> None:
@@ -310,7 +295,7 @@ def _outputs(signature: Signature) -> tuple[Port, ...]:
 
 def _config(
     name: str,
-    kind: Iterable[str],
+    kind: Sequence[str],
     inputs: Sequence[Port],
     outputs: Sequence[Port],
     signature: Signature,
@@ -322,27 +307,22 @@ def _config(
     batches = signature.form == "rows"
     lines = [f"name: {_quoted(name)}", *kind, f"max_batch_size: {batching.max_batch_size if batches else 0}"]
     lines += _ports("input", inputs, batches) + _ports("output", outputs, batches)
-    ensemble = any("ensemble" in line for line in kind)
-    if batches and not ensemble:
-        preferred = ", ".join(map(str, batching.preferred))
-        lines += [
-            "dynamic_batching {",
-            f"  preferred_batch_size: [ {preferred} ]",
-            f"  max_queue_delay_microseconds: {batching.max_queue_delay_microseconds}",
-            "}",
-        ]
-    if any("python" in line for line in kind):
+    if batches and ENSEMBLE not in kind:
+        preferred = f"  preferred_batch_size: [ {', '.join(map(str, batching.preferred))} ]"
+        delay = f"  max_queue_delay_microseconds: {batching.max_queue_delay_microseconds}"
+        lines += ["dynamic_batching {", preferred, delay, "}"]
+    if PYTHON in kind:
         lines.append("instance_group [ { count: 1 kind: KIND_CPU } ]")
     return "\n".join([*lines, *more]) + "\n"
 
 
 def _ports(kind: str, ports: Sequence[Port], batches: bool) -> list[str]:
-    lines = []
-    for port in ports:
-        rows = [] if batches else [1 if port.level == "request" else -1]
-        dims = ", ".join(map(str, [*rows, port.width]))
-        lines.append(f"{kind} {{ name: {_quoted(port.name)} data_type: {TYPES[port.dtype]} dims: [ {dims} ] }}")
-    return lines
+    rows: dict[Level, str] = {} if batches else {"request": "1, ", "item": "-1, "}
+    return [
+        f"{kind} {{ name: {_quoted(port.name)} data_type: {TYPES[port.dtype]} "
+        f"dims: [ {rows.get(port.level, '')}{port.width} ] }}"
+        for port in ports
+    ]
 
 
 def _quoted(text: str) -> str:
@@ -354,17 +334,11 @@ def _ensemble(name: str, columns: Sequence[Port], signature: Signature) -> list[
     """Two steps: raw columns to features, features to probabilities. Names inside start with `feature.`."""
 
     def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
-        lines = ["  step {", f"    model_name: {_quoted(model)}", "    model_version: -1"]
-        lines += [f"    input_map {{ key: {_quoted(key)} value: {_quoted(value)} }}" for key, value in inputs.items()]
-        lines += [f"    output_map {{ key: {_quoted(key)} value: {_quoted(value)} }}" for key, value in outputs.items()]
-        return [*lines, "  }"]
+        maps = [("input_map", *each) for each in inputs.items()] + [("output_map", *each) for each in outputs.items()]
+        lines = [f"    {kind} {{ key: {_quoted(key)} value: {_quoted(value)} }}" for kind, key, value in maps]
+        return ["  step {", f"    model_name: {_quoted(model)}", "    model_version: -1", *lines, "  }"]
 
     raw = {port.name: port.name for port in columns}
     inside = {port.name: f"feature.{port.name}" for port in signature.inputs}
     answers = {name: name for name in OUTPUTS}
-    return [
-        "ensemble_scheduling {",
-        *step(f"{name}_encode", raw, inside),
-        *step(name, inside, answers),
-        "}",
-    ]
+    return ["ensemble_scheduling {", *step(f"{name}_encode", raw, inside), *step(name, inside, answers), "}"]

@@ -210,6 +210,6 @@ def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
         return ()
     try:
         beside = export.histories_beside(predictor.spec, predictor.model.features())
-        return tuple(column.port for column in export.raw_columns(predictor.encoders, signature, beside))
+        return export.raw_columns(predictor.encoders, signature, beside)
     except ExportError:  # a feature without an encoder has no raw form
         return ()
