@@ -68,7 +68,7 @@ def refused(folder: Path, text: str) -> str:
 def test_a_recipe_is_read(tmp_path: Path) -> None:
     text = "about: reaches 0.7\nmodel: neumf\nsettings: {factors: 4}\ntrain:\n  learning_rate: 1e-3\n"
     file = write(tmp_path, text)
-    expected = Recipe("neumf", {"factors": 4}, {"learning_rate": "1e-3"}, "reaches 0.7", file)
+    expected = Recipe("neumf", {"factors": 4}, {"learning_rate": "1e-3"}, "reaches 0.7")
     assert load_recipe(str(file)) == expected
     assert build(Train, "here", expected.train).learning_rate == 0.001  # YAML calls 1e-3 text; the setting knows better
 

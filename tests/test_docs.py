@@ -21,7 +21,7 @@ from recspec.datasets import DATASETS
 from recspec.errors import DataError, SpecError
 from recspec.models import MODELS
 from recspec.spec import CHUNK_TYPES, SPLITS, Chunk, Feature, FeatureSpec, json_schema
-from recspec.spec.aliases import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, ROLES
+from recspec.spec.sections import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, ROLES
 from recspec.storage import check as dataset_check
 from recspec.training.settings import TrainSettings
 from tests.spec.files import BROKEN, EXAMPLE, refused

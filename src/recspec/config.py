@@ -26,10 +26,8 @@ RECIPE_SECTIONS = ("about", "model", "settings", "train")
 class OldName:
     """The former name of a setting, read for one release."""
 
-    now: str
-    """The setting that took its place."""
-    values: Mapping[object, object]
-    """The present value of each former one; the others do what the default does now."""
+    now: str  # the setting that took its place
+    values: Mapping[object, object]  # the present value of each former one; the others do what the default does now
 
 
 class Settings(BaseModel):
@@ -54,11 +52,8 @@ class Settings(BaseModel):
         if not isinstance(values, Mapping) or not (found := [name for name in cls.old_names if name in values]):
             return values
         for name in found:
-            warnings.warn(
-                f"setting '{name}' is now '{cls.old_names[name].now}'; the old name ends with the next release",
-                FutureWarning,
-                stacklevel=2,
-            )
+            now = f"setting '{name}' is now '{cls.old_names[name].now}'"
+            warnings.warn(f"{now}; the old name ends with the next release", FutureWarning, stacklevel=2)
         return cls.renamed(values)
 
     @field_validator("*", mode="before")
@@ -91,15 +86,10 @@ class Recipe:
     settings: Mapping[str, object] = field(default_factory=dict)
     train: Mapping[str, object] = field(default_factory=dict)
     about: object = None
-    path: Path | None = None
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe.
-
-    Raises:
-        SettingsError: if the file is missing, not YAML, or has a section that recipes don't have.
-    """
+    """Read a recipe; raises `SettingsError` if it is missing, not YAML, or has a section that recipes don't have."""
     file = local(path, "the recipe")
     if not file.is_file():
         known = [found.name for found in file.parent.iterdir()] if file.parent.is_dir() else []
@@ -115,24 +105,20 @@ def load_recipe(path: str | Path) -> Recipe:
     problems = [unknown("section", str(name), RECIPE_SECTIONS) for name in data if name not in RECIPE_SECTIONS]
     if not isinstance(data.get("model"), (str, type(None))):
         problems.append(f"section 'model' holds {data['model']!r}; expected a model's name")
-    problems += [
-        f"section '{name}' holds {data[name]!r}; expected settings, one `name: value` a line"
-        for name in ("settings", "train")
-        if not isinstance(data.get(name) or {}, dict)
-    ]
+    for name in ("settings", "train"):
+        if not isinstance(data.get(name) or {}, dict):
+            problems.append(f"section '{name}' holds {data[name]!r}; expected settings, one `name: value` a line")
     if problems:
         raise SettingsError.of(f"recipe {file}", problems)
-    return Recipe(data.get("model"), data.get("settings") or {}, data.get("train") or {}, data.get("about"), file)
+    return Recipe(data.get("model"), data.get("settings") or {}, data.get("train") or {}, data.get("about"))
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
     """`["epochs=3", "layers=[64, 32]"]` -> names and values.
 
     A value in brackets, braces or quotes is read as YAML. Any other is one plain YAML scalar: a number, a truth value,
-    null, or else text in which no character has a meaning (`%d/%m/%Y`, `#`, `|`, `a: b`).
-
-    Raises:
-        SettingsError: naming every entry without a `=`.
+    null, or else text in which no character has a meaning (`%d/%m/%Y`, `#`, `|`, `a: b`). Raises `SettingsError`, which
+    names every entry without a `=`.
     """
     values: dict[str, object] = {}
     problems = []
@@ -150,10 +136,6 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
     return values
 
 
-PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null", "timestamp"))
-"""What a value without quotes may be besides text. YAML's `=` and `<<` have no meaning in a setting."""
-
-
 class _Loader(yaml.SafeLoader):
     """Of two equal names, YAML keeps the last in silence; this refuses them."""
 
@@ -169,17 +151,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read_value(text: str) -> object:
-    """The value of a setting named on the command line.
-
-    Raises:
-        ValueError: saying where it is not valid.
-    """
+    """The value of a setting named on the command line; a `ValueError` says where it is not valid."""
     if text.startswith(("[", "{", '"', "'")):
         return _read_yaml(text)
     loader = _Loader("")
     try:
         tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-        if tag in PLAIN_TAGS:
+        if tag.rpartition(":")[2] in ("bool", "float", "int", "null", "timestamp"):  # YAML's `=` and `<<` are text here
             return loader.construct_object(yaml.ScalarNode(tag, text))
     except (ValueError, yaml.YAMLError) as error:  # a date such as 2020-13-45
         raise ValueError(f"not valid YAML: {error}") from None
@@ -187,44 +165,49 @@ def _read_value(text: str) -> object:
 
 
 def _read_yaml(text: str) -> object:
-    """The data of a YAML text.
-
-    Raises:
-        ValueError: saying where it is not valid.
-    """
+    """The data of a YAML text; a `ValueError` says where it is not valid."""
     try:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise ValueError(f"{line}not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise ValueError(yaml_problem(error)) from None
     except (ValueError, RecursionError) as error:  # a date such as 2020-13-45; a thousand brackets
         raise ValueError(f"not valid YAML: {error}") from None
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """`line 3, column 7: not valid YAML: ...`."""
+    mark = getattr(error, "problem_mark", None)
+    line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return f"{line}not valid YAML: {getattr(error, 'problem', None) or error}"
 
 
 def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]) -> dict[str, dict[str, object]]:
     """Sort settings named on the command line into the sections that own them.
 
-    `train.epochs` names its section; `epochs` alone is enough where only one section has the name.
-
-    Raises:
-        SettingsError: naming every unknown or ambiguous name.
+    `train.epochs` names its section; `epochs` alone is enough where only one section has the name. Raises
+    `SettingsError`, which names every unknown or ambiguous name.
     """
     sorted_values: dict[str, dict[str, object]] = {section: {} for section in sections}
     problems = []
     for name, value in values.items():
         section, dot, bare = name.partition(".")
         if dot and section in sections:
-            owners = [section] if _setting_of(bare, sections[section]) else []
+            paths = {section: _path(bare, sections[section])}
         else:
-            bare = name
-            owners = [owner for owner, model in sections.items() if _setting_of(name, model)]
+            paths = {owner: _path(name, model) for owner, model in sections.items()}
+        owners = [owner for owner, path in paths.items() if path]
         if len(owners) == 1:
-            _put(sorted_values[owners[0]], bare, value, sections[owners[0]])
+            table, path = sorted_values[owners[0]], paths[owners[0]]
+            for key in path[:-1]:
+                inner = table.setdefault(key, Entries())
+                assert isinstance(inner, dict)
+                table = inner
+            table[path[-1]] = value
         elif owners:
             problems.append(f"'{name}' is a setting of {' and of '.join(owners)}; say {owners[0]}.{name}")
         else:
-            problems.append(f"unknown setting '{name}'{_hint(name, sections)}; see {_listing(sections)}")
+            listing = "`recspec datasets`" if "prepare" in sections else "`recspec models`"
+            problems.append(f"unknown setting '{name}'{_hint(name, sections)}; see {listing}")
     if problems:
         raise SettingsError.of("--set", problems)
     return sorted_values
@@ -240,48 +223,23 @@ def _hint(name: str, sections: Mapping[str, type[BaseModel]]) -> str:
     return own.replace("'", f"'{section}.", 1) or nearest(name, dotted)
 
 
-def _listing(sections: Mapping[str, type[BaseModel]]) -> str:
-    """The command that shows the settings."""
-    return "`recspec datasets`" if "prepare" in sections else "`recspec models`"
-
-
 class Entries(dict[str, object]):
     """Some entries of a setting that is a table; the others stay as they are."""
 
 
-def _setting_of(name: str, model: type[BaseModel]) -> str | None:
-    """Which setting a name is of: its own, or of the table that the name goes into, as `parts.wide.optimizer`."""
-    setting, dot, _ = name.partition(".")
+def _path(name: str, model: type[BaseModel]) -> list[str]:
+    """Where a value goes: to its setting, or into the table of one, as `parts.wide.optimizer`; else nowhere."""
+    setting, dot, entry = name.partition(".")
     if name in model.model_fields or (issubclass(model, Settings) and name in model.old_names):
-        return name
-    return setting if dot and setting in model.model_fields and _depth(model, setting) else None
-
-
-def _depth(model: type[BaseModel], setting: str) -> int:
-    """How many names an entry of a table takes: 1 for {feature: width}, 2 for {part: {setting: value}}, else 0."""
-    depth, annotation = 0, model.model_fields[setting].annotation
-    while get_origin(annotation) is dict:
-        depth, annotation = depth + 1, get_args(annotation)[1]
-    return depth
-
-
-def _put(values: dict[str, object], name: str, value: object, model: type[BaseModel]) -> None:
-    """Set a setting, or one entry of it."""
-    setting = _setting_of(name, model)
-    assert setting is not None
-    if setting == name:
-        values[name] = value
-        return
-    entry = name.removeprefix(f"{setting}.")
-    keys = [entry]
-    if _depth(model, setting) == 2 and "." in entry:  # a part's name may hold dots, its setting has none
-        keys = list(entry.rpartition(".")[::2])
-    table = values.setdefault(setting, Entries())
-    for key in keys[:-1]:
-        assert isinstance(table, dict)
-        table = table.setdefault(key, Entries())
-    assert isinstance(table, dict)
-    table[keys[-1]] = value
+        return [name]
+    annotation = model.model_fields[setting].annotation if dot and setting in model.model_fields else None
+    if get_origin(annotation) is not dict:
+        return []
+    if (
+        get_origin(get_args(annotation)[1]) is dict and "." in entry
+    ):  # a part's name may hold dots, its setting has none
+        return [setting, *entry.rpartition(".")[::2]]
+    return [setting, entry]
 
 
 def _over(below: object, above: object) -> object:
@@ -292,11 +250,7 @@ def _over(below: object, above: object) -> object:
 
 
 def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) -> SettingsType:
-    """Settings from layers of values, later ones first in rank.
-
-    Raises:
-        SettingsError: with every unknown name and every value out of range.
-    """
+    """Settings from layers of values, of which later ones win. Raises `SettingsError`, which names every fault."""
     values: dict[str, object] = {}
     for layer in layers:
         values.update({name: _over(values.get(name), value) for name, value in layer.items()})
@@ -307,11 +261,11 @@ def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) 
 
 
 SHAPES = {
+    "string_type": "text; put it in quotes",
     "tuple_type": "a list, as [a, b]; a list of lists is [[a, b], [c, d]]",
     "dict_type": "names and values, as {name: value}",
     "too_short": "a list of at least {min_length}",
-}
-"""What pydantic says of Python's types -> what YAML takes."""
+}  # what pydantic says of Python's types -> what YAML takes
 
 
 def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequence[str]:
@@ -323,8 +277,6 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
             problems.append(unknown("setting", name, model.model_fields))
         elif detail["type"] == "missing":
             problems.append(f"setting '{name}' is missing")
-        elif detail["type"] == "string_type":
-            problems.append(f"setting '{name}' is {detail['input']!r}: expected text; put it in quotes")
         elif detail["type"] in SHAPES:
             shape = SHAPES[detail["type"]].replace("{min_length}", str(detail.get("ctx", {}).get("min_length")))
             problems.append(f"setting '{name}' is {detail['input']!r}: expected {shape}")

@@ -1,16 +1,4 @@
-"""Every error that a user can cause.
-
-    RecspecError
-    ├── SpecError            a feature specification that is wrong, or not enough for what was asked
-    ├── DataError            raw or prepared files that do not hold what they should
-    ├── SettingsError        a recipe, a setting or a command-line value
-    ├── BundleError          a trained model's folder that is missing, damaged or of another kind
-    ├── CheckpointError      a checkpoint that can't be found, read or continued from
-    ├── ExportError          a model that can't be made the program that was asked for, or whose answers drift
-    ├── TrainingError        a run that can't go on (the loss became NaN, a rank died)
-    ├── RequestError         a request that a server can't answer, with the status that says why
-    ├── Interrupted          a run that was asked to stop, and did so without losing anything
-    └── MissingExtraError    an optional library that is not installed
+"""Every error that a user can cause: the subclasses of `RecspecError`.
 
 A message says where, what was there, what was expected and what to do. The command line prints it and exits with
 status 2; anything else that reaches it is our own mistake.
@@ -30,8 +18,7 @@ from typing import Self
 class RecspecError(Exception):
     """A user's mistake, told in one message. `problems` holds each one where several were found at once."""
 
-    told = False
-    """Whether another process of the same run tells it, so that this one need not."""
+    told = False  # whether another process of the same run reports it
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -78,7 +65,7 @@ class ExportError(RecspecError):
 
 
 class TrainingError(RecspecError):
-    """A run that can't go on."""
+    """A run that can't go on (the loss became NaN, a rank died)."""
 
 
 class RequestError(RecspecError):
@@ -100,19 +87,13 @@ class MissingExtraError(RecspecError):
 
 
 UNKNOWN_SHOWN = 10
-NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000
-"""Names in one message, characters of each and of all: what a file brings may hold a million of any."""
+NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000  # names in a message; characters of each name, of all names
 
+# Errors of the disk, of a path or of permissions, which our own mistakes do not cause; some libraries give no number.
 _OF_THE_MACHINE = {
-    getattr(errno, name)
-    for name in (
-        "EACCES", "EBUSY", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE",
-        "ENODEV", "ENOENT", "ENOSPC", "ENOTDIR", "ENOTEMPTY", "ENXIO", "EPERM", "EROFS", "ESTALE", "ETXTBSY",
-    )
-    if hasattr(errno, name)
+    "EACCES", "EBUSY", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE",
+    "ENODEV", "ENOENT", "ENOSPC", "ENOTDIR", "ENOTEMPTY", "ENXIO", "EPERM", "EROFS", "ESTALE", "ETXTBSY",
 }  # fmt: skip
-"""What a system call says of the disk, of a path and of who may write to it: nothing that our own mistakes cause."""
-
 _SAID_IN_WORDS = (
     "no space left on device", "disk quota exceeded", "read-only file system", "permission denied", "file too large",
     "database or disk is full", "attempt to write a readonly database", "unable to open database file",
@@ -121,35 +102,25 @@ _SAID_IN_WORDS = (
 
 
 def of_the_machine(error: BaseException | None) -> str | None:
-    """The message for a full disk, a folder that can't be written to, and the like; None for anything else.
-
-    Some libraries give no error number; their errors are recognised by their text.
-    """
+    """The message for a full disk, a folder that can't be written to, and the like; None for anything else."""
     first = error
     while error is not None:
         if isinstance(error, MemoryError):
             return "there is not enough memory for this; ask for less at once, or take a larger machine"
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _OF_THE_MACHINE:
             names = [str(name) for name in (error.filename, error.filename2) if name is not None]
             text = error.strerror or str(error)
             return f"{' -> '.join(names)}: {text}" if names else text
         if any(words in str(error).lower() for words in _SAID_IN_WORDS):
-            return _first_lines(str(error))
+            return str(error).strip().splitlines()[0]
         error = error.__cause__ or error.__context__
     if isinstance(first, OSError) and first.errno is None and "requested and" in str(first):
         return f"a file could not be written whole ({first}); is the disk full?"  # numpy says only this
     return None
 
 
-def _first_lines(text: str) -> str:
-    return text.strip().splitlines()[0]
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the known name closest to `name`, or nothing when none is close.
-
-    A known name whose words begin with the letters of `name` is close too: `lr` is `learning_rate`.
-    """
+    """` (did you mean 'x'?)` for the known name closest to `name` or with these initials (`lr`); else nothing."""
     own = name.lower()
     if len(own) > CHARACTERS_SHOWN:  # matching takes the square of the length
         return ""
@@ -166,11 +137,10 @@ def _initials(text: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Names as they stand in a message: `'a', 'b'`, or `none`; of many or long ones the first."""
     names = list(names)
-    shown, size = [], 0
+    shown: list[str] = []
     for name in names[:NAMES_SHOWN]:
         shown.append(f"'{_shortened(name)}'")
-        size += len(shown[-1])
-        if size > LIST_SHOWN:
+        if sum(map(len, shown)) > LIST_SHOWN:
             break
     more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more or "none"
@@ -190,16 +160,12 @@ def unknown(kind: str, name: str | Sequence[str], known: Iterable[str]) -> str:
 
 
 def require_extra(module: str, extra: str) -> ModuleType:
-    """Import a library that only an extra installs.
-
-    Raises:
-        MissingExtraError: with the command that installs it.
-    """
+    """Import a library that only an extra installs; a `MissingExtraError` gives the command that installs it."""
+    library = module.split(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+        if error.name is None or error.name.split(".")[0] != library:
             raise
-        raise MissingExtraError(
-            f"this needs the library '{module.split('.')[0]}', which is not installed: pip install 'recspec[{extra}]'"
-        ) from None
+        how = f"pip install 'recspec[{extra}]'"
+        raise MissingExtraError(f"this needs the library '{library}', which is not installed: {how}") from None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from recspec.datasets.adult import LAYOUT
-from recspec.encoding.missing_values import UNKNOWN_ID
+from recspec.encoding.row_notes import UNKNOWN_ID
 from recspec.errors import DataError
 from recspec.inference import row_files
 from recspec.inference.answer_files import predict_file, predict_split

@@ -509,7 +509,7 @@ def test_values_no_model_may_see_are_named_with_file_column_and_row(
     tags.values[tags.offsets[43] + 1] = 1001
     spec = dataset(tmp_path, {}, kind)
     with monkeypatch.context() as unchecked:
-        unchecked.setattr("recspec.storage.values._checked_values", lambda raw, *_: raw)
+        unchecked.setattr("recspec.storage.column_plan._checked_values", lambda raw, *_: raw)
         writer = SplitWriter(tmp_path, "train", spec.features, kind, rows_per_file=37, label="label")
         with writer:
             writer.write(columns)

@@ -8,7 +8,7 @@ import pytest
 
 from recspec.errors import SpecError
 from recspec.spec import FeatureSpec
-from recspec.spec.aliases import CHANNELS
+from recspec.spec.sections import CHANNELS
 
 EXAMPLE = """\
 feature_spec:

@@ -18,9 +18,9 @@ def test_a_check_finds_every_problem_of_every_column(tmp_path: Path) -> None:
         ]
     }
     spec = spec_of(tmp_path, {"a": {"cardinality": 5}, "b": {"cardinality": 5}}, sources)
-    found = check_split(spec, "train")
-    assert found.num_rows is None
-    assert sorted(found.problems) == [
+    problems, num_rows = check_split(spec, "train")
+    assert num_rows is None
+    assert sorted(problems) == [
         f"1.csv, column 'a', row 1: 9 {BEYOND} (and 1 more row like it)",
         "1.csv, column 'b', row 1: 'x' is not an integer (int64)",
         "2.csv, column 'label', row 1: nan is not a finite number",

@@ -27,7 +27,7 @@ def test_what_is_written_is_read_back(
     assert reader.num_rows == num_rows
     assert_equal(reader.read(0, num_rows), {name: columns[name] for name in reader.features})
     assert all(len(chunk.files) == (4 if rows_per_file else 1) for chunk in spec.sources["train"])
-    assert check_split(spec, "train").problems == ()
+    assert check_split(spec, "train")[0] == []
     assert not list(tmp_path.rglob("*.tmp")), "temporary files are gone"
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
 from recspec.encoding.hashing import CROSS_KEY
-from recspec.encoding.missing_values import MISSING_ID, UNKNOWN_ID
+from recspec.encoding.row_notes import MISSING_ID, UNKNOWN_ID
 from recspec.errors import BundleError, DataError, RecspecError
 from recspec.evaluation import evaluate
 from recspec.inference.predictor import Predictor

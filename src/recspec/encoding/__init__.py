@@ -11,56 +11,38 @@ from recspec.encoding.encoder_kinds import (
     Scaler,
     VocabularyEncoder,
 )
-from recspec.encoding.encoders import ENCODERS_FILE, VOCABULARIES, Encoders, raw_names, read_encoders
+from recspec.encoding.encoders import (
+    ENCODERS_FILE,
+    VOCABULARIES,
+    Encoders,
+    encode_history,
+    raw_names,
+    read_encoders,
+)
 from recspec.encoding.hashing import CROSS_KEY
-from recspec.encoding.histories import encode_history
-from recspec.encoding.missing_values import UNKNOWN_ID, MissingValues, count_missing, misread_lists, out_of_range
 from recspec.encoding.raw_columns import as_column, combined, in_strings, is_text, split_lists, widened
 from recspec.encoding.raw_values import MISSING_NUMBERS, TRUTH, Lists, cut
 from recspec.encoding.request_encoder import Arrays, RequestEncoder
-from recspec.encoding.row_notes import LEFT_OUT, NO_EVENT, Predictions, column_notes, renumbered, row_at
+from recspec.encoding.row_notes import (
+    LEFT_OUT,
+    NO_EVENT,
+    UNKNOWN_ID,
+    MissingValues,
+    Predictions,
+    column_notes,
+    count_missing,
+    misread_lists,
+    out_of_range,
+    renumbered,
+    row_at,
+)
 from recspec.encoding.vocabulary import Vocabulary
 
 __all__ = [
-    "CROSS_KEY",
-    "ENCODERS_FILE",
-    "LEFT_OUT",
-    "MISSING_NUMBERS",
-    "NO_EVENT",
-    "TRUTH",
-    "UNKNOWN_ID",
-    "VOCABULARIES",
-    "Arrays",
-    "BucketEncoder",
-    "CrossEncoder",
-    "Encoder",
-    "Encoders",
-    "HashEncoder",
-    "Lists",
-    "MissingValues",
-    "NumberEncoder",
-    "Predictions",
-    "RequestEncoder",
-    "ScaleEncoder",
-    "Scaler",
-    "Vocabulary",
-    "VocabularyEncoder",
-    "as_column",
-    "column_notes",
-    "combined",
-    "count_missing",
-    "cut",
-    "encode_history",
-    "hashing",
-    "in_strings",
-    "is_text",
-    "misread_lists",
-    "out_of_range",
-    "raw_names",
-    "raw_values",
-    "read_encoders",
-    "renumbered",
-    "row_at",
-    "split_lists",
-    "widened",
-]
+    "CROSS_KEY", "ENCODERS_FILE", "LEFT_OUT", "MISSING_NUMBERS", "NO_EVENT", "TRUTH", "UNKNOWN_ID", "VOCABULARIES",
+    "Arrays", "BucketEncoder", "CrossEncoder", "Encoder", "Encoders", "HashEncoder", "Lists", "MissingValues",
+    "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler", "Vocabulary", "VocabularyEncoder",
+    "as_column", "column_notes", "combined", "count_missing", "cut", "encode_history", "hashing", "in_strings",
+    "is_text", "misread_lists", "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "row_at",
+    "split_lists", "widened",
+]  # fmt: skip

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from recspec.encoding import raw_values
 from recspec.encoding.hashing import Prints, fingerprint64, fingerprint64_of_one
 from recspec.encoding.raw_columns import (
     RawValues,
@@ -24,28 +25,12 @@ from recspec.encoding.raw_columns import (
     is_text,
     split_lists,
 )
-from recspec.encoding.raw_values import (
-    UNKNOWN,
-    Ids,
-    Lists,
-    bucket,
-    crossed,
-    cut,
-    encode_numbers,
-    missing_numbers,
-    of_known,
-    others,
-    transformed,
-    within,
-)
+from recspec.encoding.raw_values import UNKNOWN, Encoded, Ids
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import DataError, unknown
 
-FAR = 100.0
-"""Standard deviations from the mean; among 10,000 training rows not one can lie as far (Samuelson's inequality)."""
-
-EMPTY_PRINT = fingerprint64_of_one(b"")
-"""The fingerprint of the empty text, which a missing one counts as."""
+FAR = 100.0  # standard deviations: none of 10,000 training rows can lie as far from the mean (Samuelson's inequality)
+EMPTY_PRINT = fingerprint64_of_one(b"")  # of a missing text too
 
 
 class _Encoder(BaseModel):
@@ -57,19 +42,14 @@ class _Encoder(BaseModel):
     def present(self, values: RawValues) -> pa.Array:
         """Raw values as `prepare` read them: stripped where blanks don't count, null where a value means missing."""
         array = as_array(values)
-        if not is_text(array.type):
-            return self._present_numbers(array)
-        if self.strip:
-            array = pc.utf8_trim_whitespace(array)
-        if self.missing_values:
-            array = pc.if_else(pc.is_in(array, pa.array(self.missing_values, array.type)), None, array)
+        if is_text(array.type):
+            array = pc.utf8_trim_whitespace(array) if self.strip else array
+            if self.missing_values:
+                array = pc.if_else(pc.is_in(array, pa.array(self.missing_values, array.type)), None, array)
+        elif (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)) and self.missing_values:
+            missing = pa.array(raw_values.missing_numbers(self), pa.int64())
+            array = pc.if_else(pc.is_in(as_int64(array), missing), None, array) if len(missing) else array
         return array
-
-    def _present_numbers(self, array: pa.Array) -> pa.Array:
-        missing = missing_numbers(self)
-        if not missing or not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-            return array
-        return pc.if_else(pc.is_in(as_int64(array), pa.array(missing, pa.int64())), None, array)
 
 
 class _OneColumn(_Encoder):
@@ -106,7 +86,7 @@ class VocabularyEncoder(_OneColumn):
             return ids
         array = as_array(values)
         keys = as_int64(array) if vocabulary.is_numeric else as_text(array)
-        return others(self, ids, keys.to_pylist(), len(vocabulary))
+        return raw_values.others(self, ids, keys.to_pylist(), len(vocabulary))
 
 
 class HashEncoder(_OneColumn):
@@ -128,7 +108,7 @@ class HashEncoder(_OneColumn):
 
     def _hash(self, array: pa.Array) -> Ids:
         texts = as_text(array)
-        ids = within(fingerprint64(texts), self.cardinality)
+        ids = raw_values.within(fingerprint64(texts), self.cardinality)
         return np.where(pc.fill_null(pc.not_equal(texts, ""), False).to_numpy(zero_copy_only=False), ids, UNKNOWN)
 
 
@@ -176,14 +156,7 @@ class CrossEncoder(_Encoder):
         return self
 
     def ids(self, parts: Sequence[RawValues], sources: Sequence[str] | None = None) -> Ids:
-        """The id of each row, from the values of the columns in their order.
-
-        Args:
-            sources: The columns' names where the values come from.
-
-        Raises:
-            DataError: naming each column with boundaries that does not hold numbers.
-        """
+        """The id of each row, from its values in the columns' order. Errors name a column as in `sources`."""
         found, problems = list[tuple[Prints, NDArray[np.bool_]]](), list[str]()
         for name, source, part in zip(self.columns, sources or self.columns, parts, strict=True):
             try:
@@ -192,13 +165,13 @@ class CrossEncoder(_Encoder):
                 problems += [f"column '{source}': {problem}" for problem in error.problems]
         if problems:
             raise DataError.of("raw rows", problems)
-        return crossed(self, *zip(*found, strict=True))
+        return raw_values.crossed(self, *zip(*found, strict=True))
 
     def _print(self, name: str, array: pa.Array) -> tuple[Prints, NDArray[np.bool_]]:
         """A fingerprint for each row of a column, and where it lacks a value."""
         if name in self.boundaries:
             numbers = as_numbers(array)
-            return bucket(self.boundaries[name], numbers).astype(np.uint64), np.isnan(numbers)
+            return raw_values.bucket(self.boundaries[name], numbers).astype(np.uint64), np.isnan(numbers)
         if name in self.whole:
             array = as_int64(array)
         lacks = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
@@ -223,7 +196,7 @@ class _Number(_OneColumn):
 
     def transformed(self, values: RawValues) -> NDArray[np.float64]:
         """Numbers after low and high, then missing, then the logarithm; NaN where one stays missing."""
-        return transformed(self, as_numbers(as_array(values)))
+        return raw_values.transformed(self, as_numbers(as_array(values)))
 
 
 class NumberEncoder(_Number):
@@ -244,28 +217,24 @@ class ScaleEncoder(_Number):
 
 
 Encoder = VocabularyEncoder | HashEncoder | BucketEncoder | CrossEncoder | NumberEncoder | ScaleEncoder
-ENCODERS = TypeAdapter(dict[str, Annotated[Encoder, Field(discriminator="kind")]])
-"""What `encoders.json` holds: an encoder for each feature."""
+ENCODERS = TypeAdapter(dict[str, Annotated[Encoder, Field(discriminator="kind")]])  # what `encoders.json` holds
 
 
 def encode(
     encoder: Encoder, parts: Sequence[RawValues], vocabularies: Mapping[str, Vocabulary], sources: Sequence[str] | None
-) -> NDArray[np.generic] | Lists:
+) -> Encoded:
     """The prepared column that an encoder makes of its raw columns."""
     parts = [encoder.present(part) for part in parts]
     if isinstance(encoder, CrossEncoder):
         return encoder.ids(parts, sources)
     (values,) = parts
-    length = getattr(encoder, "length", None)
-    if length is None:
+    if isinstance(encoder, (BucketEncoder, ScaleEncoder)) or (length := encoder.length) is None:
         return _encode_scalars(encoder, values, vocabularies)
-    assert not isinstance(encoder, (BucketEncoder, ScaleEncoder)), "these have no length"
     flat, offsets = split_lists(values, encoder.separator)
     if isinstance(encoder, NumberEncoder):
-        return cut(_encode_scalars(encoder, flat, vocabularies), offsets, length, encoder.keep)
+        return raw_values.cut(_encode_scalars(encoder, flat, vocabularies), offsets, length, encoder.keep)
     ids = _encode_scalars(encoder, encoder.present(flat), vocabularies).astype(np.int64, copy=False)
-    keep = encoder.keep if isinstance(encoder, VocabularyEncoder) else "first"
-    return of_known(ids, ids, offsets, length, keep)
+    return raw_values.of_known(ids, ids, offsets, length, getattr(encoder, "keep", "first"))
 
 
 def _encode_scalars(encoder: Encoder, values: pa.Array, vocabularies: Mapping[str, Vocabulary]) -> NDArray[np.generic]:
@@ -273,7 +242,7 @@ def _encode_scalars(encoder: Encoder, values: pa.Array, vocabularies: Mapping[st
         return encoder.ids(values, vocabularies[encoder.vocabulary])
     if isinstance(encoder, HashEncoder):
         return encoder.ids(values)
-    made = encode_numbers(encoder, as_numbers(values))
+    made = raw_values.encode_numbers(encoder, as_numbers(values))
     return made if isinstance(encoder, BucketEncoder) else made.astype(np.float32)
 
 
@@ -281,8 +250,7 @@ def is_far(encoder: Encoder, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which numbers are `FAR` standard deviations or more from the mean of a `scale` encoder; of others none."""
     if not isinstance(encoder, ScaleEncoder):
         return np.zeros(numbers.shape, bool)
-    far: NDArray[np.bool_] = np.abs(transformed(encoder, numbers) - encoder.mean) >= FAR * encoder.std
-    return far
+    return np.greater_equal(np.abs(raw_values.transformed(encoder, numbers) - encoder.mean), FAR * encoder.std)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""The encoders of a dataset with their vocabularies: raw rows to prepared columns, and the file that keeps them."""
+"""The encoders of a dataset with their vocabularies: raw rows to prepared columns."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from recspec.encoding.encoder_kinds import (
     VocabularyEncoder,
     encode,
 )
-from recspec.encoding.raw_columns import RawValues
-from recspec.encoding.raw_values import Ids, Lists, Raw, encode_ids
+from recspec.encoding.raw_columns import RawValues, split_lists
+from recspec.encoding.raw_values import UNKNOWN, Encoded, Ids, Lists, Raw, encode_ids, of_known
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import DataError, listed, nearest, unknown
 from recspec.files import PathError, confined, read_text, whole_file
@@ -32,11 +33,7 @@ VOCABULARIES = "vocabularies"
 
 
 def read_encoders(folder: Path) -> dict[str, Encoder]:
-    """What `encoders.json` says, by feature.
-
-    Raises:
-        DataError: if the file is missing or not what it should be.
-    """
+    """What `encoders.json` says, by feature. Raises `DataError` if the file is missing or not what it should be."""
     path = folder / ENCODERS_FILE
     if not path.exists():
         raise DataError(f"{path}: no such file; raw values can't be encoded without it")
@@ -56,11 +53,7 @@ class Encoders:
 
     @classmethod
     def load(cls, folder: Path) -> Encoders:
-        """Read `encoders.json` and the vocabularies it names.
-
-        Raises:
-            DataError: if a file is missing or not what it should be.
-        """
+        """Read `encoders.json` and its vocabularies. Raises `DataError` if a file is missing or damaged."""
         encoders = read_encoders(folder)
         names = {encoder.vocabulary for encoder in encoders.values() if isinstance(encoder, VocabularyEncoder)}
         try:
@@ -79,55 +72,45 @@ class Encoders:
             vocabulary.save(confined(folder, f"{VOCABULARIES}/{name}.parquet"))
 
     def vocabulary_of(self, feature: str) -> Vocabulary:
-        """The vocabulary that a categorical feature's raw values are looked up in.
-
-        Raises:
-            DataError: if the feature is unknown, a number, or hashed.
-        """
+        """The vocabulary of a feature. Raises `DataError` if the feature is unknown, a number, or hashed."""
         encoder = self.encoder(feature)
         if not isinstance(encoder, VocabularyEncoder):
             what = "a number" if isinstance(encoder, (NumberEncoder, ScaleEncoder)) else f"encoded by {encoder.kind}"
             raise DataError(f"feature '{feature}' is {what}; it has no vocabulary")
         return self.vocabularies[encoder.vocabulary]
 
-    def encode(self, table: pa.Table, features: Iterable[str] | None = None) -> dict[str, NDArray[np.generic] | Lists]:
-        """Prepared columns of raw rows: arrays, and for lists values and offsets.
+    def encode(self, table: pa.Table, features: Iterable[str] | None = None) -> dict[str, Encoded]:
+        """Prepared columns of raw rows, by default of all features: arrays, and for lists values and offsets.
 
-        A raw column may bear the feature's name or the name it had in the raw files.
-
-        Args:
-            features: Which to encode; all by default.
-
-        Raises:
-            DataError: naming every column that is missing, and every value that is not a number where one must be.
+        A raw column may bear the feature's name or the name it had in the raw files. Raises `DataError`, which names
+        every column that is missing and every value that is not a number where one must be.
         """
-        wanted = list(self.encoders if features is None else features)
         found = table.column_names
-        missing = self._missing(wanted, found)
-        problems = [f"no column '{column}'{needed}{nearest(column, found)}" for column, needed in missing.items()]
-        encoded: dict[str, NDArray[np.generic] | Lists] = {}
-        for name in wanted:
-            sources = [source for source in self.sources(name, found) if source is not None]
-            if self.can_encode(name, found):
-                try:
-                    encoded[name] = encode(
-                        self.encoders[name], [table.column(source) for source in sources], self.vocabularies, sources
-                    )
-                except DataError as error:  # a bad cell is one problem, however many features are made from it
-                    where = "" if isinstance(self.encoders[name], CrossEncoder) else f"column '{sources[0]}': "
-                    problems += [f"{where}{problem}" for problem in error.problems]
+        problems: list[str] = []
+        missing: dict[str, str] = {}  # column -> the feature that needs it, where its name does not say so
+        encoded: dict[str, Encoded] = {}
+        for name in self.encoders if features is None else features:
+            encoder, sources = self.encoder(name), self.sources(name, found)
+            there = [source for source in sources if source is not None]
+            if len(there) < len(sources):
+                for column, source in zip(self._raw(name), sources, strict=True):
+                    if source is None:
+                        missing.setdefault(column, "" if column == name else f" that '{name}' is made from")
+                continue
+            try:
+                encoded[name] = encode(encoder, [table.column(source) for source in there], self.vocabularies, there)
+            except DataError as error:  # a bad cell is one problem, however many features are made from it
+                where = "" if isinstance(encoder, CrossEncoder) else f"column '{there[0]}': "
+                problems += [f"{where}{problem}" for problem in error.problems]
+        problems += [f"no column '{column}'{needed}{nearest(column, found)}" for column, needed in missing.items()]
         if problems:
             refused = DataError.of("raw rows", problems)
             between = "; " if len(refused.problems) == 1 else "\n  "
             raise DataError(f"{refused}{between}found {listed(found)}", refused.problems) if missing else refused
         return encoded
 
-    def encode_column(self, feature: str, values: RawValues) -> NDArray[np.generic] | Lists:
-        """The prepared column of a feature that is made from one raw column.
-
-        Raises:
-            DataError: for a value that is not a number where one must be, naming its row.
-        """
+    def encode_column(self, feature: str, values: RawValues) -> Encoded:
+        """The prepared column of a feature made from one raw column. A `DataError` names a row that holds no number."""
         return encode(self.encoder(feature), [values], self.vocabularies, None)
 
     def encode_values(self, feature: str, values: Sequence[Raw], *, are_texts: bool) -> Ids:
@@ -137,10 +120,7 @@ class Encoders:
         return encode_ids(encoder, values, known, are_texts=are_texts)
 
     def named(self, columns: Sequence[str]) -> list[str]:
-        """Names of raw columns without the blanks around them, as in files that separate values by ", ".
-
-        A name stays as it is where a feature is made from exactly that name, or where two names would become equal.
-        """
+        """Names of raw columns without blanks around them, unless a feature needs the blanks or names become equal."""
         made_from = {*self.encoders}
         for encoder in self.encoders.values():
             made_from |= {*encoder.columns} if isinstance(encoder, CrossEncoder) else {encoder.column or ""}
@@ -152,11 +132,7 @@ class Encoders:
         return None not in self.sources(feature, columns)
 
     def encoder(self, feature: str) -> Encoder:
-        """The encoder of a feature.
-
-        Raises:
-            DataError: if there is none, with the nearest name.
-        """
+        """The encoder of a feature. Raises `DataError` if there is none, with the nearest name."""
         if feature not in self.encoders:
             raise DataError(unknown("feature", feature, self.encoders))
         return self.encoders[feature]
@@ -165,37 +141,28 @@ class Encoders:
         """The names here of the columns that a feature is made from; None for each that is missing."""
         encoder = self.encoder(feature)
         if isinstance(encoder, CrossEncoder):
-            return [self._renamed(raw, columns) for raw in encoder.columns]
+            return [next((name for name in chain([raw], self.made_from(raw)) if name in columns), None)
+                    for raw in encoder.columns]  # fmt: skip
         return [next((name for name in (feature, encoder.column) if name in columns), None)]
 
-    def _renamed(self, raw: str, columns: Sequence[str]) -> str | None:
-        """The name of a raw column here: its own, or that of a feature made from this column alone."""
-        if raw in columns:
-            return raw
-        same = (name for name, encoder in self.encoders.items() if not isinstance(encoder, CrossEncoder)
-                and encoder.column == raw and name in columns)  # fmt: skip
-        return next(same, None)
+    def made_from(self, raw: str) -> Iterator[str]:
+        """The features made from this raw column alone, under whose names a cross finds it too."""
+        for name, encoder in self.encoders.items():
+            if not isinstance(encoder, CrossEncoder) and encoder.column == raw:
+                yield name
 
-    def _missing(self, features: Iterable[str], columns: Sequence[str]) -> dict[str, str]:
-        """Each missing column once, with the feature that needs it where its name does not say so."""
-        missing: dict[str, str] = {}
-        for name in features:
-            encoder = self.encoder(name)
-            if isinstance(encoder, CrossEncoder):
-                raw = encoder.columns
-            else:  # buckets of a number are made from the number's column, whatever their own name
-                raw = (encoder.column if encoder.column is not None and encoder.column in self.encoders else name,)
-            for column, source in zip(raw, self.sources(name, columns), strict=True):
-                if source is None:
-                    missing.setdefault(column, "" if column == name else f" that '{name}' is made from")
-        return missing
+    def _raw(self, feature: str) -> Sequence[str]:
+        """The columns to ask for where a feature's are missing."""
+        encoder = self.encoders[feature]
+        if isinstance(encoder, CrossEncoder):
+            return encoder.columns
+        # buckets of a number are made from the number's column, whatever their own name
+        return [encoder.column if encoder.column is not None and encoder.column in self.encoders else feature]
 
 
 def _without_defaults(encoder: Encoder) -> dict[str, object]:
     """An encoder's kind and the settings that differ from their defaults, as the file keeps them."""
-    defaults = {name: field.default for name, field in type(encoder).model_fields.items() if name != "kind"}
-    settings = encoder.model_dump(mode="json").items()
-    return {name: value for name, value in settings if name not in defaults or getattr(encoder, name) != defaults[name]}
+    return encoder.model_dump(mode="json", include={"kind", *encoder.model_dump(exclude_defaults=True)})
 
 
 def raw_names(encoders: Encoders | None, features: Iterable[str]) -> Iterator[str]:
@@ -206,7 +173,56 @@ def raw_names(encoders: Encoders | None, features: Iterable[str]) -> Iterator[st
             yield feature
         elif isinstance(encoder, CrossEncoder):
             yield from encoder.columns
-            yield from (name for name, other in encoders.encoders.items()
-                        if not isinstance(other, CrossEncoder) and other.column in encoder.columns)  # fmt: skip
+            for raw in encoder.columns:
+                yield from encoders.made_from(raw)
         else:
             yield from (feature, encoder.column or feature)
+
+
+@dataclass(frozen=True)
+class History:
+    """The earlier events of each row's user."""
+
+    ids: Lists  # of the known items, at most the latest `length` of a row
+    numbers: Lists | None  # the number of each of these items, where the rows hold such a column
+    empty: int  # rows without any event
+    with_unknown: int  # rows with an unknown item; such events are left out
+
+
+def encode_history(encoders: Encoders, table: pa.Table, items: str, numbers: str | None) -> History:
+    """The histories in a column of lists of raw items and, if the rows hold it, a column of a number for each item.
+
+    Raises `DataError` if the items' column is missing, or a row has not as many numbers as items.
+    """
+    encoder, columns = encoders.encoder(items), table.column_names
+    assert isinstance(encoder, VocabularyEncoder), items
+    if not encoders.can_encode(items, columns):
+        encoders.encode(table, [items])  # names what is missing
+    _, flat, offsets = _split(encoders, table, items)
+    ids, lengths = encoders.vocabularies[encoder.vocabulary].encode(flat), np.diff(offsets)
+    length = encoder.length or len(ids)
+    of_events = None
+    if numbers is not None and encoders.can_encode(numbers, columns):
+        of_events = of_known(_numbers(encoders, table, numbers, lengths), ids, offsets, length, "last")
+    rows = np.repeat(np.arange(table.num_rows), lengths)
+    with_unknown = len(np.unique(rows[ids == UNKNOWN]))
+    return History(of_known(ids, ids, offsets, length, "last"), of_events, int((lengths == 0).sum()), with_unknown)
+
+
+def _numbers(encoders: Encoders, table: pa.Table, name: str, lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+    encoder = encoders.encoder(name)
+    assert isinstance(encoder, NumberEncoder), name
+    source, flat, offsets = _split(encoders, table, name)
+    wrong = np.flatnonzero(np.diff(offsets) != lengths)
+    if len(wrong):
+        row = int(wrong[0])
+        found = f"row {row + 1} holds {np.diff(offsets)[row]} numbers beside {lengths[row]} items"
+        raise DataError(f"raw rows: column '{source}': {found}; expected one for each, or no such column")
+    return np.nan_to_num(encoder.transformed(flat), nan=0.0).astype(np.float32)
+
+
+def _split(encoders: Encoders, table: pa.Table, name: str) -> tuple[str | None, pa.Array, NDArray[np.int64]]:
+    """A raw column of lists: its name, all values, and the offset of each row."""
+    encoder, (source,) = encoders.encoder(name), encoders.sources(name, table.column_names)
+    assert isinstance(encoder, (VocabularyEncoder, NumberEncoder)), name
+    return source, *split_lists(encoder.present(table.column(source)), encoder.separator)

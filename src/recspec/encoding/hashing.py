@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,15 +19,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Prints = NDArray[np.uint64]
-"""Fingerprints, or other whole numbers taken modulo 2^64."""
-
-CROSS_KEY = 0xDECAFCAFFE
-"""The first value of a chain: TensorFlow's default hash key."""
-
-FEW = 64
-"""Texts up to which hashing one by one is faster: arrays take at least 60 us, a text of up to 16 bytes 2 us."""
-
+Prints = NDArray[np.uint64]  # fingerprints, or other whole numbers taken modulo 2^64
+CROSS_KEY = 0xDECAFCAFFE  # the first value of a chain: TensorFlow's default hash key
+FEW = 64  # texts up to which hashing one by one is faster: arrays take at least 60 us, a text of up to 16 bytes 2 us
 _K0, _K1, _K2 = (np.uint64(k) for k in (0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F))
 _MUL = np.uint64(0xC6A4A7935BD1E995)
 _ONE = np.uint64(1)
@@ -34,11 +29,7 @@ _ALL, _WHOLE_K2 = (1 << 64) - 1, int(_K2)
 
 
 def fingerprint64(texts: pa.Array) -> Prints:
-    """Fingerprint of each text's UTF-8 bytes; a missing text counts as the empty one.
-
-    Args:
-        texts: Of type string, large_string, binary or large_binary.
-    """
+    """Fingerprint of each text's UTF-8 bytes, or of each binary value; a missing one counts as the empty text."""
     return _prints(_Bytes.of(texts))
 
 
@@ -74,13 +65,13 @@ def fingerprint64_of_one(text: bytes) -> int:
 
 def _prints(bytes_: _Bytes) -> Prints:
     prints = np.full(len(bytes_.starts), _K2, np.uint64)
-    for longest, hashed in ((3, _up_to_3), (7, _up_to_7), (16, _up_to_16), (32, _up_to_32), (64, _up_to_64)):
-        rows = np.flatnonzero((bytes_.lengths <= longest) & (bytes_.lengths > _SHORTER[longest]))
+    shorter, lengths = 0, bytes_.lengths
+    for longest, hashed in ((3, _up_to_3), (7, _up_to_7), (16, _up_to_16), (32, _up_to_32), (64, _up_to_64),
+                            (np.iinfo(np.int64).max, _longer)):  # fmt: skip
+        rows = np.flatnonzero((lengths <= longest) & (lengths > shorter))
         if len(rows):
             prints[rows] = hashed(bytes_.take(rows))
-    rows = np.flatnonzero(bytes_.lengths > 64)
-    if len(rows):
-        prints[rows] = _longer(bytes_.take(rows))
+        shorter = longest
     return prints
 
 
@@ -93,25 +84,14 @@ def concatenate(first: Prints | int, second: Prints) -> Prints:
 
 def cross(parts: Sequence[Prints]) -> Prints:
     """One fingerprint of several columns' row by row, chained in their order from `CROSS_KEY`."""
-    chained: Prints | int = CROSS_KEY
-    for part in parts:
-        chained = concatenate(chained, part)
-    assert not isinstance(chained, int), "a cross of nothing"
-    return chained
-
-
-# --- the bytes -------------------------------------------------------------------------------------------------------
-
-_SHORTER = {3: 0, 7: 3, 16: 7, 32: 16, 64: 32}
-"""The length just below each class, by the longest of the class."""
+    return reduce(concatenate, parts, np.array(CROSS_KEY, np.uint64))
 
 
 @dataclass(frozen=True)
 class _Bytes:
     """Texts that lie one after the other, with each one's start and length."""
 
-    data: NDArray[np.uint8]
-    """With 8 more bytes at the end, so that a word can be read from any byte."""
+    data: NDArray[np.uint8]  # with 8 more bytes at the end, so that a word can be read from any byte
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
@@ -119,14 +99,11 @@ class _Bytes:
     def of(cls, texts: pa.Array) -> _Bytes:
         import pyarrow as pa
 
-        kind = texts.type
-        assert pa.types.is_string(kind) or pa.types.is_binary(kind) or _is_large(kind), kind
+        texts = texts.cast(pa.large_binary())
         _, ends, data = texts.buffers()
-        width = np.int64 if _is_large(kind) else np.int32
-        if ends is None or not len(texts):
-            offsets = np.zeros(len(texts) + 1, np.int64)
-        else:
-            offsets = np.frombuffer(ends, width)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        if ends is not None and len(texts):
+            offsets = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1]
         used = np.zeros(offsets[-1] - offsets[0] + 8, np.uint8)
         if data is not None:
             used[:-8] = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
@@ -150,25 +127,11 @@ class _Bytes:
         found: Prints = self.data[self.starts + at].astype(np.uint64)
         return found
 
-    def word(self, at: NDArray[np.int64] | int) -> Prints:
-        """The 8 bytes from a place in each text; a place below 0 counts from its end."""
-        return self._words(np.dtype("<u8"), at)
-
-    def half(self, at: NDArray[np.int64] | int) -> Prints:
-        """Likewise 4 bytes."""
-        return self._words(np.dtype("<u4"), at)
-
-    def _words(self, kind: np.dtype[np.unsignedinteger], at: NDArray[np.int64] | int) -> Prints:
-        view = np.ndarray((len(self.data) - 7,), kind, self.data, strides=(1,))
-        places = self.starts + at if not isinstance(at, int) or at >= 0 else self.starts + self.lengths + at
-        words: Prints = view[places].astype(np.uint64)
+    def word(self, at: int, kind: str = "<u8") -> Prints:
+        """The 8 bytes (4 with `<u4`) from a place in each text; a place below 0 counts from its end."""
+        view = np.ndarray((len(self.data) - 7,), np.dtype(kind), self.data, strides=(1,))
+        words: Prints = view[self.starts + at if at >= 0 else self.starts + self.lengths + at].astype(np.uint64)
         return words
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
 
 # --- FarmHash, by length of text -------------------------------------------------------------------------------------
@@ -196,7 +159,7 @@ def _up_to_3(text: _Bytes) -> Prints:
 
 
 def _up_to_7(text: _Bytes) -> Prints:
-    return _pair(text.size + (text.half(0) << np.uint64(3)), text.half(-4), text.mul)
+    return _pair(text.size + (text.word(0, "<u4") << np.uint64(3)), text.word(-4, "<u4"), text.mul)
 
 
 def _up_to_16(text: _Bytes) -> Prints:

@@ -13,21 +13,15 @@ from numpy.typing import NDArray
 from recspec.encoding.raw_values import MISSING_NUMBERS, number, whole
 from recspec.errors import DataError
 
-TEXT_BYTES = 2**31 - 1
-"""Text that one array of type `string` can hold; more text is held as `large_string`."""
-
-SMALL = 4096
-"""Rows up to which looking each value up costs less than finding the different ones, or than pyarrow's hash table."""
+TEXT_BYTES = 2**31 - 1  # text that one array of type `string` can hold; more text is held as `large_string`
+SMALL = 4096  # rows up to which looking each value up costs less than finding the different ones, or than a hash table
 
 RawValues: TypeAlias = Any
 """A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
 
 
 def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArray[np.int64]]:
-    """All values of a column of lists, and the offset of each row; a text is cut at the separator.
-
-    Empty values (as in `a||b` or an empty text) are left out; a missing list is empty.
-    """
+    """All values of a column of lists but empty ones, and the offset of each row; a text is cut at the separator."""
     if not _is_list(array.type):
         if separator is None:
             array = pc.list_slice(pa.array([[v] for v in array.to_pylist()], pa.list_(array.type)), 0)
@@ -78,9 +72,8 @@ def widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def narrowed(array: pa.Array) -> pa.Array:
     """The array as string if its text fits, so that a vocabulary's type depends on its own size alone."""
-    if not pa.types.is_large_string(array.type) or array.nbytes > TEXT_BYTES:
-        return array
-    return array.cast(pa.string())
+    fits = pa.types.is_large_string(array.type) and array.nbytes <= TEXT_BYTES
+    return array.cast(pa.string()) if fits else array
 
 
 def in_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -96,9 +89,7 @@ def in_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return None if value is None else str(int(value) if isinstance(value, bool) else value)
 
 
 def whole_or_text(array: pa.Array) -> pa.Array:
@@ -130,9 +121,6 @@ def as_int64(array: pa.Array) -> pa.Array:
         array = array.cast(pa.float64())
         is_whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), 2.0**53))
         return pc.if_else(pc.fill_null(is_whole, False), array, None).cast(pa.int64())
-    if pa.types.is_nested(array.type):
-        held = "lists" if _is_list(array.type) else "objects"
-        raise DataError(f"holds {held}; expected one value a row")
     return _parsed(as_text(array), whole, pa.int64())
 
 

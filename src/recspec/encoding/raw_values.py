@@ -15,28 +15,23 @@ from numpy.typing import NDArray
 
 from recspec.encoding.hashing import FEW, Prints, cross, fingerprint64_of_bytes, fingerprint64_of_one
 
-Settings: TypeAlias = Any
-"""An encoder of `encoders.json`: any object with its settings as attributes."""
-Raw: TypeAlias = Any
-"""A text, a number, or None for a missing value."""
+Settings: TypeAlias = Any  # an encoder of `encoders.json`: any object with its settings as attributes
+Raw: TypeAlias = Any  # a text, a number, or None for a missing value
 Ids = NDArray[np.int64]
-Lists = tuple[NDArray[np.generic], NDArray[np.int64]]
-"""Values and offsets: row i holds values[offsets[i]:offsets[i + 1]]."""
+Offsets = NDArray[np.int64]
+Lists = tuple[NDArray[np.generic], Offsets]  # row i holds values[offsets[i]:offsets[i + 1]]
+Encoded = NDArray[np.generic] | Lists
+Keep = Literal["first", "last"]
 
-UNKNOWN = 0
-"""The id of a value that the vocabulary does not hold; in a list, of padding."""
+UNKNOWN = 0  # the id of a value that the vocabulary does not hold; in a list, of padding
 
+# Texts, in any case, that mean a missing value, or are a number like JSON's true, where a number is expected:
 MISSING_NUMBERS = ("n/a", "na", "#n/a", "null", "none", "nan", "-", "?", "\\n")
-"""Texts, in any case, that mean a missing value where a number is expected. Elsewhere they are ordinary text."""
 TRUTH = {"true": 1, "false": 0}
-"""Texts, in any case, that are numbers where a number is expected, like JSON's true and false."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}(\.0+)?")
+# Python's float accepts more, such as `1_000` and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
-"""Python's float accepts more, such as `1_000` and digits of other scripts."""
-
-
-# --- ids -------------------------------------------------------------------------------------------------------------
 
 
 class KnownValues:
@@ -70,15 +65,11 @@ def missing_numbers(encoder: Settings) -> list[int]:
 
 
 def encode_ids(encoder: Settings, values: Sequence[Raw], known: Any = None, *, are_texts: bool = True) -> Ids:
-    """What a `vocabulary` or `hash` encoder makes of texts, or of whole numbers.
-
-    Args:
-        known: The vocabulary, a `KnownValues` or alike.
-        are_texts: False for whole numbers; the encoder's `missing` then replaces none of them.
-    """
-    if encoder.kind == "hash":
-        return _hash_ids(encoder, values)
+    """Ids of texts, or of whole numbers (`missing` replaces none); `known` is a vocabulary or `KnownValues`."""
     values = present(encoder, values)
+    if encoder.kind == "hash":
+        keys = [*map(whole, values)] if encoder.whole else values
+        return _hashed(["" if key is None else str(key) for key in keys], encoder.cardinality)
     if encoder.missing is not None and are_texts:
         values = [encoder.missing if value is None else value for value in values]
     keys = [*map(whole if known.is_numeric else _text, values)]
@@ -95,13 +86,6 @@ def others(encoder: Settings, ids: Ids, keys: Sequence[Raw], num_known: int) -> 
     if encoder.buckets and rows:
         ids[rows] = num_known + _hashed([str(keys[row]) for row in rows], encoder.buckets + 1)
     return ids
-
-
-def _hash_ids(encoder: Settings, values: Sequence[Raw]) -> Ids:
-    keys = present(encoder, values)
-    if encoder.whole:
-        keys = [*map(whole, keys)]
-    return _hashed(["" if key is None else str(key) for key in keys], encoder.cardinality)
 
 
 def cross_ids(encoder: Settings, parts: Sequence[Any]) -> Ids:
@@ -156,15 +140,8 @@ def _hashed(texts: Sequence[str], cardinality: int) -> Ids:
     return np.where(np.array(texts, object) == "", UNKNOWN, ids_of_all)
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
-
-
 def number(text: str) -> float:
-    """The number that a text spells, NaN where it means missing.
-
-    Raises:
-        ValueError: if it spells none.
-    """
+    """The number that a text spells, NaN where it means missing. Raises `ValueError` if it spells none."""
     text = text.strip()
     word = text.lower()
     if not text or word in MISSING_NUMBERS:
@@ -177,11 +154,7 @@ def number(text: str) -> float:
 
 
 def numbers_of(encoder: Settings, values: Any) -> NDArray[np.float64]:
-    """Texts, or an array of floats, as numbers; NaN where one is missing.
-
-    Raises:
-        ValueError: for a text that is not a number, and for an infinite number.
-    """
+    """Texts or floats as numbers, NaN where one is missing. Raises `ValueError` for another text and for infinity."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         numbers = np.where(np.isin(values, missing_numbers(encoder)), np.nan, values.astype(np.float64))
     else:
@@ -229,19 +202,14 @@ def bucket(boundaries: Sequence[float], numbers: NDArray[np.float64]) -> Ids:
     return np.where(np.isnan(numbers), -1, np.searchsorted(np.array(boundaries, np.float64), numbers, side="right"))
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------
-
-
-def of_known(
-    values: NDArray[np.generic], ids: Ids, offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]
-) -> Lists:
+def of_known(values: NDArray[np.generic], ids: Ids, offsets: Offsets, length: int, keep: Keep) -> Lists:
     """Lists of the values that belong to known ids, each cut to its first or last `length`."""
     known = ids != UNKNOWN
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(known)])
     return cut(values[known], before[offsets], length, keep)
 
 
-def cut(values: NDArray[np.generic], offsets: NDArray[np.int64], length: int, keep: Literal["first", "last"]) -> Lists:
+def cut(values: NDArray[np.generic], offsets: Offsets, length: int, keep: Keep) -> Lists:
     """Lists, each cut to its first or last `length` values."""
     counts = np.diff(offsets)
     if not len(counts) or counts.max() <= length:

@@ -25,16 +25,12 @@ from recspec.encoding.encoders import Encoders
 from recspec.encoding.raw_values import UNKNOWN, encode_numbers, is_outside
 from recspec.spec import Port
 
-REMEMBERED = 1 << 16
-"""Raw values whose ids a feature remembers, beyond as many as its vocabulary has; then it forgets all."""
-
-LONGEST = 256
-"""Characters of a text that is encoded here."""
-
-WHOLE = 1 << 53
-"""Whole numbers below this are exact as float64, and fit 64 bits."""
+REMEMBERED = 1 << 16  # raw values whose ids a feature remembers, beyond its vocabulary's; then it forgets all
+LONGEST = 256  # characters of a text that is encoded here
+WHOLE = 1 << 53  # whole numbers below this are exact as float64, and fit 64 bits
 
 Arrays = dict[str, NDArray[Any]]
+_Value = str | int | None
 
 
 class RequestEncoder:
@@ -42,11 +38,8 @@ class RequestEncoder:
 
     def __init__(self, encoders: Encoders, ports: Sequence[Port]) -> None:
         found = {port.name: encoders.encoders.get(port.name) for port in ports}
-        self._ids = [
-            (name, _sources(name, encoder), _RememberedIds(encoders, name))
-            for name, encoder in found.items()
-            if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None
-        ]
+        self._ids = [(name, _sources(name, encoder), _RememberedIds(encoders, name)) for name, encoder in found.items()
+                     if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None]  # fmt: skip
         self._numbers = [(name, _sources(name, encoder), encoder) for name, encoder in found.items()
                          if encoder and _is_one_number(encoder)]  # fmt: skip
         self.features = frozenset(name for name, *_ in (*self._ids, *self._numbers))
@@ -55,11 +48,7 @@ class RequestEncoder:
         self._types = {port.name: np.dtype(port.dtype) for port in ports}
 
     def columns(self, columns: Mapping[str, Sequence[Any]], *, strict: bool = False) -> Arrays | None:
-        """Inputs (B, 1) of raw columns of B values each; None if a column is missing or holds anything unusual.
-
-        Args:
-            strict: A value that is missing, unknown or out of range is unusual too.
-        """
+        """Inputs (B, 1) of raw columns; None if one is missing, unusual or, if `strict`, unknown or out of range."""
         made: Arrays = {}
         found: list[list[int]] = []
         for _, sources, remembered in self._ids:
@@ -79,7 +68,8 @@ class RequestEncoder:
         if numbers is None or len(numbers) < len(given):
             return None
         for (name, _, encoder), row in zip(self._numbers, numbers, strict=True):
-            if strict and not _is_in_range(encoder, row):
+            bounded = strict and not isinstance(encoder, BucketEncoder)
+            if bounded and (is_outside(encoder, row).any() or is_far(encoder, row).any()):
                 return None
             made[name] = encode_numbers(encoder, row)[:, None].astype(self._types[name])
         return made
@@ -90,7 +80,7 @@ class _RememberedIds:
 
     def __init__(self, encoders: Encoders, feature: str) -> None:
         self._encoders, self._feature = encoders, feature
-        self._known: dict[type, dict[str | int | None, int]] = {str: {}, int: {}}
+        self._known: dict[type, dict[_Value, int]] = {str: {}, int: {}}
         encoder = encoders.encoders[feature]
         vocabulary = encoders.vocabularies[encoder.vocabulary] if isinstance(encoder, VocabularyEncoder) else ()
         self._most = REMEMBERED + len(vocabulary)
@@ -117,16 +107,12 @@ class _RememberedIds:
             return None
         return [learned[value] if id_ is None else id_ for value, id_ in zip(values, ids, strict=True)]
 
-    def _learn(
-        self, values: set[str | int | None], known: dict[str | int | None, int]
-    ) -> dict[str | int | None, int] | None:
+    def _learn(self, values: set[_Value], known: dict[_Value, int]) -> dict[_Value, int] | None:
         """Ids of new values; None if one is too long or too large. Unknown values are not remembered."""
         new = list(values)
-        are_texts = known is self._known[str]
-        if not all(value is None or (_is_usual(value) if isinstance(value, str) else abs(value) < WHOLE)
-                   for value in new):  # fmt: skip
+        if not all(map(_is_usual, new)):
             return None
-        found = self._encoders.encode_values(self._feature, new, are_texts=are_texts)
+        found = self._encoders.encode_values(self._feature, new, are_texts=known is self._known[str])
         learned = dict(zip(new, found.tolist(), strict=True))
         if len(known) + len(learned) > self._most:
             known.clear()
@@ -134,14 +120,14 @@ class _RememberedIds:
         return learned
 
 
-def _is_usual(text: str) -> bool:
-    """Whether a text is short enough, and Unicode."""
-    if len(text) <= LONGEST and not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
-    return len(text) <= LONGEST
+def _is_usual(value: _Value) -> bool:
+    """Whether a text is short enough, and Unicode, and a whole number is not too large."""
+    if not isinstance(value, str):
+        return value is None or abs(value) < WHOLE
+    try:
+        return len(value) <= LONGEST and (value.isascii() or bool(value.encode()))
+    except UnicodeEncodeError:
+        return False
 
 
 def _as_numbers(columns: Sequence[Sequence[Any]], *, strict: bool) -> NDArray[np.float64] | None:
@@ -158,16 +144,9 @@ def _as_numbers(columns: Sequence[Sequence[Any]], *, strict: bool) -> NDArray[np
     return None if strict and np.isnan(numbers).any() else numbers
 
 
-def _is_in_range(encoder: Encoder, numbers: NDArray[np.float64]) -> bool:
-    if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
-        return True
-    return not (is_outside(encoder, numbers).any() or is_far(encoder, numbers).any())
-
-
-def _is_one_number(encoder: Encoder) -> bool:
-    if isinstance(encoder, NumberEncoder) and encoder.length is not None:
-        return False
-    return isinstance(encoder, (NumberEncoder, ScaleEncoder, BucketEncoder)) and not encoder.missing_values
+def _is_one_number(encoder: Encoder | None) -> bool:
+    is_number = isinstance(encoder, (NumberEncoder, ScaleEncoder, BucketEncoder)) and not encoder.missing_values
+    return is_number and getattr(encoder, "length", None) is None
 
 
 def _sources(feature: str, encoder: Encoder | None) -> tuple[str, ...]:

@@ -1,24 +1,103 @@
-"""Notes to the user, in sentences, on raw values and columns that were not taken as they are."""
+"""Notes to the user on raw values that were not taken as they are: missing, unknown, misread or out of range."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from recspec.encoding.encoder_kinds import FAR
-from recspec.encoding.missing_values import MISSING_ID, UNKNOWN_ID, MisreadLists, MissingValues, OutOfRange
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recspec.encoding.encoder_kinds import (
+    FAR,
+    BucketEncoder,
+    CrossEncoder,
+    Encoder,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+    is_far,
+)
+from recspec.encoding.encoders import Encoders
+from recspec.encoding.raw_columns import RawValues, as_array, as_numbers, is_text, split_lists
+from recspec.encoding.raw_values import UNKNOWN, Encoded, is_outside
+from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import nearest
 
+# What replaces unknown and missing values, a history without events, and events of unknown items:
+UNKNOWN_ID, MISSING_ID = "the id of unknown values", "the id of missing values"
 NO_EVENT, LEFT_OUT = "an empty history", "such events are left out"
-"""What replaces a history without events, and events of unknown items."""
 
-SHOWN = 10
-"""Columns that a sentence names."""
+SEPARATORS = ("|", ",", ";", "\t", " ")  # common signs between the values of a list that is one text
+SHOWN = 10  # columns that a sentence names
 
-Count = TypeVar("Count", MissingValues, MisreadLists, OutOfRange)
+
+@dataclass(frozen=True)
+class MissingValues:
+    """How many rows lack a value, and how many hold one that was unknown when the data was prepared."""
+
+    missing: int
+    unknown: int
+    taken: str  # what replaces them
+
+    def __add__(self, other: MissingValues) -> MissingValues:
+        return MissingValues(self.missing + other.missing, self.unknown + other.unknown, self.taken)
+
+    def note(self, name: str, rows: int) -> str:
+        """A sentence on these values of a feature, of so many rows in all."""
+        if self.taken == LEFT_OUT:
+            return f"{_some(self.unknown, rows, 'holds')} unknown {name}; {LEFT_OUT}"
+        lack = f"{_some(self.missing, rows)} no {name}"
+        if self.taken not in (UNKNOWN_ID, MISSING_ID):
+            return f"{lack}; {self.taken} is taken"
+        if not self.missing:
+            lack = f"{_some(self.unknown, rows)} an unknown {name}"
+        elif self.unknown:
+            lack += f" and {self.unknown:,} an unknown one"
+        return f"{lack}; {'it is' if self.missing + self.unknown == 1 else 'they are'} scored with {self.taken}"
+
+
+@dataclass(frozen=True)
+class MisreadLists:
+    """How many rows hold a list without a known value, as one text with another separator than expected."""
+
+    rows: int
+    found: str
+    expected: str
+
+    def __add__(self, other: MisreadLists) -> MisreadLists:
+        return MisreadLists(self.rows + other.rows, self.found, self.expected)
+
+    def note(self, name: str, rows: int) -> str:
+        holds = f"{_some(self.rows, rows, 'holds')} {self.found!r} and no known value in {name}"
+        return f"{holds}; expected its values between {self.expected!r}, or a list of them"
+
+
+@dataclass(frozen=True)
+class OutOfRange:
+    """How many rows hold a number outside the limits of a feature, or far from the numbers it was fitted on."""
+
+    outside: int
+    far: int
+    limits: str
+    taken: float
+
+    def __add__(self, other: OutOfRange) -> OutOfRange:
+        return OutOfRange(self.outside + other.outside, self.far + other.far, self.limits, self.taken)
+
+    def note(self, name: str, rows: int) -> str:
+        parts = []
+        if self.outside:
+            parts.append(f"{_some(self.outside, rows)} {name} outside {self.limits}; {self.taken:g} is taken")
+        if self.far:
+            far = f"{FAR:g} or more standard deviations from the mean of the training data"
+            parts.append(f"{_some(self.far, rows)} {name} {far}; the answer means little there")
+        return "; ".join(parts)
 
 
 @dataclass
@@ -26,16 +105,11 @@ class Predictions:
     """How many raw rows were scored, and what was missing, unknown or not read in them."""
 
     rows: int = 0
-    missing_values: dict[str, MissingValues] = field(default_factory=dict)
-    """By feature."""
-    misread: dict[str, MisreadLists] = field(default_factory=dict)
-    """By raw column."""
-    unused: tuple[str, ...] = ()
-    """Given columns that the model does not read."""
-    absent: tuple[str, ...] = ()
-    """Features without a column, whose values the catalogues give; named where a column's name may be mistaken."""
-    out_of_range: dict[str, OutOfRange] = field(default_factory=dict)
-    """By feature."""
+    missing_values: dict[str, MissingValues] = field(default_factory=dict)  # by feature
+    misread: dict[str, MisreadLists] = field(default_factory=dict)  # by raw column
+    unused: tuple[str, ...] = ()  # given columns that the model does not read
+    absent: tuple[str, ...] = ()  # features without a column, whose values the catalogues give
+    out_of_range: dict[str, OutOfRange] = field(default_factory=dict)  # by feature
 
     def __iadd__(self, other: Predictions) -> Predictions:
         """Add those of a further block of rows of the same columns."""
@@ -47,18 +121,17 @@ class Predictions:
         return self
 
     def notes(self) -> list[str]:
-        """A sentence for each replacement of missing or unknown values, with the features concerned.
-
-        Then a sentence for each feature with numbers out of range, one for each list that could not be read, and those
-        of `column_notes`.
-        """
+        """Sentences on replaced values, numbers out of range, misread lists and unused columns, in this order."""
         by_replacement: dict[str, dict[str, MissingValues]] = {}
         for name, values in self.missing_values.items():
             by_replacement.setdefault(values.taken, {})[name] = values
         notes = [_note_of_many(values, taken, self.rows) for taken, values in by_replacement.items()]
-        notes += [_note_of_numbers(name, found, self.rows) for name, found in self.out_of_range.items()]
-        notes += [_note_of_list(name, found, self.rows) for name, found in self.misread.items()]
+        notes += [found.note(name, self.rows) for name, found in self.out_of_range.items()]
+        notes += [found.note(name, self.rows) for name, found in self.misread.items()]
         return notes + column_notes(self.unused, self.absent, self.missing_values)
+
+
+Count = TypeVar("Count", MissingValues, MisreadLists, OutOfRange)
 
 
 def _add(total: dict[str, Count], counts: Mapping[str, Count]) -> None:
@@ -66,22 +139,10 @@ def _add(total: dict[str, Count], counts: Mapping[str, Count]) -> None:
         total[name] = total[name] + count if name in total else count
 
 
-def column_notes(unused: Sequence[str], absent: Sequence[str], noted: Collection[str] = ()) -> list[str]:
-    """The names of unused columns, each beside the one that was probably meant, and of absent features.
-
-    Args:
-        noted: Features that another note names already.
-    """
-    if not unused:
-        return []
-    notes = [f"not read: {_named(unused, (*absent, *noted))}"]
-    quiet = [name for name in absent if name not in noted]
-    return notes + ([f"absent: {_named(quiet)}; the catalogues' values are taken"] if quiet else [])
-
-
 def _note_of_many(features: Mapping[str, MissingValues], taken: str, rows: int) -> str:
     if len(features) == 1:
-        return _note(*next(iter(features.items())), rows)
+        ((name, values),) = features.items()
+        return values.note(name, rows)
     counted: dict[tuple[str, int], list[str]] = {}
     for name, values in features.items():
         for kind, count in (("no", values.missing), ("an unknown", values.unknown)):
@@ -93,40 +154,19 @@ def _note_of_many(features: Mapping[str, MissingValues], taken: str, rows: int) 
     return f"of {rows:,} row{'s' * (rows != 1)} {'; '.join(parts)}: {then}"
 
 
-def _note(name: str, values: MissingValues, rows: int) -> str:
-    of = f"of {rows:,} row{'s' * (rows != 1)}"
-    if values.taken == LEFT_OUT:
-        holds = "holds" if values.unknown == 1 else "hold"
-        return f"{values.unknown:,} {of} {holds} unknown {name}; {LEFT_OUT}"
-    lack = f"{values.missing:,} {of} {'has' if values.missing == 1 else 'have'} no {name}"
-    if values.taken not in (UNKNOWN_ID, MISSING_ID):
-        return f"{lack}; {values.taken} is taken"
-    if not values.missing:
-        lack = f"{values.unknown:,} {of} {'has' if values.unknown == 1 else 'have'} an unknown {name}"
-    elif values.unknown:
-        lack += f" and {values.unknown:,} an unknown one"
-    return f"{lack}; {'it is' if values.missing + values.unknown == 1 else 'they are'} scored with {values.taken}"
+def _some(count: int, rows: int, verb: str = "has") -> str:
+    """`1 of 20 rows has`, `3 of 20 rows have`."""
+    verbs = {"has": "have", "holds": "hold"}
+    return f"{count:,} of {rows:,} row{'s' * (rows != 1)} {verb if count == 1 else verbs[verb]}"
 
 
-def _note_of_numbers(name: str, found: OutOfRange, rows: int) -> str:
-    of = f"of {rows:,} row{'s' * (rows != 1)}"
-    parts = []
-    if found.outside:
-        has = "has" if found.outside == 1 else "have"
-        parts.append(f"{found.outside:,} {of} {has} {name} outside {found.limits}; {found.taken:g} is taken")
-    if found.far:
-        has = "has" if found.far == 1 else "have"
-        parts.append(f"{found.far:,} {of} {has} {name} {FAR:g} or more standard deviations from the mean of the "
-                     "training data; the answer means little there")  # fmt: skip
-    return "; ".join(parts)
-
-
-def _note_of_list(name: str, found: MisreadLists, rows: int) -> str:
-    holds = "holds" if found.rows == 1 else "hold"
-    return (
-        f"{found.rows:,} of {rows:,} row{'s' * (rows != 1)} {holds} {found.found!r} and no known value in {name}; "
-        f"expected its values between {found.expected!r}, or a list of them"
-    )
+def column_notes(unused: Sequence[str], absent: Sequence[str], noted: Collection[str] = ()) -> list[str]:
+    """The names of unused columns, each beside the one probably meant, and of absent features that are not `noted`."""
+    if not unused:
+        return []
+    notes = [f"not read: {_named(unused, (*absent, *noted))}"]
+    quiet = [name for name in absent if name not in noted]
+    return notes + ([f"absent: {_named(quiet)}; the catalogues' values are taken"] if quiet else [])
 
 
 def _named(names: Sequence[str], meant: Collection[str] = ()) -> str:
@@ -144,11 +184,95 @@ def closest(name: str, known: Collection[str]) -> str:
     return f" (did you mean '{beginnings[found[0]]}'?)" if found else ""
 
 
-def row_at(place: int, where: str = "", field: str = "") -> str:
-    """How messages name the row at a place, from 0: `row 4`, or of a request's JSON `row 4 (rows[3].age)`.
+def count_missing(rows: pa.Table, encoders: Encoders, encoded: Mapping[str, Encoded]) -> dict[str, MissingValues]:
+    """Missing and unknown values of the raw columns that were encoded, each column once, without lists and crosses."""
+    found: dict[str, MissingValues] = {}
+    counted: set[str | None] = set()
+    for name in sorted(encoded, key=lambda name: isinstance(encoders.encoder(name), BucketEncoder)):
+        encoder, column = encoders.encoder(name), encoded[name]
+        if isinstance(encoder, CrossEncoder) or isinstance(column, tuple):
+            continue
+        (source,) = encoders.sources(name, rows.column_names)
+        if source in counted:
+            continue
+        counted.add(source)
+        values = _missing_values(encoder, rows.column(source), column)
+        if values.missing or values.unknown:
+            found[str(source) if isinstance(encoder, BucketEncoder) else name] = values
+    return found
 
-    Rows and candidates are counted from 1, in a file without its header; the place in brackets from 0, as in JSON.
-    """
+
+def _missing_values(encoder: Encoder, values: RawValues, encoded: NDArray[np.generic]) -> MissingValues:
+    if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        nothing = "the mean" if isinstance(encoder, ScaleEncoder) else "0"
+        taken = nothing if encoder.missing is None else f"{encoder.missing:g}"
+        return MissingValues(int(np.isnan(_numbers(encoder, values)).sum()), 0, taken)
+    zeros = encoded == UNKNOWN
+    if not isinstance(encoder, VocabularyEncoder):
+        return MissingValues(int(zeros.sum()), 0, MISSING_ID)
+    array = encoder.present(values).filter(pa.array(zeros))
+    missing = array.is_null(nan_is_null=True)
+    if is_text(array.type):
+        missing = pc.or_(missing, pc.fill_null(pc.equal(array, ""), False))
+    count = pc.sum(missing).as_py() or 0
+    return MissingValues(count, len(array) - count, UNKNOWN_ID)
+
+
+def _numbers(encoder: NumberEncoder | ScaleEncoder, values: RawValues) -> NDArray[np.float64]:
+    return as_numbers(as_array(encoder.present(values)))
+
+
+def misread_lists(rows: pa.Table, encoders: Encoders, features: Iterable[str]) -> dict[str, MisreadLists]:
+    """Columns of lists as texts where rows hold another usual separator, and no known value."""
+    found: dict[str, MisreadLists] = {}
+    for feature in features:
+        encoder = encoders.encoders.get(feature)
+        if not isinstance(encoder, VocabularyEncoder) or encoder.separator is None:
+            continue
+        (column,) = encoders.sources(feature, rows.column_names)
+        if column is None or column in found:
+            continue
+        values = encoder.present(rows.column(column))
+        misread = _misread(values, encoder.separator, encoders.vocabulary_of(feature)) if is_text(values.type) else None
+        if misread is not None:
+            found[column] = misread
+    return found
+
+
+def _misread(values: pa.Array, separator: str, vocabulary: Vocabulary) -> MisreadLists | None:
+    trimmed = pc.utf8_trim_whitespace(values)
+    for sign in SEPARATORS:
+        if sign == separator:
+            continue
+        chosen = trimmed.filter(pc.fill_null(pc.match_substring(trimmed, sign), False))
+        if not len(chosen) or np.any(vocabulary.encode(split_lists(chosen, separator)[0])):
+            continue
+        # a sign that occurs in known values separates nothing
+        if vocabulary.is_numeric or not pc.any(pc.match_substring(vocabulary.values, sign)).as_py():
+            return MisreadLists(len(chosen), sign, separator)
+    return None
+
+
+def out_of_range(rows: pa.Table, encoders: Encoders, features: Iterable[str]) -> dict[str, OutOfRange]:
+    """Features whose raw numbers lie outside their limits, or far from those that they were fitted on."""
+    found: dict[str, OutOfRange] = {}
+    for feature in features:
+        encoder = encoders.encoders.get(feature)
+        if not isinstance(encoder, (NumberEncoder, ScaleEncoder)) or getattr(encoder, "length", None) is not None:
+            continue
+        (column,) = encoders.sources(feature, rows.column_names)
+        if column is None:
+            continue
+        numbers = _numbers(encoder, rows.column(column))
+        counts = int(is_outside(encoder, numbers).sum()), int(is_far(encoder, numbers).sum())
+        if any(counts):
+            low, high = (f"{limit:g}" if limit is not None else "" for limit in (encoder.low, encoder.high))
+            found[feature] = OutOfRange(*counts, f"[{low}, {high}]", encoder.outside)
+    return found
+
+
+def row_at(place: int, where: str = "", field: str = "") -> str:
+    """How messages name the row at a place from 0: `row 4`, or of a request `row 4 (rows[3].age)`, as in its JSON."""
     if not where:
         return f"row {place + 1:,}"
     return f"{where.removesuffix('s')} {place + 1:,} ({where}[{place}]{'.' if field else ''}{field})"

@@ -13,19 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding.raw_columns import (
-    SMALL,
-    RawValues,
-    as_array,
-    as_int64,
-    as_text,
-    combined,
-    each_once,
-    in_strings,
-    is_text,
-    narrowed,
-    whole_or_text,
-)
+from recspec.encoding import raw_columns
+from recspec.encoding.raw_columns import SMALL, RawValues
 from recspec.encoding.raw_values import UNKNOWN, Ids, KnownValues, Raw
 from recspec.errors import DataError
 from recspec.files import special, whole_file
@@ -35,34 +24,29 @@ from recspec.files import special, whole_file
 class Vocabulary:
     """Raw values and their ids: the value in row i has id i + 1, and id 0 is unknown."""
 
-    values: pa.Array
-    """Distinct values, all strings or all int64; strings of more than 2 GiB together are of type large_string."""
+    values: pa.Array  # distinct, all strings or all int64; strings of more than 2 GiB together are large_string
 
     def __post_init__(self) -> None:
         kind = self.values.type
-        assert pa.types.is_int64(kind) or is_text(kind), kind
+        assert pa.types.is_int64(kind) or raw_columns.is_text(kind), kind
         if self.values.null_count or len(pc.unique(self.values)) != len(self.values):
             raise DataError("a vocabulary's values must be distinct, and none may be missing")
 
     @classmethod
     def of(cls, values: RawValues) -> Vocabulary:
         """The vocabulary of all different values, in sorted order; missing ones have no id."""
-        array = whole_or_text(as_array(values))
+        array = raw_columns.whole_or_text(raw_columns.as_array(values))
         unique = pc.unique(pc.drop_null(array))
-        return cls(narrowed(unique.take(pc.sort_indices(unique))))
+        return cls(raw_columns.narrowed(unique.take(pc.sort_indices(unique))))
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Read a vocabulary that `save` wrote.
-
-        Raises:
-            DataError: if the file is missing or holds something else.
-        """
+        """Read a vocabulary that `save` wrote. Raises `DataError` if the file is missing or holds something else."""
         try:
             if problem := special(path):
                 raise DataError(f"{path}: {problem}")
             table = pq.read_table(path, partitioning=None)
-            return cls(narrowed(whole_or_text(combined(table.column("value")))))
+            return cls(raw_columns.narrowed(raw_columns.whole_or_text(raw_columns.combined(table.column("value")))))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary; the folder is not a prepared dataset, or not whole") from None
         except (KeyError, pa.ArrowException, OSError) as error:
@@ -72,7 +56,7 @@ class Vocabulary:
         """Write the values in order of their ids, as the one column `value` of a Parquet file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as temporary:
-            pq.write_table(pa.table({"value": in_strings(pa.chunked_array([self.values]))}), temporary)
+            pq.write_table(pa.table({"value": raw_columns.in_strings(pa.chunked_array([self.values]))}), temporary)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -89,13 +73,13 @@ class Vocabulary:
 
     def encode(self, values: RawValues) -> Ids:
         """The id of each raw value, 0 where it is unknown or missing."""
-        array = as_array(values)
+        array = raw_columns.as_array(values)
         if array.type != self.values.type:
-            array = as_int64(array) if self.is_numeric else as_text(array)
+            array = raw_columns.as_int64(array) if self.is_numeric else raw_columns.as_text(array)
         if self.is_numeric:
             numbers = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
             return self._find_numbers(numbers, array.is_valid().to_numpy(zero_copy_only=False))
-        return each_once(array, self._find_texts)
+        return raw_columns.each_once(array, self._find_texts)
 
     def find(self, keys: Sequence[Raw]) -> Ids:
         """The id of each text, or of each whole number where the values are numbers; 0 where it is unknown or None."""
@@ -109,15 +93,10 @@ class Vocabulary:
             return self.find(array.to_pylist())
         kind = self.values.type if array.type == self.values.type else pa.large_string()
         found = pc.index_in(array.cast(kind), value_set=self.values.cast(kind), skip_nulls=True)
-        places = pc.fill_null(found, -1)
-        return np.asarray(places.to_numpy(zero_copy_only=False), np.int64) + 1
+        return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False), np.int64) + 1
 
     def decode(self, ids: NDArray[np.integer] | Sequence[int]) -> pa.Array:
-        """The raw value of each id, null for 0.
-
-        Raises:
-            DataError: for an id that the vocabulary does not have.
-        """
+        """The raw value of each id, null for 0; a `DataError` names an id that the vocabulary does not have."""
         places = np.asarray(ids, np.int64) - 1
         if len(places) and (places.min() < -1 or places.max() >= len(self)):
             wrong = places[(places < -1) | (places >= len(self))][0] + 1

@@ -1,9 +1,7 @@
 """The Dataset Feature Specification, and the tensors that its features become."""
 
-from recspec.spec.aliases import Role
-from recspec.spec.json_schema import json_schema
 from recspec.spec.model import NO_FILES, SPLITS, FeatureSpec
-from recspec.spec.sections import CHUNK_TYPES, Chunk, ChunkType, Feature
+from recspec.spec.sections import CHUNK_TYPES, Chunk, ChunkType, Feature, Role, json_schema
 from recspec.spec.signature import (
     EXPORT_FILE,
     FORMS,
@@ -21,26 +19,7 @@ from recspec.spec.signature import (
 from recspec.spec.yaml_file import FILE_NAME
 
 __all__ = [
-    "CHUNK_TYPES",
-    "EXPORT_FILE",
-    "FILE_NAME",
-    "FORMS",
-    "LOGIT",
-    "NO_FILES",
-    "OUTPUTS",
-    "PROBABILITY",
-    "SPLITS",
-    "Chunk",
-    "ChunkType",
-    "Feature",
-    "FeatureSpec",
-    "Form",
-    "Level",
-    "Port",
-    "PortType",
-    "Role",
-    "Signature",
-    "find_export_file",
-    "json_schema",
-    "signature_of",
-]
+    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "NO_FILES", "OUTPUTS", "PROBABILITY", "SPLITS",
+    "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port", "PortType", "Role", "Signature",
+    "find_export_file", "json_schema", "signature_of",
+]  # fmt: skip

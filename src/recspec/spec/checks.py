@@ -7,22 +7,32 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from pydantic import ValidationError
 
 from recspec.errors import SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined
-from recspec.spec.aliases import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, Channel, Role
-from recspec.spec.sections import CHUNK_TYPES, Chunk, Feature, Metadata, Place, Sections, files_in
+from recspec.spec.sections import (
+    CHANNELS,
+    CHUNK_TYPES,
+    DTYPES,
+    LIST_LENGTH_SPELLINGS,
+    Channel,
+    Chunk,
+    Feature,
+    Metadata,
+    Place,
+    Role,
+    Sections,
+    files_in,
+)
 
 Problem = tuple[Place, str]
 Features = Mapping[str, Feature]
 Channels = Mapping[str, Sequence[str]]
 
-MAX_DEPTH = 50
-"""Levels of lists and mappings inside one another in `metadata`."""
+MAX_DEPTH = 50  # levels of lists and mappings inside one another in `metadata`
 
 
 class PlacedSpecError(SpecError):
@@ -37,16 +47,11 @@ class PlacedSpecError(SpecError):
         return SpecError, (str(self), self.problems)
 
 
-# --- the shape of the file -------------------------------------------------------------------------------------------
-
-
 def read_sections(data: Mapping[str, object]) -> tuple[Sections, list[Problem], set[Place]]:
     """The sections of a file, the problems of their shape, and the broken parts.
 
-    Broken parts are left out, so that the rest can be checked too and one message tells of everything.
-
-    Raises:
-        PlacedSpecError: if a whole section is broken, so that the rest can't be checked.
+    Broken parts are left out, so that the rest can be checked too and one message tells of everything. If a whole
+    section is broken, this raises `PlacedSpecError`.
     """
     sections, problems = _named_sections(data)
     broken: set[Place] = set()
@@ -54,11 +59,9 @@ def read_sections(data: Mapping[str, object]) -> tuple[Sections, list[Problem], 
         try:
             return Sections.model_validate(sections), problems, broken
         except ValidationError as error:
-            found = [
-                _from_pydantic(e["loc"], e["type"], e["msg"], e["input"])
-                for e in error.errors()
-                if not (e["type"] == "too_short" and e["input"])  # only because of a wrong item, reported by itself
-            ]
+            # a list is too short only because of a wrong item, reported by itself, where it has any
+            wrong = [each for each in error.errors() if not (each["type"] == "too_short" and each["input"])]
+            found = [_from_pydantic(each["loc"], each["type"], each["msg"], each["input"]) for each in wrong]
             problems += found
             broken |= {place[:2] for place, _ in found}
             if any(len(part) == 1 for part in broken):
@@ -68,22 +71,21 @@ def read_sections(data: Mapping[str, object]) -> tuple[Sections, list[Problem], 
 
 def follows(place: Place, sections: Sections, broken: set[Place]) -> bool:
     """Whether a problem may exist only because a broken part was left out."""
-    if place == ("channel_spec", "label"):
-        return any(section == "channel_spec" for section, _ in broken)
-    if place[0] == "metadata" and len(place) == 2:
-        return ("feature_spec", str(sections.metadata.get(str(place[1])))) in broken
-    if place[0] == "channel_spec" and len(place) == 3:
-        _, channel, position = place
-        return ("feature_spec", sections.channel_spec[str(channel)][int(position)]) in broken
+    match place:
+        case ("channel_spec", "label"):
+            return any(section == "channel_spec" for section, _ in broken)
+        case ("metadata", key):
+            return ("feature_spec", str(sections.metadata.get(str(key)))) in broken
+        case ("channel_spec", channel, position):
+            return ("feature_spec", sections.channel_spec[str(channel)][int(position)]) in broken
     return False
 
 
 def _named_sections(data: Mapping[str, object]) -> tuple[dict[str, object], list[Problem]]:
     """The known sections, without names that YAML reads as something other than text."""
     known = Sections.model_fields
-    problems: list[Problem] = [
-        ((str(section),), unknown("section", str(section), known)) for section in data if section not in known
-    ]
+    strange = [str(section) for section in data if section not in known]
+    problems: list[Problem] = [((section,), unknown("section", section, known)) for section in strange]
     sections = {section: data[section] for section in known if section in data}
     for section, content in sections.items():
         if section == "metadata" or not isinstance(content, Mapping):
@@ -162,9 +164,6 @@ _EXPECTED_OF_METADATA = {
 }
 
 
-_PLAIN_VALUES = (str, int, float, datetime.date, bytes, type(None))
-
-
 def plain(value: object, place: Place, problems: list[Problem]) -> object:
     """A value of `metadata` as YAML gives it back: numpy's numbers as Python's, tuples as lists."""
     if len(place) > MAX_DEPTH:
@@ -176,13 +175,10 @@ def plain(value: object, place: Place, problems: list[Problem]) -> object:
         return [plain(inner, (*place, position), problems) for position, inner in enumerate(value)]
     if isinstance(value, np.generic):
         return value.item()
-    if not isinstance(value, _PLAIN_VALUES):
+    if not isinstance(value, (str, int, float, datetime.date, bytes, type(None))):
         kind = type(value).__name__
         problems.append((place, f"holds a {kind}; expected text, numbers, dates, lists and mappings"))
     return str(value) if isinstance(value, str) else value
-
-
-# --- features --------------------------------------------------------------------------------------------------------
 
 
 def feature_problems(features: Features) -> Iterator[Problem]:
@@ -190,11 +186,11 @@ def feature_problems(features: Features) -> Iterator[Problem]:
     if not features:
         yield ("feature_spec",), "holds no feature; expected at least a label"
     for name, feature in features.items():
-        for key, problem in (*_own_problems(feature), *_vocabulary_problems(name, feature, features)):
+        for key, problem in _contradictions(name, feature, features):
             yield ("feature_spec", name, key), problem
 
 
-def _own_problems(feature: Feature) -> Iterator[tuple[str, str]]:
+def _contradictions(name: str, feature: Feature, features: Features) -> Iterator[tuple[str, str]]:
     if feature.is_categorical and feature.dtype is not None and np.dtype(feature.dtype).kind == "f":
         yield "dtype", f"is {feature.dtype}, but a feature with a cardinality holds ids; expected an integer dtype"
     elif isinstance(feature.cardinality, int) and feature.dtype is not None:
@@ -205,9 +201,6 @@ def _own_problems(feature: Feature) -> Iterator[tuple[str, str]]:
     for key in ("vocabulary", "padding"):
         if getattr(feature, key) is not None and not feature.is_categorical:
             yield key, "is given, but the feature has no cardinality; only ids have one"
-
-
-def _vocabulary_problems(name: str, feature: Feature, features: Features) -> Iterator[tuple[str, str]]:
     other = feature.vocabulary
     if other is None or other == name or other not in features:
         return
@@ -218,12 +211,6 @@ def _vocabulary_problems(name: str, feature: Feature, features: Features) -> Ite
     if feature.is_categorical and shared not in (None, feature.cardinality):
         shares = f"it shares the vocabulary '{other}' whose cardinality is {shared}"
         yield "cardinality", f"is {feature.cardinality}, but {shares}"
-
-
-# --- splits ----------------------------------------------------------------------------------------------------------
-
-CHOSEN_ON = ("valid", "validation", "val")
-"""Splits that choose a model, so they need labels; a split that is only predicted may lack them."""
 
 
 def source_problems(
@@ -253,13 +240,11 @@ def source_problems(
                     hint = "" if allow_outside else "; move it there, or pass --allow-outside"
                     yield (*place, position, "files", number), f"{error}{hint if 'outside' in str(error) else ''}"
         for name, channel in used.items():
-            waived = name in groups if split == "train" else name in labels and split not in CHOSEN_ON
+            chosen_on = split in ("valid", "validation", "val")  # needs labels, unlike a split that is only predicted
+            waived = name in groups if split == "train" else name in labels and not chosen_on
             if name not in held and not waived:
                 what = f"no chunk holds the feature '{name}' of the channel '{channel}'{nearest(name, held)}"
                 yield place, f"{what}; every split holds every feature that a channel names"
-
-
-# --- channels --------------------------------------------------------------------------------------------------------
 
 
 def channel_problems(channels: Channels, features: Features) -> Iterator[Problem]:
@@ -308,13 +293,10 @@ def _role_problems(channels: Channels) -> Iterator[Problem]:
     for where, name in _members(channels, "user", "item", "context", "history", "negative_history").items():
         if name in labels.values():
             yield where, f"'{name}' is the label; it can't be an input too"
-    users = set(_members(channels, "user").values())
+    users = _members(channels, "user").values()
     for where, name in _members(channels, "item").items():
         if name in users:
             yield where, f"'{name}' is in the role 'user' too; a feature describes the user or the item"
-
-
-# --- metadata --------------------------------------------------------------------------------------------------------
 
 
 def metadata_problems(
@@ -328,8 +310,13 @@ def metadata_problems(
             yield ("metadata", key), f"is {shown(metadata[key])}; expected {_EXPECTED_OF_METADATA[key]}"
     for role in ("user", "item"):
         name = metadata.get(f"{role}_id")
-        if name is not None and (problem := _id_problem(name, role, features, channels)):
-            yield ("metadata", f"{role}_id"), problem
+        feature = features.get(name) if isinstance(name, str) else None
+        if feature is None:
+            if name is not None:
+                yield ("metadata", f"{role}_id"), unknown("feature", str(name), features)
+        elif not feature.is_categorical or feature.is_list or name not in _members(channels, role).values():
+            expected = f"expected a feature in the role '{role}' that has a cardinality and is no list"
+            yield ("metadata", f"{role}_id"), f"is '{name}'; {expected}"
     leak = metadata.get("leak")
     if leak is not None and (not isinstance(leak, str) or leak not in features):
         yield ("metadata", "leak"), unknown("feature", str(leak), features)
@@ -341,17 +328,6 @@ def metadata_problems(
         except PathError as error:
             yield ("metadata", *place), str(error)
 
-
-def _id_problem(name: object, role: Literal["user", "item"], features: Features, channels: Channels) -> str | None:
-    if not isinstance(name, str) or name not in features:
-        return unknown("feature", str(name), features)
-    feature = features[name]
-    if not feature.is_categorical or feature.is_list or name not in _members(channels, role).values():
-        return f"is '{name}'; expected a feature in the role '{role}' that has a cardinality and is no list"
-    return None
-
-
-# --- how values and places are shown ---------------------------------------------------------------------------------
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60

@@ -1,8 +1,4 @@
-"""The feature specification as one object: complete, checked, immutable.
-
-`FeatureSpec.load` reads the published shape (`feature_spec`, `source_spec`, `channel_spec`, `metadata`) in every
-spelling in use. `docs/feature_spec.md` specifies the format to the letter.
-"""
+"""The feature specification as one object, in the format that `docs/feature_spec.md` specifies to the letter."""
 
 from __future__ import annotations
 
@@ -20,9 +16,8 @@ import numpy as np
 from recspec.errors import SpecError, unknown
 from recspec.files import PathError, confined
 from recspec.spec import checks
-from recspec.spec.aliases import CHANNELS, ROLES, Channel, Role
 from recspec.spec.checks import PlacedSpecError, Problem, dotted, plain
-from recspec.spec.sections import Chunk, Feature, files_in
+from recspec.spec.sections import CHANNELS, ROLES, Channel, Chunk, Feature, Role, files_in
 from recspec.spec.yaml_file import FILE_NAME, YamlFile, save_yaml
 
 SPLITS = ("train", "valid", "test")
@@ -31,9 +26,7 @@ NO_FILES = "the specification names no files; `recspec synthesize` makes some"
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """What a prepared dataset holds: complete, checked, immutable; `load(save(spec)) == spec`.
-
-    `folder` (where the files lie) takes no part in equality.
+    """What a prepared dataset holds: complete, checked, immutable; `load(save(spec)) == spec`, wherever its files lie.
 
     One class because it answers every question about a dataset; nearly every method is one expression.
     """
@@ -71,11 +64,7 @@ class FeatureSpec:
 
     @classmethod
     def load(cls, path: str | Path, *, allow_outside: bool = False) -> FeatureSpec:
-        """Read a specification from its YAML file, or from the folder that holds `feature_spec.yaml`.
-
-        Raises:
-            SpecError: with every problem, each with its line in the file.
-        """
+        """Read a specification from its YAML file or folder. Raises `SpecError` with every problem and its line."""
         file = YamlFile(path)
         problems = list(file.duplicates)
         if all(len(place) > 1 for place, _ in problems):  # of a section that stands twice, only the last is in the data
@@ -91,21 +80,12 @@ class FeatureSpec:
     def from_dict(
         cls, data: Mapping[str, object], folder: str | Path = ".", *, allow_outside: bool = False
     ) -> FeatureSpec:
-        """Build from the four sections as plain dicts and lists.
-
-        Raises:
-            SpecError: with every problem.
-        """
+        """Build from the four sections as plain dicts and lists. Raises `SpecError` with every problem."""
         sections, problems, broken = checks.read_sections(data)
+        sources = {split: tuple(chunks) for split, chunks in sections.source_spec.items()}
+        channels = {channel: tuple(names) for channel, names in sections.channel_spec.items()}
         try:
-            spec = cls(
-                features=sections.feature_spec,
-                sources={split: tuple(chunks) for split, chunks in sections.source_spec.items()},
-                channels={channel: tuple(names) for channel, names in sections.channel_spec.items()},
-                metadata=sections.metadata,
-                folder=Path(folder),
-                allow_outside=allow_outside,
-            )
+            spec = cls(sections.feature_spec, sources, channels, sections.metadata, Path(folder), allow_outside)
         except PlacedSpecError as error:
             problems += [problem for problem in error.placed if not checks.follows(problem[0], sections, broken)]
         if problems:
@@ -114,11 +94,10 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, object]:
         """The four sections as plain dicts and lists, in recspec's one spelling."""
+        sources = self.sources.items()
         return {
             "feature_spec": {name: feature.model_dump(exclude_none=True) for name, feature in self.features.items()},
-            "source_spec": {
-                split: [chunk.model_dump(mode="json") for chunk in chunks] for split, chunks in self.sources.items()
-            },
+            "source_spec": {split: [chunk.model_dump(mode="json") for chunk in chunks] for split, chunks in sources},
             "channel_spec": {channel: list(names) for channel, names in self.channels.items()},
             "metadata": dict(self.metadata),
         }
@@ -135,10 +114,8 @@ class FeatureSpec:
 
     def role(self, role: Role) -> tuple[str, ...]:
         """Names of the features that play a role, in the order of the file; each once."""
-        names = (
-            name for channel, members in self.channels.items() if CHANNELS[channel].role == role for name in members
-        )
-        return tuple(dict.fromkeys(names))
+        members = [names for channel, names in self.channels.items() if CHANNELS[channel].role == role]
+        return tuple(dict.fromkeys(name for names in members for name in names))
 
     def roles_of(self, name: str) -> tuple[Role, ...]:
         """The roles a feature plays, in the order of `ROLES`."""
@@ -152,8 +129,7 @@ class FeatureSpec:
     @property
     def group(self) -> str | None:
         """Name of the feature whose equal values mark rows ranked against each other, if there is one."""
-        names = self.role("group")
-        return names[0] if names else None
+        return next(iter(self.role("group")), None)
 
     @cached_property
     def user_id(self) -> str:
@@ -168,38 +144,26 @@ class FeatureSpec:
     def inputs(self, *, categorical: bool | None = None, is_list: bool | None = None) -> tuple[str, ...]:
         """Features a CTR model reads (roles user, item, context), optionally only ids or numbers, lists or scalars."""
         names = dict.fromkeys((*self.role("user"), *self.role("item"), *self.role("context")))
-        return tuple(
-            name
-            for name in names
-            if (categorical is None or self.features[name].is_categorical == categorical)
-            and (is_list is None or self.features[name].is_list == is_list)
-        )
+        kinds = {name: (self.features[name].is_categorical, self.features[name].is_list) for name in names}
+        return tuple(name for name, (ids, lists) in kinds.items()
+                     if categorical in (None, ids) and is_list in (None, lists))  # fmt: skip
 
     def vocabulary(self, name: str) -> str:
         """Identity of a categorical feature's id space: its own name unless it names another."""
         return self.features[name].vocabulary or name
 
     def shift(self, name: str) -> int:
-        """How much a reader adds to the stored ids of a feature: 1 where id 0 may be a real value of a list.
-
-        Lists need an id for padding. Where the files do not declare `padding: 0`, the ids of the whole vocabulary are
-        shifted by one, so that padding is never somebody's item.
-        """
+        """How much a reader adds to stored ids: 1 if a list of the vocabulary declares no `padding: 0`, else 0."""
         shared = self._sharing(name) if self.features[name].is_categorical else {}
         return int(any(f.is_list and f.is_categorical and f.padding is None for f in shared.values()))
 
     def num_ids(self, name: str) -> int:
-        """Rows of the embedding table a feature needs: its vocabulary's largest cardinality, plus the shift.
-
-        Raises:
-            SpecError: if the cardinality is still `auto`.
-        """
+        """Rows of the embedding table: largest cardinality of the vocabulary plus shift. `auto` is a `SpecError`."""
         cardinalities = {n: f.cardinality for n, f in self._sharing(name).items() if f.cardinality is not None}
         for other, cardinality in cardinalities.items():
             if cardinality == "auto":
-                raise SpecError(
-                    f"feature_spec.{other}.cardinality is 'auto', which only `recspec transcode DATA OUT` resolves"
-                )
+                resolves = "which only `recspec transcode DATA OUT` resolves"
+                raise SpecError(f"feature_spec.{other}.cardinality is 'auto', {resolves}")
         return max(map(int, cardinalities.values())) + self.shift(name)
 
     def reserves_unknown(self, name: str) -> bool:
@@ -224,11 +188,7 @@ class FeatureSpec:
         return tuple(split for split, chunks in self.sources.items() if chunks)
 
     def columns(self, split: str) -> tuple[str, ...]:
-        """Names of the features that a split's files hold.
-
-        Raises:
-            SpecError: if there is no such split.
-        """
+        """Names of the features that a split's files hold. Raises `SpecError` if there is no such split."""
         if not self.splits:
             raise SpecError(f"{self.folder}: {NO_FILES}")
         if split not in self.splits:
@@ -236,11 +196,7 @@ class FeatureSpec:
         return tuple(name for chunk in self.sources[split] for name in chunk.features)
 
     def path(self, file: str) -> Path:
-        """Where a file of a chunk lies.
-
-        Raises:
-            SpecError: if it leads outside the folder and may not, or is a special file.
-        """
+        """Where a file of a chunk lies; raises `SpecError` as `beside` does."""
         return self.beside(file, allow_outside=self.allow_outside)
 
     @property
@@ -259,11 +215,7 @@ class FeatureSpec:
         return None if folder is None else self.beside(f"{folder}/{name}.parquet")
 
     def beside(self, name: str, *, allow_outside: bool = False) -> Path:
-        """Where a file or folder beside the specification lies.
-
-        Raises:
-            SpecError: if it leads outside the folder and may not, or is a special file.
-        """
+        """Where a file beside the specification lies. Raises `SpecError` if it is special or outside the folder."""
         try:
             return confined(self.folder, name, allow_outside=allow_outside)
         except PathError as error:
@@ -282,16 +234,9 @@ class FeatureSpec:
         return "test_samples_per_series" in self.metadata
 
     def require(self, needs: Iterable[str], who: str) -> None:
-        """Check that every role that `who` needs is played by some feature.
-
-        Raises:
-            SpecError: naming each missing role and the channels that would fill it.
-        """
-        problems = [
-            f"{who} needs a feature in the role '{role}'; {self._remedy(role)}"
-            for role in needs
-            if not self.role(role)  # type: ignore[arg-type]
-        ]
+        """Check that some feature plays each role. Raises `SpecError`, which names every role that `who` lacks."""
+        lacks = [role for role in needs if not self.role(role)]  # type: ignore[arg-type]
+        problems = [f"{who} needs a feature in the role '{role}'; {self._remedy(role)}" for role in lacks]
         if problems:
             raise SpecError.of(str(self.folder / FILE_NAME), problems)
 
@@ -318,23 +263,16 @@ class FeatureSpec:
         named = self.metadata.get(f"{role}_id")
         if isinstance(named, str):
             return named
-        candidates = [
-            name for name in self.role(role) if self.features[name].is_categorical and not self.features[name].is_list
-        ]
+        members = {name: self.features[name] for name in self.role(role)}
+        candidates = [name for name, feature in members.items() if feature.is_categorical and not feature.is_list]
         if not candidates:
-            raise SpecError(
-                f"{self.folder / FILE_NAME}: no scalar categorical feature plays the role '{role}'; "
-                f"add the {role}'s id to channel_spec.{role}"
-            )
+            none = f"no scalar categorical feature plays the role '{role}'"
+            raise SpecError(f"{self.folder / FILE_NAME}: {none}; add the {role}'s id to channel_spec.{role}")
         return max(candidates, key=self.num_ids)
 
 
 def _completed(features: Mapping[str, Feature], channels: Mapping[str, Sequence[str]]) -> dict[str, Feature]:
-    """The features, with what their channels add where they say little themselves.
-
-    In a channel of ids, a feature without a cardinality gets `auto`. A feature that is only a group (an impression, a
-    session) gets int64: it has no embedding table, and float32 would merge ids beyond 2^24.
-    """
+    """The features, with what their channels add where the features say nothing themselves."""
     played: dict[str, list[Channel]] = {}
     for channel, names in channels.items():
         for name in names if channel in CHANNELS else ():
@@ -347,5 +285,6 @@ def _completed(features: Mapping[str, Feature], channels: Mapping[str, Sequence[
         if any(channel.categorical for channel in found):
             completed[name] = feature.model_copy(update={"cardinality": "auto"})
         elif feature.dtype is None and {channel.role for channel in found} == {"group"}:
+            # a group has no embedding table, and float32 would merge ids beyond 2^24
             completed[name] = feature.model_copy(update={"dtype": "int64"})
     return completed

@@ -1,21 +1,84 @@
-"""The sections of a specification file as pydantic models."""
+"""The sections of a specification file as pydantic models, which read every published spelling."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from recspec.spec.aliases import Dtype, canonical_dtype, with_one_length
+from recspec.errors import listed
 
+Place = tuple[str | int, ...]  # keys and positions that lead to a value of the file
 ChunkType = Literal["csv", "parquet", "split_binary", "torch_tensor", "tfrecord"]
 CHUNK_TYPES: tuple[str, ...] = get_args(ChunkType)
 
-Place = tuple[str | int, ...]
-"""Keys and positions that lead to a value of the file."""
+Dtype = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float16", "float32", "float64"]
+Role = Literal["user", "item", "context", "history", "negative_history", "label", "group"]
+
+DTYPES: tuple[str, ...] = get_args(Dtype)
+ROLES: tuple[Role, ...] = get_args(Role)
+LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The role behind a channel name, and what its features must be (None: either)."""
+
+    role: Role
+    categorical: bool | None = None
+    is_list: bool | None = None
+
+
+CHANNELS: Mapping[str, Channel] = {
+    "user": Channel("user"),
+    "item": Channel("item"),
+    "context": Channel("context"),
+    "group": Channel("group", is_list=False),
+    "label": Channel("label", is_list=False),
+    "history": Channel("history", is_list=True),
+    "negative_history": Channel("negative_history", is_list=True),
+    # published names
+    "user_ch": Channel("user", categorical=True),
+    "item_ch": Channel("item", categorical=True),
+    "label_ch": Channel("label", is_list=False),
+    "categorical": Channel("context", categorical=True),
+    "numerical": Channel("context", categorical=False),
+    "onehot_categorical": Channel("context", categorical=True, is_list=False),
+    "multihot_categorical": Channel("context", categorical=True, is_list=True),
+    "map": Channel("group", is_list=False),
+    "user_features": Channel("user"),
+    "target_item_features": Channel("item", categorical=True),
+    "positive_history": Channel("history", categorical=True, is_list=True),
+    "numeric_inputs": Channel("context", categorical=False),
+    "categorical_user_inputs": Channel("user", categorical=True),
+    "categorical_item_inputs": Channel("item", categorical=True),
+    "numeric_user_inputs": Channel("user", categorical=False),
+    "numeric_item_inputs": Channel("item", categorical=False),
+}
+
+_TORCH_DTYPES = {
+    "half": "float16", "float": "float32", "double": "float64", "char": "int8", "byte": "uint8", "short": "int16",
+    "int": "int32", "long": "int64", "bool_": "bool",
+}  # fmt: skip
+
+
+def canonical_dtype(value: object) -> object:
+    """`int64` for `torch.int64`, `numpy.int64`, `np.int64`, `long` and `i8`; a bare word means what torch means."""
+    if not isinstance(value, str):
+        return value
+    name = value.strip().rsplit(".", 1)[-1].lower()
+    name = _TORCH_DTYPES.get(name, name)
+    if name in DTYPES:
+        return name
+    try:
+        code = np.dtype(name)
+    except (TypeError, ValueError):
+        return value
+    return code.name if code.name in DTYPES and code.byteorder != ">" else value
 
 
 def _whole(value: object) -> object:
@@ -54,7 +117,19 @@ class Feature(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_spelling_of_length(cls, data: object) -> object:
-        return with_one_length(data) if isinstance(data, Mapping) else data
+        """`dimensions: [100]` is 100. `hotness: 1` marks a scalar, in files that give every feature a hotness."""
+        if not isinstance(data, Mapping):
+            return data
+        spellings = ("length", *LIST_LENGTH_SPELLINGS)
+        given = {key: data[key] for key in spellings if data.get(key) is not None}
+        if len(given) > 1:
+            raise ValueError(f"its length is given as {listed(given)}; expected one of them")
+        rest = {key: value for key, value in data.items() if key not in spellings}
+        for spelling, value in given.items():
+            length = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+            if not (spelling == "hotness" and length == 1):
+                rest["length"] = length
+        return rest
 
     @property
     def is_categorical(self) -> bool:
@@ -73,7 +148,7 @@ class Feature(BaseModel):
 
 
 FileName = Annotated[str, WithJsonSchema({"type": "string", "format": "path"})]
-"""A path relative to the folder of the YAML file, and confined to that folder."""
+"""A path relative to the folder of the YAML file, and confined to it."""
 
 
 class Chunk(BaseModel):
@@ -130,3 +205,27 @@ class Sections(BaseModel):
     metadata: Annotated[dict[str, object], _EmptyDict] = Field(
         default_factory=dict, description="anything; recspec reads the keys that docs/feature_spec.md lists"
     )
+
+
+def json_schema() -> dict[str, object]:
+    """JSON Schema of the YAML file; it accepts every spelling that `FeatureSpec.load` reads."""
+    schema = Sections.model_json_schema()
+    sections = schema["properties"]
+    sections["metadata"] |= {"properties": Metadata.model_json_schema()["properties"]}
+    sections["channel_spec"]["propertyNames"] = {"enum": list(CHANNELS)}
+    feature = schema["$defs"]["Feature"]["properties"]
+    length = {"type": "integer", "minimum": 1}
+    any_of = [length, {"type": "array", "items": length, "minItems": 1, "maxItems": 1}, {"type": "null"}]
+    for spelling in LIST_LENGTH_SPELLINGS:
+        feature[spelling] = {"description": "another spelling of `length`", "anyOf": any_of}
+    feature["dtype"] = {"type": ["string", "null"], "description": f"one of {', '.join(DTYPES)}; torch. and numpy. too"}
+    for section in ("feature_spec", "source_spec", "channel_spec"):  # `label:` with nothing after it is empty
+        sections[section]["additionalProperties"] = _or_null(sections[section]["additionalProperties"])
+    for section in ("source_spec", "channel_spec", "metadata"):
+        sections[section] = _or_null(sections[section])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _or_null(schema: Mapping[str, object]) -> dict[str, object]:
+    described = {key: schema[key] for key in ("description", "default") if key in schema}
+    return {**described, "anyOf": [{k: v for k, v in schema.items() if k not in described}, {"type": "null"}]}

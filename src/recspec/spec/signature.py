@@ -24,14 +24,8 @@ PortType = Literal["int32", "int64", "float32", "float64", "string"]
 PROBABILITY, LOGIT = "probability", "logit"
 OUTPUTS = (PROBABILITY, LOGIT)
 
-EXPORT_FILE = "export.json"
-"""Describes an export: its signature and its measurements."""
-
-OLD_EXPORT_FILE = "sheet.json"
-"""The earlier name of `EXPORT_FILE`; this release still reads it."""
-
-_NARROW = {"bool", "int8", "int16", "int32", "uint8", "uint16"}
-"""Stored types whose ids fit int32."""
+EXPORT_FILE = "export.json"  # describes an export: its signature and its measurements
+OLD_EXPORT_FILE = "sheet.json"  # the earlier name of `EXPORT_FILE`; this release still reads it
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,7 @@ class Port:
     dtype: PortType
     width: int
     level: Level
-    num_ids: int | None = None
-    """Ids lie in [0, num_ids); None for numbers and raw values."""
+    num_ids: int | None = None  # ids lie in [0, num_ids); None for numbers and raw values
     is_list: bool = False
 
 
@@ -64,11 +57,7 @@ class Signature:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
-        """Read the output of `to_dict`.
-
-        Raises:
-            BundleError: if the data has another shape.
-        """
+        """Read the output of `to_dict`. Raises `BundleError` if the data has another shape."""
         try:
             return _SIGNATURE.validate_python({name: data[name] for name in ("form", "inputs")})
         except (KeyError, TypeError, ValidationError) as error:
@@ -85,25 +74,18 @@ def find_export_file(folder: Path) -> Path | None:
 
 
 def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Signature:
-    """The inputs of a model's export: ids in int32 if they are stored so or narrower, else in int64.
-
-    Raises:
-        SettingsError: for a ranker without item features.
-    """
+    """The inputs of a model's export. Raises `SettingsError` for a ranker without item features."""
     items = set(spec.role("item"))
     if form == "ranker" and not items & set(features):
-        raise SettingsError(
-            "form ranker: the model reads no feature of the role 'item', so candidates can't differ; "
-            "name item features in channel_spec, or take --form rows"
-        )
+        same = "the model reads no feature of the role 'item', so candidates can't differ"
+        raise SettingsError(f"form ranker: {same}; name item features in channel_spec, or take --form rows")
 
     def port(name: str) -> Port:
         feature = spec.features[name]
         level: Level = "row" if form == "rows" else "item" if name in items else "request"
-        width = feature.length or 1
-        if not feature.is_categorical:
-            return Port(name, "float32", width, level, None, feature.is_list)
-        dtype: PortType = "int32" if feature.dtype in _NARROW else "int64"
-        return Port(name, dtype, width, level, spec.num_ids(name), feature.is_list)
+        narrow = feature.dtype in ("bool", "int8", "int16", "int32", "uint8", "uint16")
+        dtype: PortType = "float32" if not feature.is_categorical else "int32" if narrow else "int64"
+        num_ids = spec.num_ids(name) if feature.is_categorical else None
+        return Port(name, dtype, feature.length or 1, level, num_ids, feature.is_list)
 
     return Signature(form, tuple(map(port, features)))

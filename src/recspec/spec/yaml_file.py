@@ -7,35 +7,32 @@ from pathlib import Path
 
 import yaml
 
+from recspec.config import yaml_problem
 from recspec.errors import SpecError, listed, nearest
 from recspec.files import PathError, confined, local, read_text, whole_file
 from recspec.spec.checks import Problem, dotted, shown
 from recspec.spec.sections import Place
 
 FILE_NAME = "feature_spec.yaml"
-RAW_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".gz", ".zip")
-"""Suffixes of files of raw rows, which users name by mistake for the dataset prepared from them."""
-
+RAW_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".gz", ".zip")  # raw rows, named by mistake
 MAX_BYTES = 16 << 20
-MAX_VALUES = 1_000_000
-"""Values in the file once its aliases are followed: far beyond any real file, and quick to refuse."""
+MAX_VALUES = 1_000_000  # in the file once its aliases are followed: far beyond any real file, and quick to refuse
 
 
 class YamlFile:
     """A parsed specification file: its data, the line of every value, and the names that stand twice."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read and parse the file that the user named.
-
-        Raises:
-            SpecError: if it is missing, holds raw rows, or is no YAML mapping.
-        """
+        """Parse the file. Raises `SpecError` if it is missing, holds raw rows, or is no YAML mapping."""
         try:
             self.path = _find(local(path, "the specification"))
             text = read_text(self.path, most=MAX_BYTES)
         except PathError as error:
             raise SpecError(str(error)) from None
-        data, self._lines, self.duplicates = _parse(text, self.path)
+        self.duplicates: list[Problem] = []  # of a name that stands twice, YAML keeps the last
+        self._lines: dict[Place, int] = {}
+        self._values: dict[int, int] = {}  # node id -> values it stands for; 0 while they are counted
+        data = self._parse(text)
         if not isinstance(data, dict):
             found = "nothing" if data is None else shown(data)
             raise SpecError(f"{self.path}: expected sections feature_spec, source_spec, channel_spec; found {found}")
@@ -47,10 +44,51 @@ class YamlFile:
 
     def _line(self, place: Place) -> str:
         """`line 12: ` for a place, or for the nearest part of it that the file holds."""
-        for end in range(len(place), 0, -1):
-            if place[:end] in self._lines:
-                return f"line {self._lines[place[:end]]}: "
-        return ""
+        parts = (place[:end] for end in range(len(place), 0, -1))
+        return next((f"line {self._lines[part]}: " for part in parts if part in self._lines), "")
+
+    def _parse(self, text: str) -> object:
+        try:
+            loader = yaml.SafeLoader(text)
+            root = loader.get_single_node()
+            if root is None:
+                return None
+            self._visit(root, ())
+            return loader.construct_document(root)
+        except yaml.YAMLError as error:
+            raise SpecError(f"{self.path}: {yaml_problem(error)}") from None
+        except ValueError as error:  # a date such as 2020-13-45
+            raise SpecError(f"{self.path}: not valid YAML: {error}") from None
+        except RecursionError:
+            raise SpecError(f"{self.path}: not valid YAML: lists and mappings are nested too deeply") from None
+
+    def _visit(self, node: yaml.Node, place: Place) -> int:
+        """Note lines and duplicate names; count the values that a node stands for, with all its aliases followed."""
+        self._lines.setdefault(place, node.start_mark.line + 1)
+        if id(node) not in self._values:
+            self._values[id(node)] = 0
+            self._values[id(node)] = 1 + sum(self._visit(child, inner) for inner, child in self._children(node, place))
+        count = self._values[id(node)]
+        if count == 0:
+            raise yaml.MarkedYAMLError(problem="a value that holds itself", problem_mark=node.start_mark)
+        if count > MAX_VALUES:
+            what = f"its aliases make more than {MAX_VALUES:,} values of it"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        return count
+
+    def _children(self, node: yaml.Node, place: Place) -> Iterator[tuple[Place, yaml.Node]]:
+        if isinstance(node, yaml.SequenceNode):
+            yield from (((*place, position), child) for position, child in enumerate(node.value))
+        if not isinstance(node, yaml.MappingNode):
+            return
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first:
+                self.duplicates.append(((*place, name), f"appears twice, first in line {first[name]}; remove one"))
+            first.setdefault(name, line)
+            self._lines[*place, name] = line
+            yield (*place, name), value
 
 
 def save_yaml(data: Mapping[str, object], path: str | Path) -> Path:
@@ -95,67 +133,6 @@ def _find(path: Path) -> Path:
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
         raise SpecError(f"{path}: no such file or folder{nearest(path.name, known)}")
     if path.name.lower().endswith(RAW_SUFFIXES):
-        raise SpecError(
-            f"{path}: holds rows, and is not a specification; prepare it (recspec prepare table {path.name} OUT) "
-            "and name the folder OUT"
-        )
+        prepare = f"prepare it (recspec prepare table {path.name} OUT) and name the folder OUT"
+        raise SpecError(f"{path}: holds rows, and is not a specification; {prepare}")
     return path
-
-
-def _parse(text: str, file: Path) -> tuple[object, dict[Place, int], list[Problem]]:
-    walk = _Walk()
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        if root is None:
-            return None, {}, []
-        walk.visit(root, ())
-        return loader.construct_document(root), walk.lines, walk.duplicates
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        what = getattr(error, "problem", None) or str(error)
-        raise SpecError(f"{file}: {line}not valid YAML: {what}") from None
-    except ValueError as error:  # a date such as 2020-13-45
-        raise SpecError(f"{file}: not valid YAML: {error}") from None
-    except RecursionError:
-        raise SpecError(f"{file}: not valid YAML: lists and mappings are nested too deeply") from None
-
-
-class _Walk:
-    """One pass over the nodes of a file: notes lines and duplicate names, refuses loops and alias bombs."""
-
-    def __init__(self) -> None:
-        self.lines: dict[Place, int] = {}
-        self.duplicates: list[Problem] = []  # of a name that stands twice, YAML keeps the last
-        self._values: dict[int, int] = {}  # node id -> values it stands for
-        self._open: set[int] = set()
-
-    def visit(self, node: yaml.Node, place: Place) -> int:
-        """How many values a node stands for, with all its aliases followed."""
-        self.lines.setdefault(place, node.start_mark.line + 1)
-        if id(node) in self._open:
-            raise yaml.MarkedYAMLError(problem="a value that holds itself", problem_mark=node.start_mark)
-        if id(node) not in self._values:
-            self._open.add(id(node))
-            self._values[id(node)] = 1 + sum(self.visit(child, inner) for inner, child in self._children(node, place))
-            self._open.remove(id(node))
-        count = self._values[id(node)]
-        if count > MAX_VALUES:
-            what = f"its aliases make more than {MAX_VALUES:,} values of it"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
-        return count
-
-    def _children(self, node: yaml.Node, place: Place) -> Iterator[tuple[Place, yaml.Node]]:
-        if isinstance(node, yaml.SequenceNode):
-            yield from (((*place, position), child) for position, child in enumerate(node.value))
-        if not isinstance(node, yaml.MappingNode):
-            return
-        first: dict[str, int] = {}
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in first:
-                self.duplicates.append(((*place, name), f"appears twice, first in line {first[name]}; remove one"))
-            first.setdefault(name, line)
-            self.lines[*place, name] = line
-            yield (*place, name), value

@@ -15,8 +15,7 @@ from recspec.storage.column_plan import ColumnPlan
 from recspec.storage.findings import Report
 from recspec.storage.ragged import Columns, concatenate, rows_of
 
-BLOCK_ROWS = 65_536
-"""Rows read or written at once, and rows of a Parquet row group."""
+BLOCK_ROWS = 65_536  # rows read or written at once, and rows of a Parquet row group
 
 
 class FileReader(ABC):
@@ -28,11 +27,7 @@ class FileReader(ABC):
 
     @abstractmethod
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
-        """Open a file that holds the planned columns.
-
-        Raises:
-            DataError: if it does not.
-        """
+        """Open a file; raises `DataError` if it does not hold the planned columns."""
 
     @abstractmethod
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
@@ -53,7 +48,6 @@ class GroupReader(FileReader):
         """All rows of a group, which starts at `first_row` of the file."""
 
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
-        """Rows [start, stop), from the groups that hold them."""
         parts = []
         for group in range(int(np.searchsorted(self.group_ends, start, side="right")), len(self.group_ends)):
             first = int(self.group_ends[group - 1]) if group else 0
@@ -76,8 +70,7 @@ class FileWriter(ABC):
     """An open file under a temporary name, to which blocks are appended."""
 
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
-        self.path = path
-        self.temporary = temporary_name(path)
+        self.path, self.temporary = path, temporary_name(path)
         self.num_rows = 0
         self._plans = plans
         self._file: IO[bytes] = self.temporary.open("xb")
@@ -87,6 +80,10 @@ class FileWriter(ABC):
         self.num_rows += len(columns[self._plans[0].name])
         self._append(columns)
 
+    @abstractmethod
+    def _append(self, columns: Columns) -> None:
+        """Write a block in the file's own format."""
+
     def close(self) -> None:
         """Finish the temporary file; a second call does nothing."""
         self._file.close()
@@ -95,7 +92,3 @@ class FileWriter(ABC):
         """Remove the temporary file."""
         self._file.close()
         self.temporary.unlink(missing_ok=True)
-
-    @abstractmethod
-    def _append(self, columns: Columns) -> None:
-        """Write a block in the file's own format."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recspec.errors import DataError
 from recspec.spec import Feature, FeatureSpec
-from recspec.storage.ragged import Array, Column, Ragged
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Array, Column, Ragged, offsets_of
 
 TOO_LARGE = "too large for an id"
+EMPTY = "is empty; every row needs a value"
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,7 @@ class Limits:
     high: float
     too_low: str
     too_high: str
-    only_ends: bool = False
-    """Whether `low` and `high` are the only values allowed, as for a label."""
+    only_ends: bool = False  # whether `low` and `high` are the only values allowed, as for a label
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,9 @@ class ColumnPlan:
     def of(cls, name: str, feature: Feature, shift: int = 0, *, is_label: bool = False) -> Self:
         """The plan of a feature whose ids are raised by `shift`."""
         dtype, cardinality = feature.storage_dtype, feature.cardinality
-        fits = shift == 0 or (
-            isinstance(cardinality, int) and dtype.kind in "iu" and cardinality <= np.iinfo(dtype.name).max
-        )
-        wide = np.dtype("int32" if isinstance(cardinality, int) and cardinality < 2**31 else "int64")
+        most = cardinality if isinstance(cardinality, int) else 2**63  # the largest id after a shift
+        fits = shift == 0 or (dtype.kind in "iu" and most <= np.iinfo(dtype.name).max)
+        wide = np.dtype("int32" if most < 2**31 else "int64")
         kinds = "iubf" if dtype.kind == "f" else "iu" if feature.is_categorical and dtype.kind != "b" else "iub"
         limits = _LABEL_LIMITS if is_label else _limits(feature, dtype)
         return cls(name, feature, dtype, shift, dtype if fits else wide, kinds, limits)
@@ -55,13 +59,6 @@ class ColumnPlan:
         """The plan of a feature of a dataset."""
         return cls.of(name, spec.features[name], spec.shift(name) if shifted else 0, is_label=name == spec.label)
 
-    @property
-    def expected(self) -> str:
-        """The values that the column should hold, as a message says it."""
-        if self.feature.is_categorical:
-            return f"ids of an integer type ({self.dtype})"
-        return f"numbers ({self.dtype})" if self.dtype.kind == "f" else str(self.dtype)
-
     def zeros(self, num_rows: int) -> Column:
         """Rows of zeros, or of empty lists."""
         if self.feature.is_list:
@@ -69,11 +66,7 @@ class ColumnPlan:
         return np.zeros(num_rows, self.result)
 
     def rectangle(self, column: Column) -> Array:
-        """A list as (rows, length), filled with its padding; a scalar as it is.
-
-        Raises:
-            DataError: a list of numbers that is too short, for numbers have no padding.
-        """
+        """A list as (rows, length), filled with its padding; a scalar as it is. Too few numbers are a `DataError`."""
         if not isinstance(column, Ragged):
             return column
         length = self.feature.length or 1
@@ -108,3 +101,125 @@ def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> Limits:
     last = feature.cardinality - 1
     too_high = f"is {TOO_LARGE}: the cardinality is {last + 1}, so ids are 0 to {last}"
     return Limits(0, last, f"{negative}: 0 to {last}", too_high)
+
+
+def from_arrow(column: pa.ChunkedArray, plan: ColumnPlan, report: Report) -> Column:
+    """The values of a column; empty cells are reported, empty lists are not."""
+    array = column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return _numbers(array, plan, report)
+    offsets = offsets_of(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False))
+    return Ragged(_numbers(array.flatten(), plan, report.of_lists(offsets)), offsets)
+
+
+def _numbers(array: pa.Array, plan: ColumnPlan, report: Report) -> Array:
+    kind = array.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        expected = "ids" if plan.feature.is_categorical else "numbers"
+        report.add("type", f"holds {kind}; expected {expected} ({plan.dtype})")
+        return np.zeros(len(array), plan.dtype)
+    if array.null_count:
+        report.add_where(pc.is_null(array).to_numpy(zero_copy_only=False), "null", EMPTY)
+        array = pc.fill_null(array, False if pa.types.is_boolean(kind) else pa.scalar(0).cast(kind))
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def to_arrow_list(lists: Ragged, values: pa.Array) -> pa.ListArray:
+    """An Arrow column with the rows of `lists` and their values as `values`."""
+    return pa.ListArray.from_arrays(pa.array(lists.offsets.astype(np.int32)), values)
+
+
+def checked(raw: Column, plan: ColumnPlan, report: Report) -> Column:
+    """The stored column in the promised type and shape; what breaks the promise is reported and becomes zeros.
+
+    1. In a list, padding is dropped wherever it stands: id 0 where the feature declares `padding: 0`, else -1.
+    2. Every id must lie in [0, cardinality). Every number must be finite and fit its dtype and float32, in which models
+       read it. A label must be 0 or 1.
+    3. A list keeps its first `length` values.
+    4. Ids are raised by the plan's shift, so that 0 means padding in every batch.
+    """
+    stored_lists = isinstance(raw, Ragged) or raw.ndim == 2
+    if stored_lists != plan.feature.is_list:
+        report.add("shape", _SHAPE_PROBLEMS[stored_lists])
+        return plan.zeros(len(raw))
+    if not stored_lists:
+        assert not isinstance(raw, Ragged)
+        return _raised(_checked_values(raw, plan, report), plan)
+    lists = raw if isinstance(raw, Ragged) else Ragged.of_rectangle(raw)
+    if plan.feature.is_categorical and lists.values.dtype.kind in "iu":
+        real = lists.values != (-1 if plan.feature.padding is None else plan.feature.padding)
+        lists = lists if real.all() else lists.where(real)
+    values = _checked_values(lists.values, plan, report.of_lists(lists.offsets))
+    cut = Ragged(values, lists.offsets).truncate(plan.feature.length or 1)
+    return Ragged(_raised(cut.values, plan), cut.offsets)
+
+
+_SHAPE_PROBLEMS = {
+    True: "holds lists; expected one value a row (a list feature has a `length` in feature_spec)",
+    False: "holds one value a row; expected lists, because the feature has a `length` in feature_spec",
+}
+
+
+def _raised(values: Array, plan: ColumnPlan) -> Array:
+    """A copy in the result's dtype, ids shifted."""
+    own = values.astype(plan.result)
+    if plan.shift:
+        own += plan.result.type(plan.shift)
+    return own
+
+
+_LARGEST_HALF = 65504.0  # of float16; in its bits, infinity and NaN are above every other number
+_HALF_WITHOUT_SIGN, _HALF_INFINITY = np.uint16(0x7FFF), 0x7C00
+
+
+def _checked_values(raw: Array, plan: ColumnPlan, report: Report) -> Array:
+    """The values, or zeros where they are not what the specification says."""
+    if raw.dtype.kind not in plan.kinds:
+        numbers = f"numbers ({plan.dtype})" if plan.dtype.kind == "f" else str(plan.dtype)
+        expected = f"ids of an integer type ({plan.dtype})" if plan.feature.is_categorical else numbers
+        report.add("type", f"holds {raw.dtype}; expected {expected}")
+        return np.zeros(len(raw), plan.dtype)
+    if not len(raw) or raw.dtype.kind == "b":
+        return raw
+    # The extremes of sound data suffice: two passes at memory speed. NaN shows in both.
+    if raw.dtype == np.float16 and plan.limits.high >= _LARGEST_HALF:  # numpy compares float16 one by one
+        if (raw.view(np.uint16) & _HALF_WITHOUT_SIGN).max() < _HALF_INFINITY:
+            return raw
+    elif _lies_within(raw, plan.limits):
+        return raw
+    for kind, bad, what in _faults(raw, plan.limits):
+        if bad.any():
+            report.add_where(bad, kind, f"{raw[np.argmax(bad)].item()} {what}")
+            raw = np.where(bad, raw.dtype.type(0), raw)
+    return raw
+
+
+def _lies_within(raw: Array, limits: Limits) -> bool:
+    if raw.dtype == np.float16:
+        raw = raw.astype(np.float32)
+    if raw.min().item() < limits.low or not raw.max().item() <= limits.high:
+        return False
+    return not limits.only_ends or raw.dtype.kind != "f" or not _between_ends(raw, limits).any()
+
+
+def _faults(raw: Array, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool_], str]]:
+    """Kind, the values it marks, and what was expected."""
+    if raw.dtype.kind == "f":
+        raw = raw.astype(np.float64)  # which holds every limit exactly
+    finite = np.isfinite(raw)
+    yield "finite", ~finite, "is not a finite number"
+    low, high = np.less(raw, limits.low), np.greater(raw, limits.high)
+    if limits.only_ends:  # one kind of fault for all other values
+        yield "value", finite & (low | high | _between_ends(raw, limits)), limits.too_low
+        return
+    yield "low", finite & low, limits.too_low
+    yield "high", finite & high, limits.too_high
+
+
+def _between_ends(raw: Array, limits: Limits) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (raw != raw.dtype.type(limits.low)) & (raw != raw.dtype.type(limits.high))
+    return found

@@ -29,7 +29,7 @@ def masked_crc(data: Bytes) -> int:
     for start in range(0, len(data), _BLOCK_BYTES):
         block = data[start : start + _BLOCK_BYTES]
         size = np.array([len(block)])
-        register = _after_zeros(register, len(block)) ^ _registers(block, np.zeros(1, np.int64), size, initial=0)
+        register = _after_zeros(register, size) ^ _registers(block, np.zeros(1, np.int64), size, initial=0)
     return int(_masked(register)[0])
 
 
@@ -82,20 +82,17 @@ def _lane_registers(lanes: Bytes) -> Registers:
     return register
 
 
-def _after_zeros(registers: Registers, num_bytes: int) -> Registers:
-    for bit in range(num_bytes.bit_length()):
-        if num_bytes >> bit & 1:
-            registers = _looked_up(_zeros_table(bit), registers)
-    return registers
-
-
 @cache
 def _after_up_to_a_lane(initial: int) -> Registers:
     """A register after 0, 1, ... 128 zeros."""
-    registers = [np.array([initial], np.uint32)]
-    for _ in range(_LANE):
-        registers.append(_looked_up(_zeros_table(0), registers[-1]))
-    return np.concatenate(registers)
+    return _after_zeros(np.full(_LANE + 1, initial, np.uint32), np.arange(_LANE + 1))
+
+
+def _after_zeros(registers: Registers, num_bytes: Ints) -> Registers:
+    for bit in range(int(num_bytes.max()).bit_length()):
+        passes = num_bytes >> bit & 1 == 1
+        registers = np.where(passes, _looked_up(_zeros_table(bit), registers), registers)
+    return registers
 
 
 def _looked_up(table: Registers, registers: Registers) -> Registers:
@@ -107,7 +104,7 @@ def _looked_up(table: Registers, registers: Registers) -> Registers:
 
 @cache
 def _zeros_table(bit: int) -> Registers:
-    """What each byte of a register (4, 256) becomes after 2^bit zeros."""
+    """What each byte of a register becomes after 2^bit zeros, of shape (4, 256)."""
     if bit:
         return _looked_up(_zeros_table(bit - 1), _zeros_table(bit - 1))
     register = np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32))[:, None]

@@ -13,27 +13,23 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from recspec.errors import listed
-from recspec.storage.arrow_columns import EMPTY, from_arrow, to_arrow_list
 from recspec.storage.chunk_file import FileWriter, GroupReader
-from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.column_plan import EMPTY, ColumnPlan, from_arrow, to_arrow_list
 from recspec.storage.findings import Report
 from recspec.storage.ragged import Array, Column, Columns, Ragged, offsets_of
 
-CSV_BLOCK_BYTES = 4 << 20
-"""Text parsed at once; a random access to a CSV file costs as much."""
+CSV_BLOCK_BYTES = 4 << 20  # text parsed at once; a random access to a CSV file costs as much
 
 
 class CsvReader(GroupReader):
     """Opening reads the file once to count rows and to note where blocks of about 4 MiB start."""
 
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
-        self._path = path
-        self._plans = plans
+        self._path, self._plans = path, plans
         self._starts, self.group_ends = _index(path)
         self.num_rows = int(self.group_ends[-1]) if len(self.group_ends) else 0
 
     def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
-        """Parse a block of whole lines."""
         with self._path.open("rb") as file:
             file.seek(self._starts[group])
             text = file.read(self._starts[group + 1] - self._starts[group])
@@ -41,45 +37,38 @@ class CsvReader(GroupReader):
             text = _SPACE_BEFORE_QUOTE.sub(b'\\1"', text)  # a quote opens a cell only as its first character
         try:
             table = self._table(text, {plan.name: _arrow_type(plan) for plan in plans})
-        except pa.ArrowInvalid:
-            return self._parse_slowly(text, plans, first_row, report)
+        except pa.ArrowInvalid:  # some cell is not of its column's type
+            table = self._table_of_text(text, plans, first_row, report)
+        if table is None:
+            return {plan.name: plan.zeros(_count_rows(text)) for plan in plans}
         return {plan.name: _from_cells(table[plan.name], plan, report.of(plan.name, first_row)) for plan in plans}
 
-    def _parse_slowly(self, text: bytes, plans: Sequence[ColumnPlan], first_row: int, report: Report) -> Columns:
-        """Parse text that a column's type refuses: every cell as a string, to find the bad ones."""
+    def _table(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+        cells = pa_csv.ConvertOptions(
+            column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=False
+        )
+        options = pa_csv.ReadOptions(column_names=[plan.name for plan in self._plans])
+        return pa_csv.read_csv(pa.BufferReader(text), read_options=options, convert_options=cells)
+
+    def _table_of_text(
+        self, text: bytes, plans: Sequence[ColumnPlan], first_row: int, report: Report
+    ) -> pa.Table | None:
+        """Every cell as text, to find the bad ones; None, with a report, for a header or rows of unequal length."""
+        expected, names = len(self._plans), listed(plan.name for plan in self._plans)
         try:
             table = self._table(text, {plan.name: pa.string() for plan in plans})
         except pa.ArrowInvalid as error:
-            self._report_row(text, error, first_row, report)
-            return {plan.name: plan.zeros(_count_rows(text)) for plan in plans}
-        if first_row == 0 and self._is_header(table):
-            names = listed(plan.name for plan in self._plans)
+            counts = [len(_CELL.findall(line)) for line in text.splitlines() if line]
+            wrong = [(row, count) for row, count in enumerate(counts, first_row) if count != expected]
+            for row, count in wrong[:1]:
+                report.add("cells", f"has {count} cells; expected {expected}: {names}", row)
+            if not wrong:
+                report.add("text", f"can't be read as CSV: {error}")
+            return None
+        if first_row == 0 and all(str(table[name][0]).strip().strip('"') == name for name in table.column_names):
             report.add("header", f"is a header line; a csv chunk has none, its columns are {names} in order", 0)
-            return {plan.name: plan.zeros(len(table)) for plan in plans}
-        return {plan.name: _from_cells(table[plan.name], plan, report.of(plan.name, first_row)) for plan in plans}
-
-    def _is_header(self, table: pa.Table) -> bool:
-        return all(str(table[name][0]).strip().strip('"') == name for name in table.column_names)
-
-    def _table(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
-        return pa_csv.read_csv(
-            pa.BufferReader(text),
-            read_options=pa_csv.ReadOptions(column_names=[plan.name for plan in self._plans]),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=False
-            ),
-        )
-
-    def _report_row(self, text: bytes, error: pa.ArrowInvalid, first_row: int, report: Report) -> None:
-        """Report the first row with another number of cells, in text that is not a table."""
-        expected = len(self._plans)
-        names = listed(plan.name for plan in self._plans)
-        for row, line in enumerate(line for line in text.splitlines() if line):
-            cells = len(_CELL.findall(line))
-            if cells != expected:
-                report.add("cells", f"has {cells} cells; expected {expected}: {names}", first_row + row)
-                return
-        report.add("text", f"can't be read as CSV: {error}")
+            return None
+        return table
 
 
 _SPACE_BEFORE_QUOTE = re.compile(rb'(^|,)[ \t]+"', re.MULTILINE)

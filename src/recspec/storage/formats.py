@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from recspec.storage.chunk_file import FileReader, FileWriter
 from recspec.storage.csv_chunks import CsvReader, CsvWriter
 from recspec.storage.parquet import ParquetReader, ParquetWriter
 from recspec.storage.split_binary import BinaryReader, BinaryWriter
-from recspec.storage.tfrecord_chunks import TfrecordReader, TfrecordWriter
+from recspec.storage.tfrecord import TfrecordReader, TfrecordWriter
 from recspec.storage.torch_tensor import TensorReader, TensorWriter
 
 
@@ -24,19 +23,16 @@ class Format:
     suffix: str
     reader: type[FileReader]
     writer: type[FileWriter]
-    fixed_length: bool = False
-    """Whether a list takes its whole length in every row."""
+    fixed_length: bool = False  # whether a list takes its whole length in every row
 
 
-FORMATS: Mapping[ChunkType, Format] = MappingProxyType(
-    {
-        "csv": Format(".csv", CsvReader, CsvWriter),
-        "parquet": Format(".parquet", ParquetReader, ParquetWriter),
-        "split_binary": Format(".bin", BinaryReader, BinaryWriter, fixed_length=True),
-        "torch_tensor": Format(".pt", TensorReader, TensorWriter, fixed_length=True),
-        "tfrecord": Format(".tfrecord", TfrecordReader, TfrecordWriter),
-    }
-)
+FORMATS: Mapping[ChunkType, Format] = {
+    "csv": Format(".csv", CsvReader, CsvWriter),
+    "parquet": Format(".parquet", ParquetReader, ParquetWriter),
+    "split_binary": Format(".bin", BinaryReader, BinaryWriter, fixed_length=True),
+    "torch_tensor": Format(".pt", TensorReader, TensorWriter, fixed_length=True),
+    "tfrecord": Format(".tfrecord", TfrecordReader, TfrecordWriter),
+}
 
 
 def feature_to_write(feature: Feature, cardinality: int | None, to: ChunkType) -> Feature:

@@ -10,15 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recspec.errors import DataError, listed, nearest
-from recspec.storage.arrow_columns import from_arrow, to_arrow_list
 from recspec.storage.chunk_file import FileWriter, GroupReader
-from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.column_plan import ColumnPlan, from_arrow, to_arrow_list
 from recspec.storage.findings import Report
 from recspec.storage.ragged import Column, Columns, Ragged
 
 
 class ParquetReader(GroupReader):
-    """Columns are found by name; a read decodes the row groups it touches."""
+    """Columns are found by name; a read decodes the row groups that hold its rows."""
 
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
         self._path = path
@@ -26,12 +25,9 @@ class ParquetReader(GroupReader):
             self._metadata = pq.read_metadata(path)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"can't be read as Parquet: {error}") from None
-        self._names = self._metadata.schema.to_arrow_schema().names
-        problems = [
-            f"has no column '{plan.name}'{nearest(plan.name, self._names)}; it holds {listed(self._names)}"
-            for plan in plans
-            if plan.name not in self._names
-        ]
+        names = self._metadata.schema.to_arrow_schema().names
+        missing = [plan.name for plan in plans if plan.name not in names]
+        problems = [f"has no column '{name}'{nearest(name, names)}; it holds {listed(names)}" for name in missing]
         if problems:
             raise DataError("; ".join(problems))
         groups = range(self._metadata.num_row_groups)
@@ -40,13 +36,12 @@ class ParquetReader(GroupReader):
 
     def num_values(self, name: str) -> int | None:
         """How many values a column holds; an empty list counts as one."""
-        paths = [self._metadata.row_group(0).column(i).path_in_schema for i in range(self._metadata.num_columns)]
-        columns = [i for i, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
-        groups = range(self._metadata.num_row_groups)
-        return sum(int(self._metadata.row_group(group).column(columns[0]).num_values) for group in groups)
+        groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
+        paths = [f"{groups[0].column(i).path_in_schema}." for i in range(self._metadata.num_columns)]
+        column = next(i for i, path in enumerate(paths) if path.startswith(f"{name}."))
+        return sum(int(group.column(column).num_values) for group in groups)
 
     def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
-        """Decode a row group."""
         try:
             with pq.ParquetFile(self._path, metadata=self._metadata) as file:
                 table = file.read_row_group(group, columns=[plan.name for plan in plans])
@@ -61,17 +56,14 @@ class ParquetWriter(FileWriter):
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
         super().__init__(path, plans)
         self._schema = pa.schema([(plan.name, _arrow_type(plan)) for plan in plans])
-        self._writer: pq.ParquetWriter | None = pq.ParquetWriter(self._file, self._schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
 
     def _append(self, columns: Columns) -> None:
-        assert self._writer is not None
         table = pa.Table.from_arrays([_to_arrow(columns[plan.name]) for plan in self._plans], schema=self._schema)
         self._writer.write_table(table)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._writer.close()
         super().close()
 
     def discard(self) -> None:

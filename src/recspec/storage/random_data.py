@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from recspec.errors import SettingsError
 from recspec.spec import SPLITS, ChunkType, Feature, FeatureSpec
 from recspec.storage.chunk_file import BLOCK_ROWS
-from recspec.storage.dataset_writer import new_dataset, write_dataset
 from recspec.storage.formats import feature_to_write
 from recspec.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
+from recspec.storage.writer import new_dataset, write_dataset
 
 Distribution = Literal["uniform", "power_law"]
 
@@ -48,23 +48,22 @@ def synthesize(
     gets train, valid and test. A feature with its own `alpha` follows a power law whatever the `distribution`.
     `cardinality` replaces a cardinality of `auto`. If the metadata has `test_samples_per_series`, valid and test hold
     such series: one user each, the positive first. Their rows are rounded down to whole series (at least one). Memory
-    does not grow with the rows.
-
-    Raises:
-        DataError: an `out` that holds a dataset already.
-        SettingsError: a number of rows below 1, an alpha not above 0.
+    does not grow with the rows. Raises `DataError` if `out` holds a dataset already, and `SettingsError` for a number
+    of rows below 1 or an alpha not above 0.
     """
     counts = _counts(spec, rows)
     if alpha <= 0:
         raise SettingsError(f"alpha is {alpha}; expected a number above 0, such as {CRITEO_ALPHA}")
-    shape = spec.replace(features=_resolved(spec, type, cardinality), sources={}, metadata=_metadata(spec))
+    metadata = {key: value for key, value in spec.metadata.items() if key not in _ABOUT_REAL_DATA}
+    metadata["dataset"] = "synthesize"
+    shape = spec.replace(features=_resolved(spec, type, cardinality), sources={}, metadata=metadata)
 
     def blocks(number: int, split: str, names: tuple[str, ...]) -> Iterator[Columns]:
         random, series = np.random.default_rng([seed, number]), _series_length(spec, split)
+        rows = _Rows(spec, shape, random, alpha if distribution == "power_law" else None, series)
         step = max(1, BLOCK_ROWS // series) * series
         for first in range(0, counts[split], step):
-            num_rows = min(step, counts[split] - first)
-            yield _Rows(spec, shape, random, distribution, alpha, first, num_rows, series).of(names)
+            yield rows.columns(names, first, min(step, counts[split] - first))
 
     held = {split: spec.columns(split) if split in spec.splits else tuple(spec.features) for split in counts}
     splits = {split: (names, blocks(number, split, names)) for number, (split, names) in enumerate(held.items())}
@@ -94,11 +93,8 @@ def _counts(spec: FeatureSpec, rows: int | Mapping[str, int]) -> dict[str, int]:
     problems = [f"split '{split}': {count} rows; expected 1 or more" for split, count in rows.items() if count < 1]
     if problems:
         raise SettingsError.of("rows", problems)
-    return {
-        split: max(1, count // series) * series
-        for split, count in rows.items()
-        for series in [_series_length(spec, split)]
-    }
+    series = {split: _series_length(spec, split) for split in rows}
+    return {split: max(1, count // series[split]) * series[split] for split, count in rows.items()}
 
 
 def _series_length(spec: FeatureSpec, split: str) -> int:
@@ -110,63 +106,54 @@ def _resolved(spec: FeatureSpec, kind: ChunkType, cardinality: int) -> dict[str,
     """Every feature with a cardinality and a dtype; features of one vocabulary get the largest of theirs."""
     features = {}
     for name, feature in spec.features.items():
-        own: int | None = None
-        if feature.is_categorical:
-            others = [f.cardinality for o, f in spec.features.items() if spec.vocabulary(o) == spec.vocabulary(name)]
-            known = [other for other in others if isinstance(other, int)]
-            own = feature.cardinality if isinstance(feature.cardinality, int) else max(known, default=cardinality)
+        others = [f.cardinality for o, f in spec.features.items() if spec.vocabulary(o) == spec.vocabulary(name)]
+        largest = max((other for other in others if isinstance(other, int)), default=cardinality)
+        own = largest if feature.cardinality == "auto" else feature.cardinality
         features[name] = feature_to_write(feature, own, kind)
     return features
 
 
-def _metadata(spec: FeatureSpec) -> dict[str, object]:
-    """Without the files and figures of the data that the specification described."""
-    kept = {key: value for key, value in spec.metadata.items() if key not in _ABOUT_REAL_DATA}
-    return {**kept, "dataset": "synthesize"}
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Rows:
-    """A block of random rows."""
+    """Random rows of a split, a block after another."""
 
     source: FeatureSpec
     shape: FeatureSpec
     random: np.random.Generator
-    distribution: Distribution
-    alpha: float
-    first_row: int
-    num_rows: int
-    series: int
+    alpha: float | None  # None: uniform
+    series: int  # rows of a series
 
-    def of(self, names: tuple[str, ...]) -> Columns:
-        """The columns of these features."""
+    def columns(self, names: tuple[str, ...], first_row: int, num_rows: int) -> Columns:
+        """The next block of rows, which starts at `first_row` of the split."""
         lengths: dict[object, NDArray[np.int64]] = {}  # features of a history share the lengths of their lists
-        return {name: self._column(name, lengths) for name in names}
+        return {name: self._column(name, first_row, num_rows, lengths) for name in names}
 
-    def _column(self, name: str, lengths: dict[object, NDArray[np.int64]]) -> Column:
+    def _column(self, name: str, first_row: int, num_rows: int, lengths: dict[object, NDArray[np.int64]]) -> Column:
         feature, roles = self.shape.features[name], set(self.shape.roles_of(name))
         if self.series > 1 and name == self.shape.label:
-            return np.equal(np.arange(self.num_rows) % self.series, 0).astype(np.int8)
-        once = self.series > 1 and not roles & {"item", "label"}  # one value a series, as a request has
-        num_rows = self.num_rows // self.series if once else self.num_rows
+            return np.equal(np.arange(num_rows) % self.series, 0).astype(np.int8)
+        times = 1 if roles & {"item", "label"} else self.series  # of a request, a series has one value
+        num_values = num_rows // times
         if feature.length is not None:
             key = ("history", feature.length) if roles & {"history", "negative_history"} else name
             if key not in lengths:
-                lengths[key] = self.random.integers(1, feature.length + 1, num_rows)
+                lengths[key] = self.random.integers(1, feature.length + 1, num_values)
             offsets = offsets_of(lengths[key])
-            lists = Ragged(self._values(name, int(offsets[-1])), offsets)
-            return _repeated(lists, self.series) if once else lists
-        if once and (name == self.shape.group or self._is_user_id(name)):
-            values = self._in_turn(name, num_rows)
+            return _repeated(Ragged(self._values(name, int(offsets[-1])), offsets), times)
+        is_user_id = feature.is_categorical and "user" in roles and name == self.shape.user_id
+        if times > 1 and (name == self.shape.group or is_user_id):
+            # another id for each series, so that no group holds two while there are ids left
+            first, num_ids = self._ids(name) if feature.is_categorical else (0, _EXACT[feature.dtype or "float32"])
+            values: Array = first + (np.arange(num_values) + first_row // self.series) % num_ids
         else:
-            values = self._values(name, num_rows)
-        return values.repeat(self.series) if once else values
+            values = self._values(name, num_values)
+        return values.repeat(times)
 
     def _values(self, name: str, size: int) -> Array:
         feature = self.shape.features[name]
         if feature.is_categorical:
             first, num_ids = self._ids(name)
-            alpha = feature.alpha or (self.alpha if self.distribution == "power_law" else None)
+            alpha = feature.alpha or self.alpha
             if alpha is None:
                 return self.random.integers(first, first + num_ids, size)
             return first + power_law(self.random, size, num_ids, alpha)
@@ -177,24 +164,12 @@ class _Rows:
             return self.random.integers(0, 100, size)
         return self.random.random(size, np.float32)
 
-    def _in_turn(self, name: str, size: int) -> Array:
-        """Another id for each series, so that no group holds two while there are ids left."""
-        feature = self.shape.features[name]
-        first, num_ids = self._ids(name) if feature.is_categorical else (0, _EXACT[feature.dtype or "float32"])
-        numbers: Array = first + (np.arange(size) + self.first_row // self.series) % num_ids
-        return numbers
-
     def _ids(self, name: str) -> tuple[int, int]:
         """The first id, 1 where 0 is kept for unknown and padding, and how many there are."""
         cardinality = self.shape.features[name].cardinality
         assert isinstance(cardinality, int)
-        kept = self.source.reserves_unknown(name) and self.source.shift(name) == 0 and cardinality > 1
-        return int(kept), cardinality - int(kept)
-
-    def _is_user_id(self, name: str) -> bool:
-        feature = self.shape.features[name]
-        scalar_id = feature.is_categorical and not feature.is_list
-        return scalar_id and "user" in self.shape.roles_of(name) and name == self.shape.user_id
+        kept = int(self.source.reserves_unknown(name) and self.source.shift(name) == 0 and cardinality > 1)
+        return kept, cardinality - kept
 
 
 def _repeated(lists: Ragged, times: int) -> Ragged:

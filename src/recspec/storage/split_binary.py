@@ -1,8 +1,4 @@
-"""Chunks of type `split_binary`: raw little-endian rows, the chunk's features one after another in each row.
-
-One feature a file is a plain column; numbers of one dtype side by side are a row-major matrix. A list takes `length`
-values.
-"""
+"""Chunks of type `split_binary`: raw little-endian rows, in which a list takes `length` values."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ class BinaryReader(FileReader):
         self._fields = {plan.name: str(number) for number, plan in enumerate(plans)}
 
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:  # noqa: ARG002
-        """Rows [start, stop) as views of the mapping."""
         return {plan.name: self._rows[self._fields[plan.name]][start:stop] for plan in plans}
 
 

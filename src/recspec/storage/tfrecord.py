@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example` records, read and written whole columns at a time with numpy alone.
+"""Chunks of type `tfrecord`: `tf.train.Example` records, read and written whole columns at a time with numpy alone.
 
 A record is framed as length (uint64), masked CRC-32C of the length, the bytes, masked CRC-32C of the bytes, all
 little-endian. Its bytes are a protocol buffer: `Example{1: Features{1: map entry{1: name, 2: Feature}}}`, where Feature
@@ -13,18 +13,18 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import DataError, listed, nearest
-from recspec.storage.crc32c import masked_crcs
-from recspec.storage.ragged import Ragged, offsets_of, ragged_range
-
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int64]
+from recspec.storage.chunk_file import FileReader, FileWriter
+from recspec.storage.column_plan import ColumnPlan
+from recspec.storage.crc32c import Bytes, Ints, masked_crcs
+from recspec.storage.findings import Report
+from recspec.storage.ragged import Column, Columns, Ragged, offsets_of, ragged_range, rows_of
 
 _BLOCK_RECORDS = 4096  # most records, and
 _BLOCK_BYTES = 8 << 20  # bytes of several records, that are taken through each step together
@@ -32,8 +32,56 @@ _BLOCK_BYTES = 8 << 20  # bytes of several records, that are taken through each 
 _FRAME = struct.Struct("<QI")
 _FRAME_BYTES = _FRAME.size + 4
 _VARINT_BYTES = 10  # most bytes of a 64-bit varint
-_ENTRY, _KEY, _VALUE = 0x0A, 0x0A, 0x12  # tags of Features.feature, entry.key, entry.value
+_FEATURES, _ENTRY, _KEY, _VALUE = 0x0A, 0x0A, 0x0A, 0x12  # tags of Example.features, .feature, entry.key, entry.value
 _FLOATS, _INTS, _PACKED = 0x12, 0x1A, 0x0A  # tags of Feature.float_list, Feature.int64_list, list.value (packed)
+
+
+class TfrecordReader(FileReader):
+    """Records of one row or, prebatched, of several rows feature by feature: in each as many as in the first."""
+
+    def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
+        self._records = Index.of(path)
+        self._rows_per_record = 1
+        scalars = [plan.name for plan in plans if not plan.feature.is_list]
+        if scalars and len(self._records):
+            self._rows_per_record = max(1, len(self._records.read(0, 1, scalars[:1])[scalars[0]].values))
+        self.num_rows = len(self._records) * self._rows_per_record
+
+    def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
+        per_record = self._rows_per_record
+        first, last = start // per_record, -(-stop // per_record)
+        found = self._records.read(first, last, [plan.name for plan in plans])
+        columns = {
+            plan.name: _from_examples(found[plan.name], plan, per_record, report.of(plan.name, first * per_record))
+            for plan in plans
+        }
+        return rows_of(columns, start - first * per_record, stop - first * per_record)
+
+
+def _from_examples(lists: Ragged, plan: ColumnPlan, per_record: int, report: Report) -> Column:
+    """One feature of consecutive records: `length` values a row; of a list any number if every record is a row."""
+    num_rows = len(lists) * per_record
+    if plan.feature.is_list and per_record == 1:
+        return lists
+    expected = per_record * (plan.feature.length or 1)
+    bad = np.not_equal(lists.lengths, expected)
+    if bad.any():
+        held = int(lists.lengths[np.argmax(bad)])
+        what = f"its record holds {held} values; expected {expected}"
+        report.add_where(np.repeat(bad, per_record), "count", what)
+        return plan.zeros(num_rows)
+    return lists.values.reshape(num_rows, -1) if plan.feature.is_list else lists.values
+
+
+class TfrecordWriter(FileWriter):
+    """One `tf.train.Example` a row."""
+
+    def _append(self, columns: Columns) -> None:
+        values = {}
+        for plan in self._plans:
+            column = columns[plan.name]
+            values[plan.name] = column if isinstance(column, Ragged) else Ragged.of_rectangle(column.reshape(-1, 1))
+        self._file.write(encode(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +94,7 @@ class Index:
 
     @classmethod
     def of(cls, path: Path) -> Index:
-        """Walk the frames of a file.
-
-        Raises:
-            DataError: a frame that is cut off, or whose length has another checksum.
-        """
+        """Walk the frames of a file. Raises `DataError` for a frame that is cut off."""
         starts: list[int] = []
         lengths: list[int] = []
         size, position = path.stat().st_size, 0
@@ -71,11 +115,7 @@ class Index:
         return len(self.starts)
 
     def read(self, first: int, last: int, names: Sequence[str]) -> dict[str, Ragged]:
-        """Some features of records [first, last).
-
-        Raises:
-            DataError: a checksum that differs, bytes that are no `tf.train.Example`, a feature that no record has.
-        """
+        """Some features of records [first, last). Raises `DataError` for damage and for a feature in no record."""
         nothing = Ragged(np.zeros(0, np.int64), np.zeros(1, np.int64))
         blocks = [self._read_block(start, stop, names) for start, stop in self._blocks(first, last)]
         return {name: Ragged.concatenate([block[name] for block in blocks] or [nothing]) for name in names}
@@ -93,8 +133,21 @@ class Index:
         with self.path.open("rb") as file:
             file.seek(begin)
             data = np.frombuffer(file.read(end - begin), np.uint8)
-        _check_sums(data, starts - begin, lengths, first)
-        return _decode(data, starts - begin, lengths, names, first)
+        starts = starts - begin
+        _check_crcs(data, starts - _FRAME.size, np.full(len(starts), 8), "length", first)
+        _check_crcs(data, starts, lengths, "data", first)
+        return _decode(data, starts, lengths, names, first)
+
+
+def _check_crcs(data: Bytes, starts: Ints, lengths: Ints, what: str, first: int) -> None:
+    stored = data[((starts + lengths)[:, None] + np.arange(4)).reshape(-1)].view("<u4")
+    bad = stored != masked_crcs(data, starts, lengths)
+    if bad.any():
+        number = first + int(np.argmax(bad)) + 1
+        raise DataError(f"record {number}: the checksum of its {what} is wrong, the file is damaged")
+
+
+# --- encoding: a column of bytes is a `Ragged` with the bytes of each record -----------------------------------------
 
 
 def encode(features: Mapping[str, Ragged]) -> bytes:
@@ -107,58 +160,48 @@ def encode(features: Mapping[str, Ragged]) -> bytes:
 
 
 def _encode(features: Mapping[str, Ragged]) -> bytes:
-    num_records = len(next(iter(features.values())))
-    pieces: list[_Piece] = []
-    body = np.zeros(num_records, np.int64)
-    for name, values in features.items():
-        entry = _entry(name.encode(), values)
-        length = _total(entry)
-        head = [_constant(_ENTRY, num_records), _varints(length)]
-        pieces += [*head, *entry]
-        body += _total(head) + length
-    example = [_constant(0x0A, num_records), _varints(body), *pieces]
-    data, starts, lengths = _join(example)
-    return _framed(data, starts, lengths)
+    entries = [piece for name, lists in features.items() for piece in _message(_ENTRY, *_entry(name.encode(), lists))]
+    records = _joined(_message(_FEATURES, *entries))
+    size = _fixed(records.lengths, "<u8")
+    return _joined([size, _crcs(size), records, _crcs(records)]).values.tobytes()
 
 
-# --- encoding --------------------------------------------------------------------------------------------------------
+def _crcs(pieces: Ragged) -> Ragged:
+    return _fixed(masked_crcs(pieces.values.view(np.uint8), pieces.offsets[:-1], pieces.lengths), "<u4")
 
 
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """A run of bytes in each record: record i's are the next `lengths[i]` of `data`."""
-
-    data: Bytes
-    lengths: Ints
-
-
-def _entry(name: bytes, values: Ragged) -> list[_Piece]:
-    """The bytes of a map entry after its length."""
-    num_records = len(values)
-    floating = values.values.dtype.kind == "f"
-    payload = _float_piece(values) if floating else _int_piece(values)
-    inner = [_constant(_PACKED, num_records), _varints(payload.lengths), payload]
-    kind = [_constant(_FLOATS if floating else _INTS, num_records), _varints(_total(inner)), *inner]
-    key = bytes([_KEY, *_varint(len(name)), *name, _VALUE])
-    return [_constant(key, num_records), _varints(_total(kind)), *kind]
+def _entry(name: bytes, lists: Ragged) -> list[Ragged]:
+    """The bytes of a map entry: a name and its list."""
+    if lists.values.dtype.kind == "f":
+        tag, payload = _FLOATS, Ragged(np.ascontiguousarray(lists.values, "<f4").view(np.uint8), lists.offsets * 4)
+    else:
+        numbers = _varints(lists.values.astype(np.int64))
+        tag, payload = _INTS, Ragged(numbers.values, numbers.offsets[lists.offsets])
+    key = _message(_KEY, _constant(name, len(lists)))
+    return [*key, *_message(_VALUE, *_message(tag, *_message(_PACKED, payload)))]
 
 
-def _float_piece(values: Ragged) -> _Piece:
-    data = np.ascontiguousarray(values.values, "<f4").view(np.uint8)
-    return _Piece(data, values.lengths * 4)
+def _message(tag: int, *body: Ragged) -> list[Ragged]:
+    """A tag, the length of the body, and the body."""
+    lengths = np.diff(np.sum([piece.offsets for piece in body], axis=0))
+    return [_constant(bytes([tag]), len(lengths)), _varints(lengths), *body]
 
 
-def _int_piece(values: Ragged) -> _Piece:
-    encoded = _varints(values.values.astype(np.int64))
-    return _Piece(encoded.data, np.diff(offsets_of(encoded.lengths)[values.offsets]))
+def _constant(what: bytes, num_records: int) -> Ragged:
+    return Ragged.of_rectangle(np.tile(np.frombuffer(what, np.uint8), (num_records, 1)))
 
 
-def _varints(numbers: Ints) -> _Piece:
+def _fixed(numbers: NDArray[np.integer], dtype: str) -> Ragged:
+    data = numbers.astype(dtype)
+    return Ragged.of_rectangle(data.view(np.uint8).reshape(len(data), data.itemsize))
+
+
+def _varints(numbers: Ints) -> Ragged:
     """Each number as a varint; negative ones as their two's complement, in ten bytes."""
-    rest = numbers.astype(np.int64).view(np.uint64)
+    rest = numbers.view(np.uint64)
     most = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
     if most == 1:
-        return _Piece(rest.astype(np.uint8), np.ones(len(rest), np.int64))
+        return _fixed(rest, "u1")
     groups = np.empty((len(rest), most), np.uint8)
     lengths = np.ones(len(rest), np.int64)
     for position in range(most):
@@ -167,107 +210,73 @@ def _varints(numbers: Ints) -> _Piece:
         more = rest > 0
         groups[:, position] |= more.astype(np.uint8) << 7
         lengths += more
-    return _Piece(groups[np.arange(most) < lengths[:, None]], lengths)
+    return Ragged(groups[np.arange(most) < lengths[:, None]], offsets_of(lengths))
 
 
-def _varint(number: int) -> bytes:
-    return _varints(np.array([number])).data.tobytes()
-
-
-def _constant(what: int | bytes, num_records: int) -> _Piece:
-    data = np.frombuffer(bytes([what]) if isinstance(what, int) else what, np.uint8)
-    return _Piece(np.tile(data, num_records), np.full(num_records, len(data), np.int64))
-
-
-def _total(pieces: Sequence[_Piece]) -> Ints:
-    total: Ints = np.sum([piece.lengths for piece in pieces], axis=0, dtype=np.int64)
-    return total
-
-
-def _join(pieces: Sequence[_Piece]) -> tuple[Bytes, Ints, Ints]:
-    """Records whose bytes are those of the pieces in order; where each record starts, and its length."""
-    lengths = _total(pieces)
-    starts = np.cumsum(lengths) - lengths
-    data = np.empty(int(lengths.sum()), np.uint8)
-    cursor = starts.copy()
+def _joined(pieces: Sequence[Ragged]) -> Ragged:
+    """Records whose bytes are those of the pieces in order."""
+    offsets = np.sum([piece.offsets for piece in pieces], axis=0)
+    data = np.empty(offsets[-1], np.uint8)
+    cursor = offsets[:-1].copy()
     for piece in pieces:
-        data[ragged_range(cursor, piece.lengths)] = piece.data
-        cursor += piece.lengths
-    return data, starts, lengths
-
-
-def _framed(data: Bytes, starts: Ints, lengths: Ints) -> bytes:
-    num_records = len(lengths)
-    heads = lengths.astype("<u8").view(np.uint8).reshape(num_records, 8)
-    head_sums = masked_crcs(heads.reshape(-1), np.arange(num_records) * 8, np.full(num_records, 8))
-    pieces = [
-        _Piece(heads.reshape(-1), np.full(num_records, 8)),
-        _Piece(head_sums.astype("<u4").view(np.uint8), np.full(num_records, 4)),
-        _Piece(data, lengths),
-        _Piece(masked_crcs(data, starts, lengths).astype("<u4").view(np.uint8), np.full(num_records, 4)),
-    ]
-    return _join(pieces)[0].tobytes()
-
-
-def _check_sums(data: Bytes, starts: Ints, lengths: Ints, first: int) -> None:
-    for begins, sizes, what in (
-        (starts - _FRAME.size, np.full(len(starts), 8), "length"),
-        (starts, lengths, "data"),
-    ):
-        stored = data[((begins + sizes)[:, None] + np.arange(4)).reshape(-1)].view("<u4")
-        bad = stored != masked_crcs(data, begins, sizes)
-        if bad.any():
-            raise DataError(
-                f"record {first + int(np.argmax(bad)) + 1}: the checksum of its {what} is wrong, the file is damaged"
-            )
+        lengths = piece.lengths
+        data[ragged_range(cursor, lengths)] = piece.values
+        cursor += lengths
+    return Ragged(data, offsets)
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
 def _decode(data: Bytes, starts: Ints, lengths: Ints, names: Sequence[str], first: int) -> dict[str, Ragged]:
-    cursors = _Cursors(np.append(data, np.zeros(_VARINT_BYTES, np.uint8)), first)
-    entries: dict[bytes, list[_Entries]] = {}
-    for name, found in _entries(cursors, starts, starts + lengths):
+    padded = np.append(data, np.zeros(_VARINT_BYTES, np.uint8))
+    entries: dict[bytes, list[_Spans]] = {}
+    for name, found in _entries(_Spans(padded, first, np.arange(len(starts)), starts, starts + lengths)):
         entries.setdefault(name, []).append(found)
     known = sorted(name.decode(errors="replace") for name in entries)
     missing = [f"has no feature '{name}'{nearest(name, known)}" for name in names if name.encode() not in entries]
     if missing:
         raise DataError(f"{'; '.join(missing)}; records hold {listed(known)}")
-    return {name: _values(cursors, _Entries.of(entries[name.encode()]), len(starts), name) for name in names}
+    return {name: _values(_Spans.of(entries[name.encode()]), len(starts), name) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
-class _Entries:
-    """Map entries of one name: whose they are, and where their values start and end."""
+class _Spans:
+    """Runs of bytes, each within a record; one step reads the same part of all."""
 
+    data: Bytes
+    first: int  # the number of the record that `record` counts as 0
     record: Ints
-    value: Ints
+    start: Ints
     end: Ints
 
     @classmethod
-    def of(cls, parts: Sequence[_Entries]) -> _Entries:
+    def of(cls, parts: Sequence[_Spans]) -> _Spans:
         """All parts, by record."""
         if len(parts) == 1:
             return parts[0]
-        record = np.concatenate([part.record for part in parts])
-        order = np.argsort(record, kind="stable")
-        value, end = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("value", "end"))
-        return cls(record[order], value, end)
+        order = np.argsort(np.concatenate([part.record for part in parts]), kind="stable")
+        ends = (np.concatenate([getattr(part, name) for part in parts]) for name in ("record", "start", "end"))
+        return cls(parts[0].data, parts[0].first, *(each[order] for each in ends))
 
-    def where(self, keep: NDArray[np.bool_]) -> _Entries:
-        """Only the entries that are marked."""
-        return self if keep.all() else _Entries(self.record[keep], self.value[keep], self.end[keep])
+    def where(self, keep: NDArray[np.bool_]) -> _Spans:
+        """Only the spans that are marked."""
+        if keep.all():
+            return self
+        return replace(self, record=self.record[keep], start=self.start[keep], end=self.end[keep])
 
+    def not_empty(self) -> _Spans:
+        return self.where(self.start < self.end)
 
-class _Cursors:
-    """Reads one thing at many places at once."""
+    def message(self, tag: int) -> tuple[_Spans, _Spans]:
+        """The message with this tag that every span begins with, and the rest of every span."""
+        self._check((self.start < self.end) & (self.data[np.minimum(self.start, len(self.data) - 1)] == tag))
+        length, start = self._varint(self.start + 1)
+        end = start + length
+        self._check((length >= 0) & (end <= self.end))
+        return replace(self, start=start, end=end), replace(self, start=end)
 
-    def __init__(self, data: Bytes, first: int) -> None:
-        self.data = data
-        self.first = first
-
-    def varint(self, at: Ints) -> tuple[Ints, Ints]:
+    def _varint(self, at: Ints) -> tuple[Ints, Ints]:
         """The number at each place, and the place after it."""
         byte = self.data[np.minimum(at, len(self.data) - 1)]
         if (byte < 0x80).all():  # as most lengths are
@@ -283,35 +292,21 @@ class _Cursors:
                 break
         return number.view(np.int64), after
 
-    def message(self, at: Ints, tag: int, end: Ints, record: Ints) -> tuple[Ints, Ints]:
-        """Where the message with this tag starts and ends."""
-        self.check((at < end) & (self.data[np.minimum(at, len(self.data) - 1)] == tag), record)
-        length, start = self.varint(at + 1)
-        self.check((length >= 0) & (start + length <= end), record)
-        return start, start + length
-
-    def check(self, sound: NDArray[np.bool_], record: Ints) -> None:
+    def _check(self, sound: NDArray[np.bool_]) -> None:
         if not sound.all():
-            number = self.first + int(record[np.argmin(sound)]) + 1
+            number = self.first + int(self.record[np.argmin(sound)]) + 1
             raise DataError(f"record {number}: is not a tf.train.Example with packed float or int64 lists")
 
 
-def _entries(cursors: _Cursors, starts: Ints, ends: Ints) -> Iterator[tuple[bytes, _Entries]]:
-    """Every map entry with its name. Records mostly agree on the order of their entries: then each step, an entry of
-    every record, has one name."""
-    record = np.arange(len(starts))
-    filled = ends > starts  # an Example without features has no bytes
-    record, at, end = record[filled], starts[filled], ends[filled]
-    at, end = cursors.message(at, 0x0A, end, record)
-    while (more := at < end).any():
-        if not more.all():
-            record, at, end = record[more], at[more], end[more]
-        inside, after = cursors.message(at, _ENTRY, end, record)
-        key, key_end = cursors.message(inside, _KEY, after, record)
-        value, value_end = cursors.message(key_end, _VALUE, after, record)
-        for name, here in _names(cursors.data, key, key_end - key):
-            yield name, _Entries(record, value, value_end).where(here)
-        at = after
+def _entries(records: _Spans) -> Iterator[tuple[bytes, _Spans]]:
+    """Every map entry's name and value. Where records agree on the order of their entries, each step finds one name."""
+    left, _ = records.not_empty().message(_FEATURES)  # an Example without features has no bytes
+    while len((left := left.not_empty()).record):
+        entry, left = left.message(_ENTRY)
+        key, rest = entry.message(_KEY)
+        value, _ = rest.message(_VALUE)
+        for name, here in _names(key.data, key.start, key.end - key.start):
+            yield name, value.where(here)
 
 
 def _names(data: Bytes, key: Ints, length: Ints) -> Iterator[tuple[bytes, NDArray[np.bool_]]]:
@@ -328,29 +323,24 @@ def _names(data: Bytes, key: Ints, length: Ints) -> Iterator[tuple[bytes, NDArra
         left &= ~here
 
 
-def _values(cursors: _Cursors, found: _Entries, num_records: int, name: str) -> Ragged:
+def _values(found: _Spans, num_records: int, name: str) -> Ragged:
     """The lists of one feature; a record without it has an empty one."""
-    found = found.where(found.value < found.end)
-    kinds = np.unique(cursors.data[found.value])
+    found = found.not_empty()
+    kinds = np.unique(found.data[found.start])
     if len(kinds) > 1 or (len(kinds) and kinds[0] not in (_FLOATS, _INTS)):
         raise DataError(f"the feature '{name}' must hold floats or integers, and the same in every record")
-    floating = len(kinds) > 0 and kinds[0] == _FLOATS
     if len(kinds):
-        start, end = cursors.message(found.value, int(kinds[0]), found.end, found.record)
-        found = _Entries(found.record, start, end).where(start < end)  # an empty list has no packed field
-        start, end = cursors.message(found.value, _PACKED, found.end, found.record)
-        found = _Entries(found.record, start, end)
-    raw = cursors.data[ragged_range(found.value, found.end - found.value)]
+        lists, _ = found.message(int(kinds[0]))
+        found, _ = lists.not_empty().message(_PACKED)  # an empty list has no packed field
+    sizes = found.end - found.start
+    raw = found.data[ragged_range(found.start, sizes)]
     counts = np.zeros(num_records, np.int64)
-    if floating:
-        numbers: NDArray[np.generic] = raw.view("<f4")
-        counts[found.record] = (found.end - found.value) // 4
-    else:
-        last = raw < 0x80
-        numbers = _decode_varints(raw, last)
-        owner = np.repeat(found.record, found.end - found.value)
-        counts += np.bincount(owner[last], minlength=num_records)
-    return Ragged(numbers, offsets_of(counts))
+    if len(kinds) and kinds[0] == _FLOATS:
+        counts[found.record] = sizes // 4
+        return Ragged(raw.view("<f4"), offsets_of(counts))
+    last = raw < 0x80
+    counts += np.bincount(np.repeat(found.record, sizes)[last], minlength=num_records)
+    return Ragged(_decode_varints(raw, last), offsets_of(counts))
 
 
 def _decode_varints(raw: Bytes, last: NDArray[np.bool_]) -> Ints:

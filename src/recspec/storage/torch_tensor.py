@@ -13,7 +13,7 @@ from recspec.errors import DataError, listed
 from recspec.storage.chunk_file import FileReader, FileWriter
 from recspec.storage.column_plan import ColumnPlan
 from recspec.storage.findings import Report
-from recspec.storage.ragged import Array, Columns
+from recspec.storage.ragged import Array, Columns, offsets_of
 
 
 class TensorReader(FileReader):
@@ -21,10 +21,11 @@ class TensorReader(FileReader):
 
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
         self._rows = _load_tensor(path)
-        self._columns: dict[str, tuple[int, int]] = {}
-        width = 0
-        for plan in plans:
-            self._columns[plan.name] = (width, width := width + (plan.feature.length or 1))
+        *firsts, width = offsets_of([plan.feature.length or 1 for plan in plans]).tolist()
+        self._places = {
+            plan.name: slice(first, first + plan.feature.length) if plan.feature.length else first
+            for plan, first in zip(plans, firsts, strict=True)
+        }
         if self._rows.ndim == 1 and width == 1:
             self._rows = self._rows[:, None]
         if self._rows.ndim != 2 or self._rows.shape[1] != width:
@@ -33,13 +34,7 @@ class TensorReader(FileReader):
         self.num_rows = len(self._rows)
 
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:  # noqa: ARG002
-        """Rows [start, stop) as views of the tensor."""
-        columns: Columns = {}
-        for plan in plans:
-            first, last = self._columns[plan.name]
-            values = self._rows[start:stop, first:last]
-            columns[plan.name] = values if plan.feature.is_list else values[:, 0]
-        return columns
+        return {plan.name: self._rows[start:stop, self._places[plan.name]] for plan in plans}
 
 
 def _load_tensor(path: Path) -> Array:
@@ -70,16 +65,15 @@ class TensorWriter(FileWriter):
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
         super().__init__(path, plans)
         self._width = sum(plan.feature.length or 1 for plan in plans)
-        self._saved = False
 
     def _append(self, columns: Columns) -> None:
         parts = [plan.rectangle(columns[plan.name]).reshape(-1, plan.feature.length or 1) for plan in self._plans]
         np.concatenate(parts, axis=1).tofile(self._file)
 
     def close(self) -> None:
-        super().close()
-        if self._saved:
+        if self._file.closed:
             return
+        super().close()
         import torch
 
         dtype, shape = self._plans[0].dtype, (self.num_rows, self._width)
@@ -87,4 +81,3 @@ class TensorWriter(FileWriter):
         tensor_file = self.temporary.with_suffix(".tensor.tmp")
         torch.save(torch.from_numpy(rows), tensor_file)
         tensor_file.replace(self.temporary)
-        self._saved = True

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from recspec.files import copy
 from recspec.spec import ChunkType, Feature, FeatureSpec
-from recspec.storage.companions import PREPARE_FILE, copy_companions
-from recspec.storage.dataset_writer import new_dataset, write_dataset
+from recspec.storage.check import companions
 from recspec.storage.formats import feature_to_write
 from recspec.storage.ragged import Ragged
 from recspec.storage.reader import SplitReader, open_split
+from recspec.storage.writer import new_dataset, write_dataset
+
+PREPARE_FILE = "prepare.json"  # beside a specification: the source and the settings of the prepared dataset
 
 
 def transcode(
@@ -27,12 +29,9 @@ def transcode(
     A cardinality of `auto` becomes the largest id of all splits plus one. A missing dtype becomes the narrowest integer
     for ids (int64 in `torch_tensor`, where features of one dtype share a file) and float32 for numbers. In `tfrecord`
     float64 becomes float32. Splits, channels and metadata stay, and the catalogues, vocabularies and encoders that the
-    metadata names are copied. Memory does not grow with the rows.
+    metadata names are copied. Memory does not grow with the rows. `progress` gets the rows written and the rows in all.
 
-    `progress` gets the rows written and the rows in all.
-
-    Raises:
-        DataError: values that contradict the specification; an `out` that holds a dataset already.
+    Raises `DataError` for values that contradict the specification, and for an `out` that holds a dataset already.
     """
     with new_dataset(out) as folder:
         readers = {split: open_split(spec, split, shifted=False) for split in spec.splits}
@@ -51,27 +50,24 @@ def transcode(
     return written.replace(folder=Path(out))
 
 
+def copy_companions(spec: FeatureSpec, out: Path) -> None:
+    """Copy `companions`. Raises `DataError` if one is missing, leads outside its folder or is a special file."""
+    for name in companions(spec):
+        copy(name, spec.folder, out)
+
+
 def _resolved(spec: FeatureSpec, readers: Mapping[str, SplitReader], to: ChunkType) -> dict[str, Feature]:
-    """The features with every cardinality and dtype known."""
-    found = _found_cardinalities(spec, readers)
-    features = {}
-    for name, feature in spec.features.items():
-        cardinality = found.get(spec.vocabulary(name), 1) if feature.cardinality == "auto" else feature.cardinality
-        features[name] = feature_to_write(feature, cardinality, to)
-    return features
-
-
-def _found_cardinalities(spec: FeatureSpec, readers: Mapping[str, SplitReader]) -> dict[str, int]:
-    """Largest id plus one of every vocabulary that has a feature whose cardinality is `auto`."""
-    found: dict[str, int] = {}
-    auto = [name for name, feature in spec.features.items() if feature.cardinality == "auto"]
+    """The features with every dtype known, and every cardinality: an `auto` is its vocabulary's largest id plus one."""
+    found = {spec.vocabulary(name): 1 for name, feature in spec.features.items() if feature.cardinality == "auto"}
     for split, reader in readers.items():
-        names = [name for name in auto if name in reader.features]
-        if not names:
-            continue
-        for columns in open_split(spec, split, names, shifted=False).batches():
+        names = [name for name in reader.features if spec.features[name].cardinality == "auto"]
+        for columns in open_split(spec, split, names, shifted=False).batches() if names else ():
             for name, column in columns.items():
                 values = column.values if isinstance(column, Ragged) else column
                 space = spec.vocabulary(name)
-                found[space] = max(found.get(space, 1), int(values.max(initial=0)) + 1)
-    return found
+                found[space] = max(found[space], int(values.max(initial=0)) + 1)
+    features = {}
+    for name, feature in spec.features.items():
+        cardinality = found[spec.vocabulary(name)] if feature.cardinality == "auto" else feature.cardinality
+        features[name] = feature_to_write(feature, cardinality, to)
+    return features

@@ -1,25 +1,63 @@
-"""Writing one split as chunks of one type, a block at a time."""
+"""Writing the splits of a prepared dataset, a block at a time."""
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from recspec.errors import DataError, unknown
-from recspec.files import confined
-from recspec.spec import Chunk, ChunkType, Feature
+from recspec.files import confined, local, locked, whole_folder
+from recspec.spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
 from recspec.storage.chunk_file import BLOCK_ROWS, FileWriter
-from recspec.storage.column_plan import ColumnPlan
-from recspec.storage.findings import Findings, Report
+from recspec.storage.column_plan import ColumnPlan, checked
+from recspec.storage.findings import Findings, Report, sentences
 from recspec.storage.formats import FORMATS
-from recspec.storage.ragged import Column, Columns, Ragged, concatenate_column, rows_of
-from recspec.storage.values import checked
+from recspec.storage.ragged import Column, Columns, concatenate_column, rows_of
 
-PARQUET_FILE_ROWS = 64 * BLOCK_ROWS
+
+@contextmanager
+def new_dataset(out: str | Path) -> Iterator[Path]:
+    """A folder that becomes `out` when the block succeeds. Raises `DataError` if `out` holds something or is in use."""
+    folder = local(out, "OUT")
+    with locked(folder, "writing"):
+        if (folder / FILE_NAME).exists():
+            raise DataError(f"{folder}: holds a dataset already; name an empty folder, or remove that one first")
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise DataError(f"{folder}: already exists and is not an empty folder; choose another place")
+        with whole_folder(folder) as temporary:
+            yield temporary
+
+
+def write_dataset(
+    spec: FeatureSpec,
+    folder: Path,
+    type: ChunkType,
+    splits: Mapping[str, tuple[Sequence[str], Iterable[Columns]]],
+    num_rows: int,
+    *,
+    rows_per_file: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FeatureSpec:
+    """Write some features of each split, block by block, and the specification with the new files."""
+    done = 0
+    sources: dict[str, tuple[Chunk, ...]] = {}
+    for split, (names, blocks) in splits.items():
+        features = {name: spec.features[name] for name in names}
+        with SplitWriter(folder, split, features, type, rows_per_file=rows_per_file, label=spec.label) as writer:
+            for columns in blocks:
+                writer.write(columns)
+                if progress is not None:
+                    progress(done + writer.num_rows, num_rows)
+        done += writer.num_rows
+        sources[split] = writer.chunks
+    written = spec.replace(sources=sources, folder=folder, allow_outside=False)
+    written.save(folder)
+    return written
 
 
 class SplitWriter:
@@ -45,14 +83,13 @@ class SplitWriter:
     ) -> None:
         if type not in FORMATS:
             raise DataError(unknown("chunk type", type, FORMATS))
-        self.folder = Path(folder)
-        self.split = split
+        self.folder, self.split = Path(folder), split
         self.type: ChunkType = type
         self.num_rows = 0
         self.chunks: tuple[Chunk, ...] = ()
         self._plans = {name: ColumnPlan.of(name, feature, is_label=name == label) for name, feature in features.items()}
         _check_can_hold(self._plans.values(), type)
-        self._rows_per_file = rows_per_file or (PARQUET_FILE_ROWS if type == "parquet" else None)
+        self._rows_per_file = rows_per_file or (64 * BLOCK_ROWS if type == "parquet" else None)
         self._groups = list(_grouped(self._plans, type, label))
         self._waiting: list[Columns] = []
         self._num_waiting = 0
@@ -60,28 +97,22 @@ class SplitWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:
             self._discard()
 
     def write(self, columns: Mapping[str, Column]) -> None:
-        """Add rows: arrays, and for lists `Ragged` or an array (rows, length).
-
-        Raises:
-            DataError: values that the specification forbids; columns that are missing, unknown or unequally long.
-        """
+        """Add rows: arrays, and for lists `Ragged` or (rows, length). Raises `DataError` for what does not fit."""
         num_rows = self._check_columns(columns)
-        findings = Findings()
+        findings: Findings = {}
         report = Report(findings, f"split '{self.split}' being written")
         rows = {
             name: checked(columns[name], plan, report.of(name, self.num_rows)) for name, plan in self._plans.items()
         }
         if findings:
-            raise DataError.of(str(self.folder), findings.problems())
+            raise DataError.of(str(self.folder), sentences(findings))
         self.num_rows += num_rows
         self._waiting.append(rows)
         self._num_waiting += num_rows
@@ -102,14 +133,9 @@ class SplitWriter:
             raise
         for output in outputs:
             output.temporary.replace(output.path)
-        self.chunks = tuple(
-            Chunk(
-                type=self.type,
-                features=group.features,
-                files=tuple(f"{self.split}/{o.path.name}" for o in group.outputs),
-            )
-            for group in self._groups
-        )
+        for group in self._groups:
+            files = tuple(f"{self.split}/{output.path.name}" for output in group.outputs)
+            self.chunks += (Chunk(type=self.type, features=group.features, files=files),)
 
     def _check_columns(self, columns: Mapping[str, Column]) -> int:
         counts = {name: len(column) for name, column in columns.items()}
@@ -131,15 +157,12 @@ class SplitWriter:
                 written = self.num_rows - self._num_waiting
                 rows = min(rows, self._rows_per_file - written % self._rows_per_file)
             for group in self._groups:
-                if not group.outputs or self._file_is_full(group):
+                if not group.outputs or group.outputs[-1].num_rows == self._rows_per_file:
                     self._open(group)
                 group.outputs[-1].write(rows_of({name: waiting[name] for name in group.features}, 0, rows))
             self._num_waiting -= rows
-            if self._num_waiting:
-                self._waiting = [_copied(rows_of(waiting, rows, rows + self._num_waiting))]
-
-    def _file_is_full(self, group: _Group) -> bool:
-        return self._rows_per_file is not None and group.outputs[-1].num_rows >= self._rows_per_file
+            if self._num_waiting:  # copied, so that the rows outside the views can be freed
+                self._waiting = [copy.deepcopy(rows_of(waiting, rows, rows + self._num_waiting))]
 
     def _open(self, group: _Group) -> None:
         if group.outputs:
@@ -154,14 +177,6 @@ class SplitWriter:
         for group in self._groups:
             for output in group.outputs:
                 output.discard()
-
-
-def _copied(columns: Columns) -> Columns:
-    """Copies of views, so that the rows outside them can be freed."""
-    return {
-        name: Ragged(column.values.copy(), column.offsets.copy()) if isinstance(column, Ragged) else column.copy()
-        for name, column in columns.items()
-    }
 
 
 @dataclass
@@ -180,21 +195,18 @@ def _grouped(plans: Mapping[str, ColumnPlan], kind: ChunkType, label: str | None
         return
     groups: dict[tuple[str, str], list[str]] = {}
     for name, plan in plans.items():
+        key = ("number", str(plan.dtype))
         if name == label:
             key = ("label", "")
         elif plan.feature.is_categorical:
             key = ("id", name if kind == "split_binary" else str(plan.dtype))
-        else:
-            key = ("number", str(plan.dtype))
         groups.setdefault(key, []).append(name)
     several = sum(role == "number" for role, _ in groups) > 1
     taken: set[str] = set()
     for number, ((role, dtype), names) in enumerate(groups.items()):
-        if kind == "torch_tensor":
-            yield _Group(f"data_{number}", tuple(names), numbered=False)
-        else:
-            stem = names[0] if role != "number" else f"numerical_{dtype}" if several else "numerical"
-            yield _Group(_safe(stem, taken), tuple(names), numbered=False)
+        stem = names[0] if role != "number" else f"numerical_{dtype}" if several else "numerical"
+        stem = f"data_{number}" if kind == "torch_tensor" else _safe(stem, taken)
+        yield _Group(stem, tuple(names), numbered=False)
 
 
 def _safe(stem: str, taken: set[str]) -> str:
@@ -211,10 +223,8 @@ def _check_can_hold(plans: Iterable[ColumnPlan], kind: ChunkType) -> None:
     for plan in plans:
         needs_minus_one = plan.feature.is_list and plan.feature.is_categorical and plan.feature.padding is None
         if FORMATS[kind].fixed_length and needs_minus_one and plan.dtype.kind != "i":
-            problems.append(
-                f"the list '{plan.name}' needs -1 as padding in {kind}, which {plan.dtype} can't hold; "
-                "give it a signed dtype, or declare `padding: 0`"
-            )
+            needs = f"needs -1 as padding in {kind}, which {plan.dtype} can't hold"
+            problems.append(f"the list '{plan.name}' {needs}; give it a signed dtype, or declare `padding: 0`")
         if kind == "tfrecord" and plan.dtype.name == "float64":
             problems.append(f"'{plan.name}' is float64, but tfrecord holds float32 only; give it that dtype")
     if problems:

@@ -8,7 +8,7 @@ import yaml
 
 from recspec.errors import SpecError
 from recspec.spec import FeatureSpec
-from recspec.spec.aliases import CHANNELS, DTYPES, ROLES
+from recspec.spec.sections import CHANNELS, DTYPES, ROLES
 from tests.spec.files import spec_of
 
 
