@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.bench.load_test import Server, infer_body, infer_call, run_load_test
+from recspec.bench.load_test import Call, Server, infer_body, infer_call, request_times, run_load_test
 from recspec.errors import SettingsError
 from tests import made_up
 from tests.asking import serving, sources
@@ -84,10 +84,5 @@ def test_what_can_not_be_measured_is_told(server: Server) -> None:
 
 def test_a_token_that_ends_meanwhile_is_a_failure_and_no_figure(server: Server) -> None:
     call = infer_call(server, "clicks", 1)
-    from recspec.bench.load_test import Call, _Client
-
-    client = _Client(server, Call(call.path, b"{}", call.headers))
-    client.ask(0.0, float("inf"))
-    assert client.times == []
-    assert client.problem is not None
-    assert client.problem.startswith("status 400")
+    with pytest.raises(SettingsError, match="/v2/models/clicks/infer: status 400"):
+        request_times(server, Call(call.path, b"{}", call.headers), 0.0, float("inf"))

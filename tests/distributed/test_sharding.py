@@ -25,6 +25,7 @@ from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.nn.embeddings import Embeddings, RowsHeld
 from recspec.spec import FeatureSpec
+from recspec.training.choices import Choice
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -350,7 +351,8 @@ def test_tables_that_stay_on_the_host_train_as_tables_on_the_device(clicks: Feat
 def test_a_loss_scaler_and_tables_elsewhere_do_not_go_together(
     clicks: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recspec.training.plan.pick_precision", lambda *_, **__: ("fp16", "as on a GPU without bf16"))
+    fp16 = Choice("fp16", "as on a GPU without bf16")
+    monkeypatch.setattr("recspec.training.choices.pick_precision", lambda *_, **__: fp16)
     with pytest.raises(SettingsError, match=r"train.precision is fp16, whose .* take bf16 or tf32"):
         train_alone(clicks, tmp_path / "run", RESUMED, offload_embeddings="always")
 

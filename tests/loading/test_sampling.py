@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,31 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec.batch import Batch
 from recspec.errors import SettingsError
+from recspec.loading.ahead import Share
 from recspec.loading.sampling import REDRAWS, NegativeSampler, holds_negatives, negatives_by_default, sampler_for
 from recspec.spec import FeatureSpec
 
 NUM_ITEMS = 50
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A share of a global batch, as the loader gives it."""
-
-    batch: Batch
-    total_rows: int
-    first_row: int = 0
-
-
-def rows(num_rows: int, **features: torch.Tensor) -> Rows:
+def rows(num_rows: int, **features: torch.Tensor) -> Share:
     ids = torch.arange(num_rows, dtype=torch.int32)
     batch = {"user_id": ids % 7, "item_id": ids % NUM_ITEMS, "label": torch.ones(num_rows), **features}
-    return Rows(batch, num_rows)
+    return Share(batch, num_rows, num_rows, 0)
 
 
-def part(whole: Rows, first: int, stop: int) -> Rows:
-    return Rows({name: tensor[first:stop] for name, tensor in whole.batch.items()}, whole.total_rows, first)
+def part(whole: Share, first: int, stop: int) -> Share:
+    batch = {name: tensor[first:stop] for name, tensor in whole.batch.items()}
+    return Share(batch, stop - first, whole.total_rows, first)
 
 
 def sampler(num_negatives: int, **arguments: object) -> NegativeSampler:
@@ -97,7 +88,7 @@ def test_two_ranks_see_the_negatives_of_one(cut: int, rejecting: bool) -> None:
 
 
 def test_a_rank_with_only_a_filler_row_gets_a_batch() -> None:
-    filler = Rows(part(rows(3), 2, 3).batch, total_rows=3, first_row=3)
+    filler = Share(part(rows(3), 2, 3).batch, num_rows=0, total_rows=3, first_row=3)
     assert len(sampler(2)(filler, epoch=0, step=0)["item_id"]) == 3
 
 
@@ -189,14 +180,14 @@ def dataset(folder: Path, *, catalogue: bool) -> FeatureSpec:
     )
 
 
-def first_batch() -> Rows:
+def first_batch() -> Share:
     batch = {
         "user_id": torch.tensor([1, 2], dtype=torch.int32),
         "item_id": torch.tensor([1, 2], dtype=torch.int32),
         "kind": torch.tensor([7, 8], dtype=torch.int32),
         "label": torch.ones(2),
     }
-    return Rows(batch, 2)
+    return Share(batch, 2, 2, 0)
 
 
 def test_item_features_come_from_the_catalogue(tmp_path: Path) -> None:
@@ -234,12 +225,6 @@ def test_rejection_knows_the_positive_rows_of_the_splits(tmp_path: Path) -> None
     assert {(1, 3), (1, 4), (1, 5), (2, 4), (2, 5)} <= set(pairs)
     known = {(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)}
     assert sum(pair in known for pair in pairs) <= 20  # of 1000: user 2 acted on 3 of 5 items, and (3/5)^9 is 1 %
-
-
-def test_an_unknown_distribution_is_told_the_nearest_name(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, catalogue=True)
-    with pytest.raises(SettingsError, match=r"unknown distribution 'popular' \(did you mean 'popularity'\?\)"):
-        sampler_for(spec, 1, features=(), distribution="popular")
 
 
 # --- datasets with histories -----------------------------------------------------------------------------------------
@@ -280,7 +265,7 @@ def test_lists_of_other_widths_are_padded_to_one() -> None:
         1, 3, user="user", item="item", label="label", first_id=1, item_features={"tags": torch.tensor([[0] * 3] * 3)}
     )
     batch = {"user": torch.tensor([1]), "item": torch.tensor([0]), "label": torch.ones(1), "tags": torch.tensor([[5]])}
-    made = sampler(Rows(batch, 1), epoch=0, step=0)
+    made = sampler(Share(batch, 1, 1, 0), epoch=0, step=0)
     assert made["tags"].tolist() == [[5, 0, 0], [0, 0, 0]]  # an unknown item's row keeps its own
 
 
@@ -289,5 +274,5 @@ def test_a_known_items_feature_is_that_of_the_table_for_rows_and_negatives_alike
         1, 3, user="user", item="item", label="label", first_id=1, item_features={"price": torch.tensor([0, 7, 8])}
     )
     batch = {name: torch.tensor([1]) for name in ("user", "item", "label")} | {"price": torch.tensor([5])}
-    made = sampler(Rows(batch, 1), epoch=0, step=0)
+    made = sampler(Share(batch, 1, 1, 0), epoch=0, step=0)
     assert made["price"].tolist() == [7, {1: 7, 2: 8}[int(made["item"][1])]]

@@ -3,7 +3,7 @@
 import pytest
 
 from recspec.distributed.ranks import Ranks
-from recspec.training.agreement import Agreement
+from recspec.training.loop import Agreement
 
 
 @pytest.mark.parametrize(

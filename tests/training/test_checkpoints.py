@@ -8,7 +8,7 @@ import pytest
 
 from recspec.errors import CheckpointError
 from recspec.training.checkpoints import check_same_run, progress_of
-from recspec.training.choice import Choice
+from recspec.training.choices import Choice
 from recspec.training.settings import TrainSettings
 
 

@@ -26,7 +26,7 @@ from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from recspec.storage.random_data import synthesize
-from recspec.training import data_choices
+from recspec.training import choices
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -373,7 +373,7 @@ def command(data: FeatureSpec, folder: Path, *more: str) -> list[str]:
 KILLS_ITSELF = """
 import os, signal, sys
 from recspec import cli
-from recspec.training.run_log import RunLog
+from recspec.training.run_folder import RunLog
 
 write, steps = RunLog.write, 0
 
@@ -598,7 +598,7 @@ def test_a_run_goes_on_with_the_batch_size_that_it_began_with(
 ) -> None:
     folder = run(data, tmp_path / "run", epochs=1, batch_size=None)
     began = events(folder, "start")[0]["batch_size"]
-    monkeypatch.setattr(data_choices, "FEWEST_ROWS", 2 * began)
+    monkeypatch.setattr(choices, "FEWEST_ROWS", 2 * began)
     run(data, folder, epochs=2, batch_size=None, resume=True)
     start = events(folder, "start")[1]
     assert start["batch_size"] == began

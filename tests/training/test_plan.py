@@ -14,8 +14,9 @@ from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS
 from recspec.nn.embeddings import Embeddings
 from recspec.spec import FeatureSpec
+from recspec.training.choices import pick_compile
 from recspec.training.loop import TrainingRun, train
-from recspec.training.plan import TrainingPlan, make_plan, pick_compile
+from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.settings import TrainSettings
 from tests import made_up
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from recspec.errors import SettingsError
 from recspec.nn import kernels
 from recspec.nn.kernels import sum_rows
-from recspec.training.formula_optimizers import BLOCK
 from recspec.training.optimizer_settings import OptimizerSettings
 from recspec.training.optimizers import Optimizers
-from recspec.training.row_optimizers import sparse_pays
+from recspec.training.row_optimizers import BLOCK, sparse_pays
 from tests.closeness import assert_close
 from tests.training.stepping import (
     EVERY,

@@ -13,6 +13,7 @@ from recspec.training.settings import TrainSettings
     [
         ({"l2": 0.1}, r"l2 is 0\.1, which 'ftrl' read; the optimizer is 'adam'"),
         ({"parts": {"wide": {"momentum": 0.5}}}, r"parts\.wide\.momentum is 0\.5, which 'rmsprop', 'sgd' read"),
+        ({"negative_distribution": "popular"}, "Input should be 'uniform' or 'popularity'"),
         ({"metric": "auc"}, "metric is 'auc'; expected PROTOCOL/METRIC with one of the protocols 'rows', 'sampled'"),
     ],
 )

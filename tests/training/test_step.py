@@ -17,7 +17,7 @@ from recspec.distributed.ranks import Ranks
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
-from recspec.training.choice import Choice
+from recspec.training.choices import Choice
 from recspec.training.loop import TrainingRun
 from recspec.training.optimizers import Optimizers
 from recspec.training.plan import TrainingPlan, make_plan

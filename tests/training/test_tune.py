@@ -17,10 +17,10 @@ from recspec.bundle import folder as bundle
 from recspec.errors import Interrupted, SettingsError
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
-from recspec.training.run_log import Event
+from recspec.training.run_folder import Event
 from recspec.training.search_space import OneOf, Range, default_space, parse_space
 from recspec.training.settings import TrainSettings
-from recspec.training.trials import Found
+from recspec.training.study import Found
 from recspec.training.tune import Tuning
 from tests import made_up
 

@@ -1,8 +1,8 @@
 """How fast a running server answers: clients side by side, each asking again as soon as it has its answer.
 
-Any server of the Open Inference Protocol over HTTP can be asked; of ours the ranges of ids are known (`GET /models`),
-of others every id is 0. The clients are threads of this process, and share its interpreter: what they take themselves
-bounds what is measured on many cores, as it does for any client in Python.
+Any server of the Open Inference Protocol over HTTP can be asked. The ranges of ids of recspec's own server are known
+(`GET /models`); for other servers every id is 0. The clients are threads of this process and share its interpreter, so
+on many cores the clients bound the result, as any client in Python does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,7 @@ TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server's address, the token it wants, and the certificates that its own one is checked with."""
+    """A server's address, its token, and the certificates that its own certificate is checked with."""
 
     url: str
     token: str | None = None
@@ -49,7 +50,7 @@ class Server:
         """A new connection; nothing is sent yet.
 
         Raises:
-            SettingsError: if the address is none.
+            SettingsError: if the address is invalid.
         """
         try:
             parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
@@ -75,22 +76,20 @@ class Server:
         """Status and JSON of a path.
 
         Raises:
-            SettingsError: if nobody answers.
+            SettingsError: if no server answers.
         """
-        connection = self.connect()
-        try:
-            connection.request("GET", path, headers=self.headers)
-            answer = connection.getresponse()
-            return answer.status, _json(answer.read())
-        except (OSError, http.client.HTTPException) as error:
-            hint = "; name its certificate with --tls-ca" if isinstance(error, ssl.SSLCertVerificationError) else ""
-            raise SettingsError(f"{self.url}: no server answers: {error}{hint}") from None
-        finally:
-            connection.close()
+        with closing(self.connect()) as connection:
+            try:
+                connection.request("GET", path, headers=self.headers)
+                answer = connection.getresponse()
+                return answer.status, _json(answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                hint = "; name its certificate with --tls-ca" if isinstance(error, ssl.SSLCertVerificationError) else ""
+                raise SettingsError(f"{self.url}: no server answers: {error}{hint}") from None
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request bears."""
+        """Headers of every request."""
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
 
@@ -114,11 +113,11 @@ def run_load_test(
 ) -> dict[str, object]:
     """Latency and requests/s of a model by number of clients.
 
-    Every client sends the same made-up rows as binary tensors, on a connection of its own; what is asked in the
-    `warmup` seconds before is not counted.
+    Every client sends the same made-up rows as binary tensors, on a connection of its own. Requests of the first
+    `warmup` seconds are not counted.
 
     Raises:
-        SettingsError: if nobody answers there, the model is unknown, or an answer is no success.
+        SettingsError: if no server answers, the model is unknown, or an answer reports a failure.
     """
     wrong = [f"concurrency {count}: expected 1 or more" for count in concurrency if count < 1]
     wrong += [f"rows {rows}: expected 1 or more"] if rows < 1 else []
@@ -127,48 +126,45 @@ def run_load_test(
         raise SettingsError.of("bench serve", wrong)
     name = model or _only_model(server)
     call = infer_call(server, name, rows)
-    measured = [_measured(server, call, count, rows, seconds, warmup) for count in concurrency]
     return {
         "url": server.url,
         "model": name,
-        "measured": measured,
+        "measured": [_measured(server, call, count, rows, seconds, warmup) for count in concurrency],
         "seconds": seconds,
         "warmup_seconds": warmup,
         "machine": machine.describe(),
     }
 
 
-def _only_model(server: Server) -> str:
+def _models(server: Server) -> dict[str, dict[str, int | None]]:
+    """The number of ids of each input of each model; nothing where the server does not say."""
     status, told = server.get("/models")
-    names = [each["name"] for each in told["models"]] if status == 200 else []
+    models = told.get("models", ()) if status == 200 and isinstance(told, dict) else ()
+    return {each["name"]: {port["name"]: port.get("num_ids") for port in each.get("features", ())} for each in models}
+
+
+def _only_model(server: Server) -> str:
+    names = [*_models(server)]
     if len(names) == 1:
-        return str(names[0])
+        return names[0]
     known = f"; it holds {', '.join(names)}" if names else ""
     raise SettingsError(f"{server.url}: say which model with --model{known}")
 
 
-def infer_call(server: Server, model: str, rows: int, seed: int = 0) -> Call:
-    """A request to infer with made-up rows: uniform ids, numbers from 0 to 1.
-
-    Raises:
-        SettingsError: if the server has no such model, or it takes texts.
-    """
-    status, told = server.get(f"/v2/models/{quote(model, safe='')}")
+def infer_call(server: Server, model: str, rows: int) -> Call:
+    """A request to infer with made-up rows: uniform ids, numbers from 0 to 1."""
+    path = f"/v2/models/{quote(model, safe='')}"
+    status, told = server.get(path)
+    models = _models(server)
     if status != 200:
-        _, listed = server.get("/models")
-        names = [each["name"] for each in listed.get("models", ())] if isinstance(listed, dict) else []
         why = told.get("error", "") if isinstance(told, dict) else ""
-        raise SettingsError(f"{server.url}: no model '{model}'{nearest(model, names)}: status {status} {why}".strip())
-    num_ids = _num_ids(server, model)
-    random = np.random.default_rng(seed)
+        raise SettingsError(f"{server.url}: no model '{model}'{nearest(model, models)}: status {status} {why}".strip())
+    num_ids = models.get(model, {})
+    random = np.random.default_rng(0)
     arrays = {each["name"]: _made_up(each, rows, num_ids.get(each["name"]), random) for each in told["inputs"]}
     body, length = infer_body(arrays, {each["name"]: each["datatype"] for each in told["inputs"]})
-    headers = {
-        "content-type": "application/octet-stream",
-        "inference-header-content-length": str(length),
-        **server.headers,
-    }
-    return Call(f"/v2/models/{quote(model, safe='')}/infer", body, headers)
+    about = {"content-type": "application/octet-stream", "inference-header-content-length": str(length)}
+    return Call(f"{path}/infer", body, {**about, **server.headers})
 
 
 def infer_body(arrays: Mapping[str, NDArray[Any]], datatypes: Mapping[str, str]) -> tuple[bytes, int]:
@@ -183,15 +179,6 @@ def infer_body(arrays: Mapping[str, NDArray[Any]], datatypes: Mapping[str, str])
     return b"".join([head, *parts]), len(head)
 
 
-def _num_ids(server: Server, model: str) -> dict[str, int | None]:
-    """How many ids each input has; nothing where the server does not say."""
-    status, told = server.get("/models")
-    if status != 200 or not isinstance(told, dict) or "models" not in told:
-        return {}
-    return {port["name"]: port["num_ids"] for each in told["models"] if each["name"] == model
-            for port in each["features"]}  # fmt: skip
-
-
 def _made_up(port: Mapping[str, Any], rows: int, num_ids: int | None, random: np.random.Generator) -> NDArray[Any]:
     if port["datatype"] not in NUMPY:
         raise SettingsError(f"input '{port['name']}' takes {port['datatype']}; measure the form that takes features")
@@ -203,50 +190,37 @@ def _made_up(port: Mapping[str, Any], rows: int, num_ids: int | None, random: np
 
 
 def _measured(server: Server, call: Call, count: int, rows: int, seconds: float, warmup: float) -> dict[str, object]:
-    """One line of the table."""
-    clients = [_Client(server, call) for _ in range(count)]
-    began = time.perf_counter()
-    threads = [threading.Thread(target=each.ask, args=(began + warmup, began + warmup + seconds)) for each in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    problems = [each.problem for each in clients if each.problem]
-    times = [spent for each in clients for spent in each.times]
-    if problems or not times:
-        raise SettingsError(f"{server.url}{call.path}: {problems[0] if problems else 'no answer in time'}")
+    """Latency and speed with `count` clients."""
+    first = time.perf_counter() + warmup
+    with ThreadPoolExecutor(count) as threads:
+        clients = [threads.submit(request_times, server, call, first, first + seconds) for _ in range(count)]
+    times = [spent for client in clients for spent in client.result()]
+    if not times:
+        raise SettingsError(f"{server.url}{call.path}: no answer in time")
     found = latency.of_times(times, rows).to_dict()
     del found["rows_per_second"]  # of one caller
-    per_second = len(times) / seconds
-    return {"concurrency": count, **found, "requests_per_second": round(per_second, 1),
-            "rows_per_second": round(per_second * rows)}  # fmt: skip
+    speed = len(times) / seconds
+    speeds = {"requests_per_second": round(speed, 1), "rows_per_second": round(speed * rows)}
+    return {"concurrency": count, **found, **speeds}
 
 
-class _Client:
-    """Asks on one connection until its time is over."""
-
-    def __init__(self, server: Server, call: Call) -> None:
-        self.times: list[float] = []
-        self.problem: str | None = None
-        self._server, self._call = server, call
-
-    def ask(self, first: float, last: float) -> None:
-        """Ask until `last`; count what begins after `first` (both on time.perf_counter)."""
-        connection = self._server.connect()
+def request_times(server: Server, call: Call, first: float, last: float) -> list[float]:
+    """Seconds of each request that begins between `first` and `last`, on one connection that asks from now on."""
+    times: list[float] = []
+    where = f"{server.url}{call.path}"
+    with closing(server.connect()) as connection:
         try:
             while (began := time.perf_counter()) < last:
-                connection.request("POST", self._call.path, self._call.body, dict(self._call.headers))
+                connection.request("POST", call.path, call.body, dict(call.headers))
                 answer = connection.getresponse()
                 body = answer.read()
                 if answer.status != 200:
-                    self.problem = f"status {answer.status}: {body[:300].decode('utf-8', 'replace')}"
-                    return
+                    raise SettingsError(f"{where}: status {answer.status}: {body[:300].decode('utf-8', 'replace')}")
                 if began >= first:
-                    self.times.append(time.perf_counter() - began)
+                    times.append(time.perf_counter() - began)
         except (OSError, http.client.HTTPException) as error:
-            self.problem = f"no answer: {error}"
-        finally:
-            connection.close()
+            raise SettingsError(f"{where}: no answer: {error}") from None
+    return times
 
 
 def _json(body: bytes) -> Any:

@@ -1,7 +1,7 @@
 """Where the time of a training step goes, and what a step has to multiply and to move.
 
-The parts of a step (loader, forward, backward, optimizer) are measured by the clock, in steps that nothing watches; the
-operations by torch's profiler, in steps of their own, since watching makes them slower.
+The parts of a step (loader, forward, backward, optimizer) are measured by the clock, without torch's profiler. The
+profiler measures the operations in steps of their own, because it slows them down.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -27,9 +27,9 @@ from recspec.training import TrainingRun
 
 Part = Literal["loader", "forward", "backward", "optimizer"]
 PARTS: tuple[Part, ...] = ("loader", "forward", "backward", "optimizer")
-"""A step's parts, which leave nothing out. Loader: choosing rows, drawing negatives. Forward: with the gradients of
-losses that come with them, as those of NeuMF and of models of histories on a CPU. Backward: with clipping and what
-ranks tell each other. Optimizer: up to the next row that is chosen."""
+"""A step's parts, which leave nothing out. Loader: choosing rows, drawing negatives. Forward: also the gradients that
+some losses compute at once, as those of NeuMF and of models of histories on a CPU. Backward: also clipping and the
+exchange between ranks. Optimizer: up to the choice of the next rows."""
 
 MOST = 12
 """Operations that a profile names one by one."""
@@ -47,13 +47,10 @@ COPIES = re.compile(
 )
 OVERHEAD = "Python and dispatch"
 
-Line = dict[str, Any]
-"""A line of a table: `what`, `ms` a step, `share` of the step, and what else is known of it."""
-
 
 @dataclass
 class Watch:
-    """Seconds of each part of the steps of a run, from the first `now` to the last."""
+    """Seconds of each part of a run's steps."""
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -62,13 +59,13 @@ class Watch:
     _range: Any = None
 
     def now(self, part: Part) -> None:
-        """From here on the time is the part's."""
+        """Count the time from now on for this part."""
         self.stop()
         self._part, self._range = part, record_function(part)
         self._range.__enter__()
 
     def stop(self) -> None:
-        """The time is nobody's."""
+        """Count the time from now on for no part."""
         wait(self.device)
         at = time.perf_counter()
         if self._range is not None:
@@ -79,22 +76,15 @@ class Watch:
 
 @contextmanager
 def watched(run: TrainingRun) -> Iterator[Watch]:
-    """A watch that a run's steps switch from part to part; whoever takes the steps says when one ends."""
+    """A watch that a run's steps switch from part to part; the caller starts each step's first part."""
     watch = Watch(run.ranks.device)
-    hooks = [
-        run.step.objective.register_forward_pre_hook(lambda *_: watch.now("forward")),
-        run.step.objective.register_forward_hook(lambda *_: watch.now("backward")),
-        *(
-            optimizer.register_step_pre_hook(lambda *_: watch.now("optimizer"))
-            for optimizer in run.optimizers.parts.values()
-        ),
-    ]
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(run.step.objective.register_forward_pre_hook(lambda *_: watch.now("forward")).remove)
+        hooks.callback(run.step.objective.register_forward_hook(lambda *_: watch.now("backward")).remove)
+        for optimizer in run.optimizers.parts.values():
+            hooks.callback(optimizer.register_step_pre_hook(lambda *_: watch.now("optimizer")).remove)
+        hooks.callback(watch.stop)
         yield watch
-    finally:
-        watch.stop()
-        for hook in hooks:
-            hook.remove()
 
 
 def endless(run: TrainingRun) -> Iterator[Tensor]:
@@ -105,7 +95,7 @@ def endless(run: TrainingRun) -> Iterator[Tensor]:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has computed all that it was asked."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -114,29 +104,29 @@ def wait(device: torch.device) -> None:
 
 
 def profile_steps(run: TrainingRun, taken: Iterator[Tensor], steps: int) -> dict[str, Any]:
-    """Twice `steps` steps more of a run, first by the clock, then by torch's profiler; to be called after warm-up.
+    """Take twice `steps` steps more of a run, first by the clock, then under torch's profiler; call it after warm-up.
 
-    `taken` are the run's `endless` steps.
+    `taken` are the run's `endless` steps. The result holds three tables. `parts` are the step's parts by the clock.
+    `operations` divides the same step: loader and optimizer are as above, forward and backward are divided by what
+    their operations do. `Python and dispatch` is the rest of those two: Python, autograd's own work, and torch's work
+    between operations. `largest` are the slowest operations of forward and backward, by torch's names.
 
-    `parts` are the step's parts by the clock. `operations` are groups of operations, as shares of the same step: loader
-    and optimizer as they are, and forward and backward split by what their operations do. `Python and dispatch` is what
-    is left of those two: Python, autograd's own work, and what torch does between operations. `largest` are the
-    operations of forward and backward that take most, by torch's names.
     Raises:
         ValueError: if `steps` is below 1.
     """
     if steps < 1:
         raise ValueError(f"{steps} steps: expected 1 or more")
-    parts = _by_the_clock(run, taken, steps)
+    with watched(run) as watch:
+        _take(taken, steps, watch)
+    parts = {part: seconds / steps for part, seconds in watch.seconds.items()}
     step = sum(parts.values())
-    events = _recorded(run, taken, steps)
-    seconds, calls = _by_operation(events, on_gpu=run.ranks.device.type == "cuda")
+    seconds, calls = _by_operation(_recorded(run, taken, steps), on_gpu=run.ranks.device.type == "cuda")
     # Watched operations take longer than unwatched ones; together they never take longer than the clock says.
     room = (parts["forward"] + parts["backward"]) * steps
     scale = min(1.0, room / max(1e-12, sum(seconds.values()))) / steps
-    groups = {"loader": parts["loader"], "optimizer": parts["optimizer"]}
+    groups = defaultdict[str, float](float, {name: parts[name] for name in ("loader", "optimizer")})
     for name, spent in seconds.items():
-        groups[group_of(name)] = groups.get(group_of(name), 0.0) + scale * spent
+        groups[group_of(name)] += scale * spent
     groups[OVERHEAD] = max(0.0, step - sum(groups.values()))
     largest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:MOST]
     return {
@@ -145,29 +135,18 @@ def profile_steps(run: TrainingRun, taken: Iterator[Tensor], steps: int) -> dict
         "parts": [_line(part, parts[part], step) for part in PARTS],
         "operations": [_line(name, groups[name], step) for name in sorted(groups, key=groups.__getitem__)[::-1]],
         "largest": [
-            {
-                **_line(name, scale * seconds[name], step),
-                "group": group_of(name),
-                "calls": round(calls[name] / steps, 1),
-            }
+            _line(name, scale * seconds[name], step) | {"group": group_of(name), "calls": round(calls[name] / steps, 1)}
             for name in largest
         ],
     }
 
 
-def _line(what: str, seconds: float, step: float) -> Line:
+def _line(what: str, seconds: float, step: float) -> dict[str, Any]:
     return {"what": what, "ms": round(1000 * seconds, 3), "share": round(seconds / step, 4)}
 
 
-def _by_the_clock(run: TrainingRun, taken: Iterator[Tensor], steps: int) -> dict[str, float]:
-    """Seconds a step of each part."""
-    with watched(run) as watch:
-        _take(taken, steps, watch)
-    return {part: seconds / steps for part, seconds in watch.seconds.items()}
-
-
 def _recorded(run: TrainingRun, taken: Iterator[Tensor], steps: int) -> list[FunctionEvent]:
-    """What torch's profiler saw of some steps, without the kernels of a GPU: their time stands at who started them."""
+    """Events of some steps under torch's profiler, without a GPU's kernels: their starters hold the kernels' time."""
     on_gpu = run.ranks.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with watched(run) as watch, profile(activities=activities) as record:
@@ -176,7 +155,7 @@ def _recorded(run: TrainingRun, taken: Iterator[Tensor], steps: int) -> list[Fun
 
 
 def _take(taken: Iterator[Tensor], steps: int, watch: Watch) -> None:
-    """Some steps, watched from the first row chosen to the last weight updated."""
+    """Take some steps under a watch."""
     for _ in range(steps):
         watch.now("loader")
         next(taken)
@@ -184,9 +163,9 @@ def _take(taken: Iterator[Tensor], steps: int, watch: Watch) -> None:
 
 
 def _by_operation(events: Sequence[FunctionEvent], *, on_gpu: bool) -> tuple[dict[str, float], Counter[str]]:
-    """Seconds of each operation of forward and backward, without what it called, and how often it was called.
+    """Seconds of each operation of forward and backward without the operations inside it, and the number of calls.
 
-    On a GPU, seconds of the kernels that it started.
+    On a GPU, seconds of the kernels that the operation started.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
@@ -223,19 +202,20 @@ def group_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to do, however fast it is done.
+    """The work that a step's formulas need at least.
 
-    `products` are the floating-point operations of all its matrix products, two a multiplication and addition.
+    `products` are the floating-point operations of all matrix products, two for a multiplication and addition. The
+    other numbers are bytes read and written; a cache may spare a step some of them.
 
-    The rest are bytes that a step has to read or write, each part of them as the steps' formulas need it at least.
+    - A weight with a whole gradient is read in both passes, its gradient is written and read, and weight and optimizer
+      state are read and written: 6 n + 2 s for n bytes of weights and s of state.
+    - Of a table whose gradient holds only the rows seen, each id's row is read and its gradient written and read, and
+      each distinct row and its state are read and written: 3 k + 2 u + 2 s for k bytes of rows looked up, u of distinct
+      rows and s of their state. Ids do not count.
+    - An activation (a tensor other than weights that autograd keeps for the backward pass) is written and read: 2 a.
 
-    A weight with a whole gradient is read in the forward and in the backward pass, its gradient is written and read,
-    and weight and optimizer state are read and written: 6 n + 2 s for n bytes of weights and s of state. Of a table
-    whose gradient holds the rows seen alone, each id's row is read and its gradient written and read, and each distinct
-    row and its state are read and written: 3 k + 2 u + 2 s for k bytes of rows looked up, u of distinct ones and s of
-    their state; ids do not count. An activation, which is what autograd keeps for the backward pass and is no weight,
-    is written and read: 2 a. What is made and forgotten within a pass doesn't count, nor does the batch's own way from
-    the data set, nor a table that FBGEMM updates in the backward pass. A cache may spare a step some of it.
+    Temporary tensors of a pass, the reading of the batch, and tables that FBGEMM updates in the backward pass do not
+    count.
     """
 
     products: int
@@ -250,7 +230,7 @@ class Work:
 
 
 def work_of_step(run: TrainingRun, taken: Iterator[Tensor]) -> Work:
-    """What one step more of a run does; `taken` are its `endless` steps."""
+    """The work of one step more of a run; `taken` are its `endless` steps."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in run.model.parameters()}
     kept: dict[tuple[int, int], int] = {}
     moved: dict[Tensor, tuple[int, int]] = {}
@@ -266,15 +246,12 @@ def work_of_step(run: TrainingRun, taken: Iterator[Tensor]) -> Work:
             # An optimizer's step may call that of the class it extends, whose hooks are these too.
             moved.update({weight: _moved(optimizer, weight) for weight in group["params"] if weight.grad is not None})
 
-    hooks = [optimizer.register_step_pre_hook(look) for optimizer in run.optimizers.parts.values()]
     in_place = dict.fromkeys((torch.ops.aten.addmm_, torch.ops.aten.baddbmm_), _added_product)
-    try:
-        counter = FlopCounterMode(display=False, custom_mapping=in_place)
-        with counter as counted, saved_tensors_hooks(keep, lambda tensor: tensor):
-            next(taken)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    counter = FlopCounterMode(display=False, custom_mapping=in_place)
+    with ExitStack() as hooks, counter as counted, saved_tensors_hooks(keep, lambda tensor: tensor):
+        for optimizer in run.optimizers.parts.values():
+            hooks.callback(optimizer.register_step_pre_hook(look).remove)
+        next(taken)
     weight_bytes, table_bytes = (sum(each) for each in zip((0, 0), *moved.values(), strict=True))
     return Work(counted.get_total_flops(), weight_bytes, table_bytes, 2 * sum(kept.values()))
 

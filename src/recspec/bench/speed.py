@@ -1,10 +1,10 @@
-"""How fast a model trains here, beside what the machine's matrix products can do; how fast it and exports answer."""
+"""Speed of training, beside the machine's own limits, and of inference."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,16 @@ ML_1M = {"users": 6040, "items": 3706, "rows": 994_169}
 """Sizes of the NCF paper's ml-1m training split."""
 
 OUTBRAIN_ROWS = 1_000_000
-"""Made-up rows in Outbrain's shape: its 60 million cost nothing more a step, since a million exceed every cache."""
+"""Made-up rows in Outbrain's shape. A step costs as much with its 60 million, since a million exceed every cache."""
 
 OUTBRAIN_ITEM = {
-    "ad_id": 250_000,
-    "document_id_promo": 100_000,
-    "campaign_id": 5_000,
-    "advertiser_id": 2_500,
-    "source_id_promo": 4_000,
-    "publisher_id_promo": 1_000,
-}
+    "ad_id": 250_000, "document_id_promo": 100_000, "campaign_id": 5_000, "advertiser_id": 2_500,
+    "source_id_promo": 4_000, "publisher_id_promo": 1_000,
+}  # fmt: skip
 OUTBRAIN_CONTEXT = {
-    "document_id": 300_000,
-    "platform": 4,
-    "source_id": 4_000,
-    "publisher_id": 1_000,
-    "geo_location": 2_500,
-    "geo_location_country": 300,
-    "geo_location_state": 2_000,
-}
+    "document_id": 300_000, "platform": 4, "source_id": 4_000, "publisher_id": 1_000, "geo_location": 2_500,
+    "geo_location_country": 300, "geo_location_state": 2_000,
+}  # fmt: skip
 OUTBRAIN_LISTS = {"topic_id_list": 350, "entity_id_list": 10_000, "category_id_list": 100}
 OUTBRAIN_NUMBERS = 13
 """Cardinalities and numbers published for Wide & Deep on Outbrain; a list holds up to three ids."""
@@ -53,14 +44,14 @@ BOOKS_USER, BOOKS_ITEM, BOOKS_LENGTH = {"user_id": 105_925}, {"item_id": 1_209_0
 """Largest ids, and the most events of a history, that SIM was published with on Amazon's books."""
 
 BOOKS_ROWS = 200_000
-"""Made-up rows in their shape: 12 million cost nothing more a step."""
+"""Made-up rows in their shape. A step costs as much with their 12 million."""
 
 MATRIX_SIZE = 2048
 TRIAD_BYTES = 1 << 28
-"""Of each of the three vectors: together three times the largest cache that a server's cores share."""
+"""Bytes of each of three vectors: together three times the largest cache that a server's cores share."""
 
 LIMIT_SECONDS = 1.0
-"""Time that a limit of the machine is measured for."""
+"""Time for measuring a limit of the machine."""
 
 
 def bench_training(
@@ -78,8 +69,8 @@ def bench_training(
 
     Without a specification the data is made up: in the shape of the NCF paper's ml-1m for a model that needs users and
     items, of SIM's books for one that needs histories, of Outbrain's clicks for any other. `share_of_matrix_rate` and
-    `share_of_memory_bandwidth` are as `measure_limits` says. With `profiled` steps, `profile` is where the time of so
-    many more of them goes (`recspec.bench.profiling.profile_steps`).
+    `share_of_memory_bandwidth` are those of `measure_limits`. With `profiled` steps the result holds a `profile` of so
+    many more steps (`recspec.bench.profiling.profile_steps`).
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else _made_up(model, Path(folder) / "data")
@@ -119,24 +110,23 @@ def bench_training(
 def measure_limits(
     run: TrainingRun, taken: Iterator[torch.Tensor], steps_per_second: float, rate_before: float
 ) -> dict[str, Any]:
-    """How near to the machine's own limits a run came that took so many steps a second, as measured around it.
+    """Shares of the machine's own limits that a run reached, from its steps a second and measurements around it.
 
-    `share_of_matrix_rate`: the floating-point operations of all its matrix products over what square products of the
-    same precision reach (`matrix_rate`; the mean of before and now). `share_of_memory_bandwidth`: the bytes that a step
-    has to move over what a triad reaches (`memory_bandwidth`). One step more of `taken`, the run's `endless` steps,
-    tells what a step multiplies and moves (`recspec.bench.profiling.Work`).
+    `share_of_matrix_rate`: the floating-point operations of all matrix products over the rate of square products of the
+    same precision (`matrix_rate`; the mean of before and now). `share_of_memory_bandwidth`: the bytes that a step has
+    to move over the rate of a triad (`memory_bandwidth`). One step more of `taken`, the run's `endless` steps, counts
+    both (`recspec.bench.profiling.Work`).
     """
     device, work = run.ranks.device, work_of_step(run, taken)
     rate = (rate_before + matrix_rate(run.plan.precision.value, device)) / 2
     bandwidth = memory_bandwidth(device)
+    moved = {name: round(1e-6 * getattr(work, name), 1) for name in ("weights", "tables", "activations", "total")}
     return {
         "gflop_per_step": round(1e-9 * work.products, 3),
         "gflops_per_second": round(1e-9 * work.products * steps_per_second, 1),
         "matrix_rate_gflops_per_second": round(1e-9 * rate, 1),
         "share_of_matrix_rate": round(work.products * steps_per_second / rate, 4),
-        "megabytes_per_step": {
-            name: round(1e-6 * getattr(work, name), 1) for name in ("weights", "tables", "activations", "total")
-        },
+        "megabytes_per_step": moved,
         "memory_bandwidth_gigabytes_per_second": round(1e-9 * bandwidth, 1),
         "share_of_memory_bandwidth": round(work.total * steps_per_second / bandwidth, 4),
     }
@@ -152,10 +142,10 @@ def bench_inference(
     warmup: int = 10,
     verify: bool = True,
 ) -> dict[str, object]:
-    """Latency and rows/s of runs (the model as torch runs it) and exports, one caller, by batch size and threads.
+    """Latency and rows/s of runs (in torch) and exports with one caller, by batch size and threads.
 
-    Every call has the same random ids and numbers, in memory as the export takes them; reading raw values is not part.
-    A run is measured in the `form` given, an export in its own.
+    Every call has the same random ids and numbers, already encoded in memory. A run is measured in the given `form`, an
+    export in its own.
 
     Raises:
         BundleError: if a path is neither.
@@ -182,7 +172,7 @@ def bench_inference(
 
 
 def _opened(path: Path, form: Form, threads: int, verify: bool) -> tuple[ExportedModel, dict[str, object]]:
-    """What a user named, ready to answer, and what it is."""
+    """The opened run or export, and its description."""
     folder = find_export(path)
     if folder is not None:
         description = read_description(folder)
@@ -196,7 +186,7 @@ def _opened(path: Path, form: Form, threads: int, verify: bool) -> tuple[Exporte
 
 
 def made_up_inputs(signature: Signature, rows: int, seed: int = 0) -> Arrays:
-    """Random inputs of a call: uniform ids, numbers from 0 to 1; one row of what belongs to a request."""
+    """Random inputs of a call: uniform ids, numbers from 0 to 1; one row for inputs at request level."""
     random = np.random.default_rng(seed)
     made: Arrays = {}
     for port in signature.inputs:
@@ -207,10 +197,9 @@ def made_up_inputs(signature: Signature, rows: int, seed: int = 0) -> Arrays:
 
 
 def matrix_rate(precision: str, device: torch.device) -> float:
-    """Floating-point operations a second of square matrix products, at the precision that is in force."""
+    """Floating-point operations a second of square matrix products, at the precision in force."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    left = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
-    right = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype)
+    left, right = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=dtype) for _ in range(2))
     return 2 * MATRIX_SIZE**3 * _times_a_second(lambda: torch.mm(left, right), device)
 
 
@@ -222,11 +211,11 @@ def memory_bandwidth(device: torch.device) -> float:
 
 
 def _times_a_second(work: Callable[[], object], device: torch.device) -> float:
-    """How often something can be done a second, after having been done once."""
+    """Calls of `work` a second, after a first one."""
     started = time.perf_counter()
     work()
     wait(device)
-    if (first := time.perf_counter() - started) > 10 * LIMIT_SECONDS:  # on a CPU that has no kernel for it
+    if (first := time.perf_counter() - started) > 10 * LIMIT_SECONDS:  # a CPU without a kernel for the type
         return 1 / first
     times, started, passed = 0, time.perf_counter(), 0.0
     while times == 0 or passed < LIMIT_SECONDS:
@@ -239,20 +228,8 @@ def _times_a_second(work: Callable[[], object], device: torch.device) -> float:
 
 def interactions_like_ml_1m(folder: Path) -> FeatureSpec:
     """Made-up interactions with the sizes of ml-1m, ids uniform: the arithmetic is that of the real ones."""
-    shape = FeatureSpec.from_dict(
-        {
-            "feature_spec": {
-                "user_id": {"dtype": "int32", "cardinality": ML_1M["users"]},
-                "item_id": {"dtype": "int32", "cardinality": ML_1M["items"]},
-                "label": {"dtype": "int8"},
-            },
-            "source_spec": {
-                "train": [{"type": "parquet", "features": ["user_id", "item_id", "label"], "files": ["train.parquet"]}]
-            },
-            "channel_spec": {"user": ["user_id"], "item": ["item_id"], "label": ["label"]},
-        }
-    )
-    return synthesize(shape, folder, ML_1M["rows"])
+    features = _ids({"user_id": ML_1M["users"], "item_id": ML_1M["items"]})
+    return _synthesized(folder, ML_1M["rows"], features, {"user": ["user_id"], "item": ["item_id"]})
 
 
 def clicks_like_outbrain(folder: Path) -> FeatureSpec:
@@ -261,58 +238,50 @@ def clicks_like_outbrain(folder: Path) -> FeatureSpec:
     Uniform ids repeat least within a batch, so an update of the rows in use has more of them than with real clicks.
     """
     numbers = [f"number_{place}" for place in range(OUTBRAIN_NUMBERS)]
-    features: dict[str, dict[str, object]] = {
-        **{name: {"dtype": "int32", "cardinality": ids} for name, ids in {**OUTBRAIN_ITEM, **OUTBRAIN_CONTEXT}.items()},
-        **{
-            name: {"dtype": "int32", "cardinality": ids, "length": 3, "padding": 0}
-            for name, ids in OUTBRAIN_LISTS.items()
-        },
-        **{name: {"dtype": "float32"} for name in numbers},
-        "label": {"dtype": "int8"},
-    }
-    shape = FeatureSpec.from_dict(
-        {
-            "feature_spec": features,
-            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
-            "channel_spec": {
-                "item": [*OUTBRAIN_ITEM],
-                "context": [*OUTBRAIN_CONTEXT, *OUTBRAIN_LISTS, *numbers],
-                "label": ["label"],
-            },
-        }
-    )
-    return synthesize(shape, folder, OUTBRAIN_ROWS)
+    lists = _ids(OUTBRAIN_LISTS, length=3, padding=0)
+    scalars = _ids({**OUTBRAIN_ITEM, **OUTBRAIN_CONTEXT})
+    features = {**scalars, **lists, **{name: {"dtype": "float32"} for name in numbers}}
+    context = [*OUTBRAIN_CONTEXT, *OUTBRAIN_LISTS, *numbers]
+    return _synthesized(folder, OUTBRAIN_ROWS, features, {"item": [*OUTBRAIN_ITEM], "context": context})
 
 
 def reviews_like_books(folder: Path) -> FeatureSpec:
     """Made-up rows with the features that SIM was published with on Amazon's books; ids and lengths uniform."""
-
-    def events(channel: str) -> dict[str, dict[str, object]]:
-        shared: dict[str, object] = {"dtype": "int32", "length": BOOKS_LENGTH, "padding": 0}
-        return {
-            f"{channel}_{name}": {**shared, "cardinality": ids + 1, "vocabulary": name}
-            for name, ids in BOOKS_ITEM.items()
+    items = {name: count + 1 for name, count in BOOKS_ITEM.items()}
+    events: dict[str, dict[str, object]] = {
+        role: {
+            f"{role}_{name}": {**feature, "vocabulary": name}
+            for name, feature in _ids(items, length=BOOKS_LENGTH, padding=0).items()
         }
+        for role in ("history", "negative_history")
+    }
+    users = {name: count + 1 for name, count in BOOKS_USER.items()}
+    features = {**_ids({**users, **items}), **events["history"], **events["negative_history"]}
+    roles = {"user": [*users], "item": [*items], **{role: [*names] for role, names in events.items()}}
+    return _synthesized(folder, BOOKS_ROWS, features, roles)
 
-    ids = {name: {"dtype": "int32", "cardinality": count + 1} for name, count in {**BOOKS_USER, **BOOKS_ITEM}.items()}
-    features = {**ids, **events("history"), **events("negative_history"), "label": {"dtype": "int8"}}
-    shape = FeatureSpec.from_dict(
-        {
-            "feature_spec": features,
-            "source_spec": {"train": [{"type": "parquet", "features": list(features), "files": ["train.parquet"]}]},
-            "channel_spec": {
-                "user": [*BOOKS_USER],
-                "item": [*BOOKS_ITEM],
-                **{channel: [*events(channel)] for channel in ("history", "negative_history")},
-                "label": ["label"],
-            },
-        }
-    )
-    return synthesize(shape, folder, BOOKS_ROWS)
+
+def _ids(cardinalities: Mapping[str, int], **more: object) -> dict[str, dict[str, object]]:
+    """Features of ids."""
+    return {name: {"dtype": "int32", "cardinality": ids, **more} for name, ids in cardinalities.items()}
+
+
+def _synthesized(
+    folder: Path, rows: int, features: Mapping[str, object], roles: Mapping[str, Sequence[str]]
+) -> FeatureSpec:
+    """Made-up rows of some features and a label."""
+    features = {**features, "label": {"dtype": "int8"}}
+    chunk = {"type": "parquet", "features": list(features), "files": ["train.parquet"]}
+    shape = {
+        "feature_spec": features,
+        "source_spec": {"train": [chunk]},
+        "channel_spec": {**roles, "label": ["label"]},
+    }
+    return synthesize(FeatureSpec.from_dict(shape), folder, rows)
 
 
 def _made_up(model: str, folder: Path) -> FeatureSpec:
-    """Data of a shape that the model reads."""
+    """Made-up data of a shape that the model reads."""
     if model not in MODELS:
         raise SettingsError(unknown("model", model, MODELS))
     needs = set(MODELS[model].needs)

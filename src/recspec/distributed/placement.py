@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -12,7 +14,6 @@ from torch import nn
 
 from recspec import config, machine
 from recspec.distributed.ranks import Ranks
-from recspec.distributed.sharding_plan import ShardingPlan, Table, plan_sharding
 from recspec.errors import SettingsError
 from recspec.nn import Embeddings, RowsHeld, without_memory
 
@@ -59,16 +60,24 @@ class Placement:
 
     def held_by(self, rank: int) -> RowsHeld:
         """The rows of each store that a rank holds, for the model's constructor."""
-        made: list[Embeddings] = []
+        prefixes, made = iter(self.order), dict[Embeddings, str]()
 
         def held(embeddings: Embeddings, key: str) -> Sequence[range]:
-            made.extend([] if embeddings in made else [embeddings])
-            store = f"{self.order[made.index(embeddings)]}.stores.{key}"
+            if embeddings not in made:
+                made[embeddings] = next(prefixes)
+            store = f"{made[embeddings]}.stores.{key}"
             if store in self.plan.stores:
                 return self.plan.held(store, rank)
             return (range(sum(len(table) for table in embeddings.tables[key].values())),)
 
         return held
+
+
+def stores_of(model: nn.Module) -> Iterator[tuple[str, Embeddings, str, nn.Parameter]]:
+    """Each store of embeddings: its name, its module, its key there and its weight."""
+    for prefix, module in model.named_modules():
+        for key, store in module.stores.items() if isinstance(module, Embeddings) else ():
+            yield f"{prefix}.stores.{key}", module, key, store
 
 
 def place(
@@ -80,25 +89,20 @@ def place(
     """Choose the stores of embeddings that are divided among the ranks, and those that stay on the host.
 
     All stores are divided, or none. If a device lacks room for its share, the largest stores stay on the host until it
-    has room for the rest.
-
-    Args:
-        make: builds the model; called on the meta device, where nothing takes memory.
-        ranks: the ranks that hold the tables.
-        settings: allowed placements.
-        bytes_per_row: memory of a row, from the store's name and width.
+    has room for the rest. `make` builds the model, on the meta device, where nothing takes memory; `bytes_per_row`
+    gives the memory of a row from the store's name and width.
 
     Raises:
         SettingsError: if the settings demand a placement and the model has no embedding tables.
     """
-    made: list[Embeddings] = []
+    made: dict[Embeddings, None] = {}
 
     def note(embeddings: Embeddings, _: str) -> Sequence[range]:
-        made.extend([] if embeddings in made else [embeddings])
+        made[embeddings] = None
         return ()
 
     model = without_memory(lambda: make(note))
-    names = {id(module): prefix for prefix, module in model.named_modules() if isinstance(module, Embeddings)}
+    names = {module: prefix for prefix, module in model.named_modules() if isinstance(module, Embeddings)}
     shard, offload = settings.shard_embeddings, settings.offload_embeddings
     asked = [f"{what}_embeddings" for what, choice in (("shard", shard), ("offload", offload)) if choice == "always"]
     if asked and not made:
@@ -107,28 +111,28 @@ def place(
             "be divided or left on the host; leave it at auto"
         )
     tables = [
-        Table(name := f"{names[id(embeddings)]}.stores.{key}", table, rows.start, len(rows),
-              round(bytes_per_row(name, int(key))))
-        for embeddings in made
-        for key, store in embeddings.tables.items()
+        Table(name := f"{names[each]}.stores.{key}", table, rows.start, len(rows), round(bytes_per_row(name, int(key))))
+        for each in made
+        for key, store in each.tables.items()
         for table, rows in store.items()
-    ]  # fmt: skip
-    order = tuple(names[id(embeddings)] for embeddings in made)
+    ]
     memory = settings.embedding_memory
     room = device_memory(ranks) if memory is None else machine.parse_bytes(memory)
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for table in tables:
-        sizes[table.store] = sizes.get(table.store, 0) + table.rows * table.bytes_per_row
-    total = sum(sizes.values())
+        sizes[table.store] += table.rows * table.bytes_per_row
+    total = sizes.total()
     divided = ranks.world_size > 1 and (shard == "always" or (shard == "auto" and total > room))
-    share = total / ranks.world_size if divided else float(total)
+    parts = ranks.world_size if divided else 1
+    share = total / parts
     offloaded: set[str] = set()
-    for store, size in sorted(sizes.items(), key=lambda item: -item[1]):
+    for store, size in sizes.most_common():
         if offload == "always" or (offload == "auto" and ranks.device.type != "cpu" and share > room):
             offloaded.add(store)
-            share -= size / ranks.world_size if divided else size
+            share -= size / parts
     chosen = [table for table in tables if divided or table.store in offloaded]
     why = f"tables and their optimizer state take {total:,} bytes, and a rank has room for {room:,}"
+    order = tuple(names[each] for each in made)
     return Placement(plan_sharding(chosen, ranks.world_size), frozenset(offloaded), order, why)
 
 
@@ -137,3 +141,93 @@ def device_memory(ranks: Ranks) -> int:
     if ranks.device.type == "cuda":
         return int(MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory)
     return int(MEMORY_SHARE * machine.total_memory() / ranks.local_world_size)
+
+
+# --- which rank holds which rows --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table: rows [first, first + rows) of its store."""
+
+    store: str
+    name: str
+    first: int
+    rows: int
+    bytes_per_row: int
+    """Bytes of weights and optimizer state."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [first, stop) of a store, all of one table, on one rank."""
+
+    table: Table
+    first: int
+    stop: int
+    rank: int
+
+    @property
+    def bytes(self) -> int:
+        return (self.stop - self.first) * self.table.bytes_per_row
+
+    def __str__(self) -> str:
+        first, stop, rows = self.first - self.table.first, self.stop - self.table.first, self.table.rows
+        where = f"{rows:,} rows" if stop - first == rows else f"rows {first:,} to {stop - 1:,} of {rows:,}"
+        return f"{self.table.store} {self.table.name} ({where})"
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Which rank holds which rows of which embedding table."""
+
+    pieces: tuple[Piece, ...]
+    """Ordered by store and row; the pieces of a store hold each of its rows once."""
+    world_size: int
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(piece.table.store for piece in self.pieces))
+
+    def of(self, store: str) -> tuple[Piece, ...]:
+        """A store's pieces in the order of their rows."""
+        return tuple(piece for piece in self.pieces if piece.table.store == store)
+
+    def held(self, store: str, rank: int) -> tuple[range, ...]:
+        """The rows of a store that a rank holds, ascending."""
+        return tuple(range(piece.first, piece.stop) for piece in self.of(store) if piece.rank == rank)
+
+    @property
+    def bytes(self) -> tuple[int, ...]:
+        """Each rank's memory."""
+        return tuple(sum(piece.bytes for piece in self.pieces if piece.rank == rank) for rank in range(self.world_size))
+
+    def __str__(self) -> str:
+        held = [", ".join(str(piece) for piece in self.pieces if piece.rank == rank) for rank in range(self.world_size)]
+        sizes = enumerate(self.bytes)
+        return "\n".join(f"rank {rank}: {size:,} bytes: {held[rank] or 'nothing'}" for rank, size in sizes)
+
+
+def plan_sharding(tables: Sequence[Table], world_size: int) -> ShardingPlan:
+    """Assign whole tables to ranks, the largest first, each to the rank with the least memory so far.
+
+    A table larger than an equal share is cut by rows into the fewest even pieces that fit the share. So no rank holds
+    more than its share and one piece.
+    """
+    share = sum(table.rows * table.bytes_per_row for table in tables) / world_size
+    pieces = [piece for table in tables for piece in _cut(table, share, world_size)]
+    load = [0] * world_size
+    for place, piece in sorted(enumerate(pieces), key=lambda each: -each[1].bytes):
+        rank = load.index(min(load))
+        load[rank] += piece.bytes
+        pieces[place] = replace(piece, rank=rank)
+    return ShardingPlan(tuple(pieces), world_size)
+
+
+def _cut(table: Table, share: float, world_size: int) -> Iterator[Piece]:
+    """Even pieces of a table, none larger than the share, and at most one for each rank and row."""
+    size = table.rows * table.bytes_per_row
+    count = min(world_size, table.rows, max(1, math.ceil(size / share))) if size else 1
+    for place in range(count):
+        rows = Ranks(place, count).share(table.rows)
+        yield Piece(table, table.first + rows.start, table.first + rows.stop, rank=0)

@@ -51,9 +51,8 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         raise SettingsError(f"device is '{name}', but torch {torch.__version__} sees no GPU here; use cpu or auto")
     device = torch.device(name if ":" in name else f"cuda:{local_rank}")
     if device.index is not None and device.index >= torch.cuda.device_count():
-        raise SettingsError(
-            f"device is '{device}', but torch sees {torch.cuda.device_count()} GPUs, the first is cuda:0"
-        )
+        count = torch.cuda.device_count()
+        raise SettingsError(f"device is '{device}', but torch sees {count} GPUs, the first is cuda:0")
     return device
 
 
@@ -66,12 +65,12 @@ def local_ranks() -> tuple[int, int]:
 def join(device: str = "auto") -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and leave them at the end; without torchrun, one process alone.
 
-    The backend is gloo on CPU and NCCL on GPU.
+    The backend is gloo on CPU and NCCL on GPU. `told` of a `RecspecError` says whether another process of this machine
+    reports it.
 
     Raises:
         TrainingError: if the ranks can't meet.
-        RankLost: if another rank dies or fails during an exchange, or does not answer within `TIMEOUT`. `told` says
-            of this and any other `RecspecError` whether another process of this machine reports it.
+        RankLost: if another rank dies or fails during an exchange, or does not answer within `TIMEOUT`.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = pick_device(device, local_ranks()[0])
@@ -85,8 +84,7 @@ def join(device: str = "auto") -> Iterator[Ranks]:
         store = _store_of_this_start(rank, world_size)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=world_size)
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        ranks = Ranks(rank, world_size, chosen, local_world_size=here)
+        ranks = Ranks(rank, world_size, chosen, local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
         ranks = replace(ranks, restarted=ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
     except Exception as error:
         if not is_broken_exchange(error):

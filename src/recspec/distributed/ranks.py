@@ -65,7 +65,10 @@ class Ranks:
             return tensor
         self._finish_first()
         local = tensor.to(self.device)
-        sizes = [int(size) for size in self._gather_sizes(local.shape[0])]
+        mine = torch.tensor([local.shape[0]], dtype=torch.int64, device=self.device)
+        counts = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(counts, mine)
+        sizes = [int(count) for count in counts]
         padded = local.new_zeros((max(sizes), *local.shape[1:]))
         padded[: local.shape[0]] = local
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
@@ -79,10 +82,9 @@ class Ranks:
             dist.barrier()
 
     def swap(self, rows: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
-        """Send rows to every rank and receive rows from every rank.
+        """Send the first `send[0]` rows to rank 0, the next `send[1]` to rank 1, and so on.
 
-        The first `send[0]` rows go to rank 0, the next `send[1]` to rank 1, and so on. The result holds `receive[0]`
-        rows of rank 0, then `receive[1]` of rank 1, and so on.
+        Returns `receive[0]` rows of rank 0, then `receive[1]` of rank 1, and so on.
         """
         if self.world_size == 1:
             return rows
@@ -117,12 +119,6 @@ class Ranks:
     def _finish_first(self) -> None:
         if self.before is not None:
             self.before()
-
-    def _gather_sizes(self, size: int) -> list[int]:
-        mine = torch.tensor([size], dtype=torch.int64, device=self.device)
-        sizes = [torch.zeros_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(sizes, mine)
-        return [int(size.item()) for size in sizes]
 
 
 def is_broken_exchange(error: Exception) -> bool:

@@ -1,16 +1,14 @@
 """Exchange of rows of embedding tables that are divided among the ranks, or stay in the host's memory.
 
-Each rank holds the rows that a plan assigns to it, with their optimizer state. For the rows of a batch, each rank
-requests the distinct rows from their owners, and pools and multiplies them like rows of local tables. After the
-backward pass the gradients go back to the owners. So a step moves the rows of a batch, never a table, and the MLPs
-stay data parallel.
+Each rank holds the rows that a plan assigns to it, with their optimizer state. For a batch, each rank requests the
+distinct rows from their owners and uses them like rows of local tables. After the backward pass the gradients go back
+to the owners. So a step moves the rows of a batch, never a table, and the MLPs stay data parallel.
 
 Requests go in rounds of all ranks: first the number of rows that each rank wants from each other one and their store,
 then the row numbers, then the rows. In training all ranks make the same number of requests. In an evaluation a rank
-that needs no more rows goes on answering until all ranks are done (`Shards.finish`); that precedes any gather.
+that needs no more rows answers until all ranks are done (`Shards.finish`), before any gather.
 
-Rows of a store on the host go the same way: they are gathered there and moved to the device, and their gradients are
-moved back. With several ranks such a store is divided too.
+Rows of a store on the host, which several ranks divide too, are moved to the device, and their gradients back.
 """
 
 from __future__ import annotations
@@ -23,11 +21,10 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from recspec.distributed.placement import Placement
+from recspec.distributed.placement import Placement, ShardingPlan, stores_of
 from recspec.distributed.ranks import Ranks
-from recspec.distributed.sharding_plan import ShardingPlan
 from recspec.distributed.streamed import Streamed, rows_of_block
-from recspec.nn import Embeddings, RowsHeld, segments, sum_rows
+from recspec.nn import RowsHeld, segments, sum_rows
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -52,25 +49,19 @@ def divide(model: nn.Module, ranks: Ranks, placement: Placement) -> Shards:
 
     The model's stores already hold this rank's rows.
     """
-    found = {
-        f"{prefix}.stores.{key}": (module, key)
-        for prefix, module in model.named_modules()
-        if isinstance(module, Embeddings)
-        for key in module.stores
-    }
-    here = {name: found[name][0].stores._parameters for name in placement.offloaded}
-    kept = {name: parameters[found[name][1]] for name, parameters in here.items()}
-    for name, parameters in here.items():
-        parameters[found[name][1]] = None  # so that `to` moves everything else
+    found = {name: (module, key, store) for name, module, key, store in stores_of(model)}
+    for name in placement.offloaded:
+        module, key, _ = found[name]
+        module.stores._parameters[key] = None  # so that `to` moves everything else
     model.to(ranks.device)
-    for name, parameters in here.items():
-        parameters[found[name][1]] = kept[name]
-    stores: dict[str, _Store] = {}
-    shards = Shards(stores, placement, ranks)
+    for name in placement.offloaded:
+        module, key, store = found[name]
+        module.stores._parameters[key] = store
+    shards = Shards({}, placement, ranks)
     for place, name in enumerate(placement.plan.stores):
-        module, key = found[name]
-        stores[name] = _Store(place, module.stores[key], placement.plan, name, ranks)
-        module.fetch[key] = partial(shards.fetch, stores[name])
+        module, key, _ = found[name]
+        shards.stores[name] = _Store(place, module.stores[key], placement.plan, name, ranks)
+        module.fetch[key] = partial(shards.fetch, shards.stores[name])
     return shards
 
 
@@ -85,8 +76,7 @@ class _Store:
         self.held = plan.held(name, ranks.rank)
         assert len(weight) == sum(len(rows) for rows in self.held)
         self._starts = torch.tensor([piece.first for piece in pieces[1:]], device=ranks.device)
-        so_far = [0] * ranks.world_size
-        moves = []
+        so_far, moves = [0] * ranks.world_size, []
         for piece in pieces:  # row r of the store is row r - first + so_far of its owner
             moves.append((piece.rank << ROW_BITS) + so_far[piece.rank] - piece.first)
             so_far[piece.rank] += piece.stop - piece.first
@@ -107,22 +97,18 @@ class _Store:
     def gradient(self, *, sparse: bool) -> Tensor:
         """The summed gradients of the passes, sparse or of all rows held."""
         weight = self.weight
-        rows = torch.cat(
-            [rows.to(weight.device) for rows, _ in self.gradients] or [weight.new_zeros(0, dtype=torch.int64)]
-        )
-        values = [values.to(weight.device) for _, values in self.gradients]
-        total = torch.cat(values) if values else weight.new_zeros(0, self.width)
+        given = self.gradients or [(weight.new_zeros(0, dtype=torch.int64), weight.new_zeros(0, self.width))]
+        rows, values = (torch.cat([each.to(weight.device) for each in column]) for column in zip(*given, strict=True))
         self.gradients.clear()
         if sparse:
-            return torch.sparse_coo_tensor(rows.unsqueeze(0), total, weight.shape, check_invariants=False)
-        return torch.zeros_like(weight).index_add_(0, rows, total)
+            return torch.sparse_coo_tensor(rows.unsqueeze(0), values, weight.shape, check_invariants=False)
+        return torch.zeros_like(weight).index_add_(0, rows, values)
 
 
 @dataclass(frozen=True)
 class _Round:
     """The requests of a round, along which gradients go back."""
 
-    store: _Store
     table: Tensor
     """Fetched rows (m + 1, width), after a row of zeros."""
     requested: Sequence[int]
@@ -134,60 +120,47 @@ class _Round:
 class Shards:
     """The stores of one model that are divided among ranks or kept on the host, if any."""
 
-    def __init__(self, stores: Mapping[str, _Store], placement: Placement, ranks: Ranks) -> None:
+    def __init__(self, stores: dict[str, _Store], placement: Placement, ranks: Ranks) -> None:
         self.stores, self.placement, self.ranks = stores, placement, ranks
         self._rounds: list[_Round] = []
 
     def __contains__(self, name: object) -> bool:
         return name in self.stores
 
-    def num_rows(self, name: str) -> int:
-        """Rows of a store on all ranks together."""
-        return self.stores[name].num_rows
-
-    @property
-    def elsewhere(self) -> int:
-        """Number of parameters that other ranks hold."""
-        return sum((store.num_rows - len(store.weight)) * store.width for store in self.stores.values())
-
     @property
     def evaluating(self) -> Ranks:
-        """The ranks for an evaluation, which answer every request before they gather."""
+        """The ranks for an evaluation; they answer every request before they gather."""
         return replace(self.ranks, before=self.finish) if self.stores and self.ranks.world_size > 1 else self.ranks
 
-    # --- rows there ------------------------------------------------------------------------------------------
+    # --- rows to the device ----------------------------------------------------------------------------------
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def fetch(self, store: _Store, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of rows of a store (n,), with -1 for padding; see `layers.Fetch`."""
         keys, places = distinct(torch.cat([rows.new_zeros(1), store.keys(rows)]))  # with padding first
-        vectors, requested, wanted = self._ask(store, keys[1:] - 1)
+        keys = keys[1:] - 1
+        asked = keys & ((1 << ROW_BITS) - 1)
+        if self.ranks.world_size == 1:
+            vectors, requested, wanted = store.vectors(asked), [len(asked)], [(store, asked)]
+        else:
+            requested = torch.bincount(keys >> ROW_BITS, minlength=self.ranks.world_size).tolist()
+            vectors, wanted, _ = self._round(store, asked, requested, done=False)
         table = torch.cat([vectors.new_zeros(1, store.width), vectors])
         if torch.is_grad_enabled() and store.weight.requires_grad:
-            self._rounds.append(_Round(store, table.requires_grad_(), requested, wanted))
+            self._rounds.append(_Round(table.requires_grad_(), requested, wanted))
         return table, places[1:]
 
     def finish(self) -> None:
         """Answer until no rank makes requests."""
         assert self.ranks.world_size > 1
         none = torch.zeros(0, dtype=torch.int64, device=self.ranks.device)
-        nothing = [0] * self.ranks.world_size
         first = next(iter(self.stores.values()))
-        while not self._round(first, none, nothing, done=True)[2]:
+        while not self._round(first, none, [0] * self.ranks.world_size, done=True)[2]:
             pass
-
-    def _ask(self, store: _Store, keys: Tensor) -> tuple[Tensor, Sequence[int], Sequence[tuple[_Store, Tensor]]]:
-        """Vectors of distinct rows by ascending keys, their number from each rank, and the requests of each rank."""
-        rows = keys & ((1 << ROW_BITS) - 1)
-        if self.ranks.world_size == 1:
-            return store.vectors(rows), [len(rows)], [(store, rows)]
-        requested = torch.bincount(keys >> ROW_BITS, minlength=self.ranks.world_size).tolist()
-        vectors, wanted, _ = self._round(store, rows, requested, done=False)
-        return vectors, requested, wanted
 
     def _round(
         self, store: _Store, rows: Tensor, requested: Sequence[int], *, done: bool
-    ) -> tuple[Tensor, Sequence[tuple[_Store, Tensor]], bool]:
+    ) -> tuple[Tensor, list[tuple[_Store, Tensor]], bool]:
         """One round of requests and answers; the last value says whether all ranks are done."""
         ones, stores = [1] * self.ranks.world_size, list(self.stores.values())
         said = torch.tensor([[count, store.place, int(done)] for count in requested], device=rows.device)
@@ -196,10 +169,8 @@ class Shards:
         came = torch.split(self.ranks.swap(rows, requested, counts), counts)
         wanted = [(stores[place], part) for (_, place, _), part in zip(heard, came, strict=True)]
         answers = torch.cat([theirs.vectors(part).flatten() for theirs, part in wanted])
-        send, receive = (
-            [len(part) * theirs.width for theirs, part in wanted],
-            [count * store.width for count in requested],
-        )
+        send = [len(part) * theirs.width for theirs, part in wanted]
+        receive = [count * store.width for count in requested]
         vectors = self.ranks.swap(answers, send, receive).view(-1, store.width)
         return vectors, wanted, all(ended for _, _, ended in heard)
 
@@ -209,9 +180,8 @@ class Shards:
     def collect(self) -> None:
         """Send the gradients of a backward pass to the owners of the rows, as the mean over ranks."""
         for each in self._rounds:
-            table, width = each.table, each.store.width
-            gradient = _whole(table)[1:].flatten()
-            send = [count * width for count in each.requested]
+            gradient = _whole(each.table)[1:].flatten()
+            send = [count * each.table.shape[1] for count in each.requested]
             receive = [len(rows) * theirs.width for theirs, rows in each.wanted]
             parts = torch.split(self.ranks.swap(gradient, send, receive) / self.ranks.world_size, receive)
             for (theirs, rows), part in zip(each.wanted, parts, strict=True):

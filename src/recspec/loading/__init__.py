@@ -6,12 +6,6 @@ from recspec.loading.loader import Loader
 from recspec.loading.sampling import NegativeSampler, holds_negatives, item_features, negatives_by_default, sampler_for
 
 __all__ = [
-    "Loader",
-    "NegativeSampler",
-    "Part",
-    "Share",
-    "holds_negatives",
-    "item_features",
-    "negatives_by_default",
+    "Loader", "NegativeSampler", "Part", "Share", "holds_negatives", "item_features", "negatives_by_default",
     "sampler_for",
-]
+]  # fmt: skip

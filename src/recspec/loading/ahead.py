@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,22 +31,19 @@ class Share:
 
 
 def prefetched(source: Generator[_T], depth: int) -> Generator[_T]:
-    """The same items, made by a thread that runs at most `depth` items ahead.
+    """The same items, made by a thread: while one is used, `depth` more are made, and the one after them is begun.
 
-    What the source raises is raised here; when the consumer stops early, the thread ends and is waited for.
+    Errors of the source are raised here. When the consumer stops early, the thread ends before this returns.
     """
-    items: queue.Queue[_T | _End] = queue.Queue(depth)
-    stopped = threading.Event()
-    thread = threading.Thread(target=_produce, args=(source, items, stopped), name="recspec-prefetch", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := items.get(), _End):
-            yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        stopped.set()
-        thread.join()
+    with closing(source):
+        worker = ThreadPoolExecutor(1, "recspec-prefetch")
+        try:
+            items = deque(worker.submit(next, source, None) for _ in range(depth + 1))
+            while (item := items.popleft().result()) is not None:
+                items.append(worker.submit(next, source, None))
+                yield item
+        finally:
+            worker.shutdown(cancel_futures=True)
 
 
 def arriving(batches: Generator[Share], device: torch.device) -> Generator[Share]:
@@ -69,34 +66,3 @@ def arriving(batches: Generator[Share], device: torch.device) -> Generator[Share
             for tensor in share.batch.values():
                 tensor.record_stream(here)  # its memory belongs to the other stream
             yield share
-
-
-@dataclass(frozen=True)
-class _End:
-    """After the last item: what ended the source, if not its own end."""
-
-    error: BaseException | None
-
-
-def _produce(source: Generator[_T], items: queue.Queue[_T | _End], stopped: threading.Event) -> None:
-    error: BaseException | None = None
-    try:
-        for item in source:
-            _put(item, items, stopped)
-            if stopped.is_set():
-                break
-    except BaseException as raised:  # told to the consumer, whatever it is
-        error = raised
-    finally:
-        source.close()
-    _put(_End(error), items, stopped)
-
-
-def _put(item: _T, items: queue.Queue[_T], stopped: threading.Event) -> None:
-    """Wait for room, but not for a consumer that has gone."""
-    while not stopped.is_set():
-        try:
-            items.put(item, timeout=0.05)
-        except queue.Full:
-            continue
-        return

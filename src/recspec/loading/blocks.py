@@ -45,16 +45,11 @@ class WantedRows:
     """The wanted rows of one or several splits: all, those with a positive label, those of a `part`."""
 
     def __init__(
-        self,
-        spec: FeatureSpec,
-        splits: Sequence[str],
-        features: Sequence[str],
-        *,
-        positives_only: bool,
-        part: Part | None,
+        self, spec: FeatureSpec, splits: Sequence[str], features: Sequence[str], positives_only: bool, part: Part | None
     ) -> None:
         self._spec, self._features, self._part = spec, features, part
         self._label = spec.label if positives_only else None
+        self._chooses = positives_only or part is not None
         read = dict.fromkeys((*features, *([spec.label] if positives_only else [])))
         self._readers = [open_split(spec, name, tuple(read)) for name in splits]
 
@@ -65,33 +60,24 @@ class WantedRows:
         return {name: sum(count[name] for count in counts) for name in counts[0]}
 
     def cut(self, rows: int) -> list[Block]:
-        """The blocks of all splits, each with how many of its rows are wanted."""
+        """The blocks of all splits with their numbers of wanted rows: one pass over the label if it decides."""
         blocks = []
         for number, reader in enumerate(self._readers):
-            cuts = reader.blocks(rows).tolist()
-            kept = self._count_kept(number, cuts) if self._chooses else np.diff(cuts)
-            blocks += [
-                Block(number, first, last, int(count))
-                for (first, last), count in zip(pairwise(cuts), kept, strict=True)
-            ]
+            labels = open_split(self._spec, reader.split, [self._label]) if self._label else None
+            for first, last in pairwise(reader.blocks(rows).tolist()):
+                count = last - first
+                if self._chooses:
+                    count = int(self._kept(number, first, last, labels.read(first, last) if labels else {}).sum())
+                blocks.append(Block(number, first, last, count))
         return blocks
-
-    @property
-    def _chooses(self) -> bool:
-        return self._label is not None or self._part is not None
-
-    def _count_kept(self, reader: int, cuts: list[int]) -> NDArray[np.int64]:
-        """Wanted rows of each block: one pass over the label where it decides."""
-        labels = open_split(self._spec, self._readers[reader].split, [self._label]) if self._label else None
-        return np.array(
-            [self._kept(reader, a, b, labels.read(a, b) if labels else {}).sum() for a, b in pairwise(cuts)]
-        )
 
     def _kept(self, reader: int, first: int, last: int, columns: Columns) -> NDArray[np.bool_]:
         """Which rows [first, last) of a split are wanted."""
         keep = np.ones(last - first, dtype=bool)
         if self._label is not None:
-            keep &= _positive(columns, self._label)
+            labels = columns[self._label]
+            assert not isinstance(labels, Ragged)
+            keep &= np.greater(labels, 0)
         if self._part is not None:
             keep &= self._part.mask(reader, first, last)
         return keep
@@ -122,13 +108,6 @@ def grouped(blocks: Sequence[Block], rows: int) -> Iterator[list[Block]]:
 def mixed_seed(*numbers: int) -> int:
     """A seed that differs wherever one of the numbers does."""
     return int(np.random.SeedSequence([number % 2**64 for number in numbers]).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _positive(columns: Columns, label: str) -> NDArray[np.bool_]:
-    values = columns[label]
-    assert not isinstance(values, Ragged)
-    positive: NDArray[np.bool_] = np.greater(values, 0)
-    return positive
 
 
 def _where(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:

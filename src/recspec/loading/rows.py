@@ -2,8 +2,8 @@
 
 All scalars of a row lie side by side, so that choosing rows at random is one `index_select` with one cache miss a row:
 20 million rows/s of 40 columns on one core, against 4 with an array for each column. Lists that are mostly padding, as
-histories are, are held without it, and come as wide as the longest of the batch. A history's lists come equally wide,
-value j of each being event j; lists of equal lengths lie side by side too.
+histories are, are held without it and padded to the longest of the batch. A history's lists come equally wide: value j
+of each belongs to event j. Lists of equal lengths lie side by side too.
 
 Shapes: N rows held; B rows of a batch; W scalar features, or lists of equal lengths; L a list feature's length; T
 values of ragged lists in all; P of those in a batch.
@@ -26,7 +26,7 @@ from recspec.storage import Column, Columns, Ragged
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the features of a row are held: scalars side by side in one matrix a width, lists apart."""
+    """Where the features of a row are held: scalars in one matrix for each width, lists apart."""
 
     words: tuple[str, ...]  # int32 ids, and float32 numbers as their bits
     wide: tuple[str, ...]  # int64 ids
@@ -55,24 +55,24 @@ class Layout:
 
     @property
     def together(self) -> Iterator[tuple[str, ...]]:
-        """The lists, those of one tuple held alike and equally wide in a batch."""
+        """The lists; those of one tuple are held alike and equally wide in a batch."""
         if self.history:
             yield self.history
         yield from ((name,) for name in self.lists if name not in self.history)
 
     def nbytes(self, num_rows: int, num_values: Mapping[str, int]) -> int:
-        """Of so many rows, lists held the smaller way; `num_values` counts what each list feature holds."""
+        """Bytes of so many rows, lists held the smaller way; `num_values` counts the values of each list feature."""
         lists = sum(min(self.bytes_of(names, num_rows, num_values)) for names in self.together)
         return max(1, (4 * len(self.words) + 8 * len(self.wide)) * num_rows + lists)
 
     def bytes_of(self, names: Sequence[str], num_rows: int, num_values: Mapping[str, int]) -> tuple[int, int]:
-        """Of some lists, padded to their length and ragged."""
+        """Bytes of some lists, padded to their length and ragged."""
         sizes = {name: self.dtype(name).itemsize for name in names}
         padded = sum(size * self.lists[name] * num_rows for name, size in sizes.items())
         return padded, sum(8 * num_rows + size * num_values[name] for name, size in sizes.items())
 
     def dtype(self, name: str) -> np.dtype[np.generic]:
-        """Of a list's values."""
+        """The type of a list's values."""
         return np.dtype("float32" if name in self.floats else "int64" if name in self.wide_lists else "int32")
 
 
@@ -81,70 +81,52 @@ def _fits_int32(spec: FeatureSpec, name: str) -> bool:
     return spec.storage_dtype(name).itemsize < 4 if unresolved else spec.num_ids(name) <= 2**31
 
 
+@dataclass(frozen=True)
 class Rows:
     """N rows, from which any can be taken as a batch."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        words: Tensor,
-        wide: Tensor,
-        padded: Mapping[str, Tensor],
-        ragged: Sequence[Sequence[RaggedLists]],
-    ) -> None:
-        self._layout = layout
-        self._words = words  # (N, W) int32
-        self._wide = wide  # (N, wide) int64
-        self._padded = padded  # (N, L) each
-        self._ragged = ragged  # those of one sequence come equally wide
-
-    @staticmethod
-    def allocate(layout: Layout, num_rows: int) -> Filling:
-        """Room for rows that come block by block."""
-        return Filling(layout, num_rows)
+    layout: Layout
+    words: Tensor  # (N, W) int32
+    wide: Tensor  # (N, wide) int64
+    padded: Mapping[str, Tensor]  # (N, L) each
+    ragged: Sequence[Sequence[RaggedLists]]  # those of one sequence come equally wide
 
     @property
     def device(self) -> torch.device:
         """Where the rows are held."""
-        return self._words.device
+        return self.words.device
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        scalars = self._words.nbytes + self._wide.nbytes
-        lists = sum(tensor.nbytes for tensor in self._padded.values())
-        return scalars + lists + sum(held.nbytes for together in self._ragged for held in together)
+        tensors = sum(held.nbytes for held in (self.words, self.wide, *self.padded.values()))
+        return tensors + sum(lists.nbytes for together in self.ragged for lists in together)
 
     def to(self, device: torch.device) -> Rows:
         """The same rows on another device."""
-        padded = {name: held.to(device) for name, held in self._padded.items()}
-        ragged = [[held.to(device) for held in together] for together in self._ragged]
-        return Rows(self._layout, self._words.to(device), self._wide.to(device), padded, ragged)
+        padded = {name: held.to(device) for name, held in self.padded.items()}
+        ragged = [[held.to(device) for held in together] for together in self.ragged]
+        return Rows(self.layout, self.words.to(device), self.wide.to(device), padded, ragged)
 
     def take(self, rows: Tensor | slice, device: torch.device, *, on_host: Tensor | None = None) -> Batch:
         """Some rows, by index or as views of a slice, on `device`; `on_host`: the index without a wait."""
         batch: Batch = {}
-        for matrix, names in ((self._words, self._layout.words), (self._wide, self._layout.wide)):
+        for matrix, names in ((self.words, self.layout.words), (self.wide, self.layout.wide)):
             if names:
-                batch |= self._columns(_moved(_picked(matrix, rows), device), names)
-        for name, held in self._padded.items():
+                picked = _moved(_picked(matrix, rows), device).t()
+                # On a GPU one transposition costs less than a launch for each column that a model makes contiguous; on
+                # a CPU a strided view costs nothing until it is used.
+                columns = picked.contiguous() if picked.is_cuda else picked
+                batch |= zip(names, columns, strict=True)
+        for name, held in self.padded.items():
             batch[name] = _moved(_picked(held, rows), device)
-        for together in self._ragged:
+        for together in self.ragged:
             sizes = [lists.sizes(rows if on_host is None else on_host) for lists in together]
             longest = max(*(most for _, most in sizes), together[0].least_width)
-            width = self._layout.lists if self._layout.fixed_length else longest
+            width = self.layout.lists if self.layout.fixed_length else longest
             for lists, (total, _) in zip(together, sizes, strict=True):
-                for name, values in lists.take(rows, total, width):
-                    moved = _moved(values, device)
-                    batch[name] = moved.view(torch.float32) if name in self._layout.floats else moved
-        return batch
-
-    def _columns(self, picked: Tensor, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        # On a GPU one transposition costs less than a launch for each column that a model makes contiguous; on a CPU
-        # a strided view costs nothing until it is used.
-        columns = picked.t().contiguous() if picked.is_cuda else picked.t()
-        for name, column in zip(names, columns, strict=True):
-            yield name, column.view(torch.float32) if name in self._layout.floats else column
+                batch |= {name: _moved(values, device) for name, values in lists.take(rows, total, width)}
+        return {name: x.view(torch.float32) if name in self.layout.floats else x for name, x in batch.items()}
 
 
 @dataclass(frozen=True)
@@ -153,8 +135,8 @@ class RaggedLists:
 
     values: Mapping[tuple[str, ...], Tensor]  # features of one width -> (T, W) int32 or int64, side by side
     offsets: Tensor  # (N + 1,)
-    least_width: int = 0  # of a batch: 1 where torch's bags of ids take the lists, which know no bag without a place
-    lengths: Tensor | None = None  # (N,) on the host where the rest is not, so that a GPU is not waited for
+    least_width: int = 0  # of a batch: 1 for torch's bags of ids, which need a place
+    lengths: Tensor | None = None  # (N,) on the host if the rest is on a GPU, to avoid waiting for it
 
     @property
     def nbytes(self) -> int:
@@ -167,7 +149,7 @@ class RaggedLists:
         return RaggedLists(values, self.offsets.to(device), self.least_width, self.offsets.diff().to(torch.int32))
 
     def sizes(self, rows: Tensor | slice) -> tuple[int, int]:
-        """Of some rows the values in all, and the most of a row."""
+        """The number of values of some rows together, and the largest number of one row."""
         if self.lengths is not None:
             lengths = _picked(self.lengths, rows)
         else:
@@ -175,9 +157,9 @@ class RaggedLists:
         return int(lengths.sum()), int(lengths.max())
 
     def take(self, rows: Tensor | slice, total: int, width: int | Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-        """Each feature's lists of some rows, (B, width), 0 behind each row's values, of which there are `total`.
+        """Each feature's lists of some rows with `total` values, (B, width), padded with 0.
 
-        Places are computed once for all features, and what is read and written besides zeros is the rows' own values.
+        Places are computed once for all features. Only zeros and the rows' own values are moved.
         """
         starts, stops = _picked(self.offsets[:-1], rows), _picked(self.offsets[1:], rows)
         lengths = stops - starts
@@ -199,7 +181,7 @@ def _picked(matrix: Tensor, rows: Tensor | slice) -> Tensor:
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """On `device`; from pinned memory, so that the copy does not keep the CPU waiting."""
+    """On `device`; copied from pinned memory, so that the CPU does not wait."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
@@ -234,7 +216,7 @@ class Filling:
         self._filled += num_rows
 
     def _ended_by_ids(self, lists: Mapping[str, Ragged]) -> dict[str, Ragged]:
-        """A history's numbers end where its ids do: files whose rows are all of one length hold zeros behind them."""
+        """The lists, a history's numbers cut to its ids: files with rows of one length hold zeros behind them."""
         of_ids = [held.lengths for name, held in lists.items() if name not in self._layout.floats]
         if not of_ids or len(of_ids) == len(lists):
             return dict(lists)
@@ -245,7 +227,7 @@ class Filling:
         }
 
     def finish(self) -> Rows:
-        """The rows, once all have come."""
+        """The rows, after the last block."""
         assert self._filled == len(self._words), "the blocks hold as many rows as their readers said"
         padded: dict[str, Tensor] = {}
         ragged: list[list[RaggedLists]] = []
@@ -257,7 +239,7 @@ class Filling:
         return Rows(self._layout, torch.from_numpy(self._words), torch.from_numpy(self._wide), padded, ragged)
 
     def _is_ragged(self, names: Sequence[str]) -> bool:
-        """Whether some lists take at most half the bytes without their padding."""
+        """Whether some lists take at most half the bytes without padding."""
         counts = {name: sum(len(part.values) for part in self._lists[name]) for name in names}
         padded, ragged = self._layout.bytes_of(names, self._filled, counts)
         return 2 * ragged <= padded
@@ -272,10 +254,10 @@ class Filling:
         return rows
 
     def _side_by_side(self, names: Sequence[str]) -> Iterator[RaggedLists]:
-        """Ragged lists, those together that have equally many values in each row."""
+        """Ragged lists, grouped if they have equally many values in each row."""
         alike: list[tuple[NDArray[np.int64], list[str]]] = []
         for name in names:
-            ends = _offsets(self._lists[name])
+            ends = np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in self._lists[name])]).cumsum()
             found = next((held for offsets, held in alike if np.array_equal(offsets, ends)), None)
             if found is None:
                 alike.append((ends, [name]))
@@ -305,12 +287,6 @@ class Filling:
 def _lists(column: Column) -> Ragged:
     assert isinstance(column, Ragged)
     return column
-
-
-def _offsets(parts: Sequence[Ragged]) -> NDArray[np.int64]:
-    """Where each row begins in the values of all parts, and the end of the last."""
-    lengths = [part.lengths for part in parts]
-    return np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
 
 
 def _cut(lists: Ragged, lengths: NDArray[np.int64]) -> Ragged:

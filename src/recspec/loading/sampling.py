@@ -1,8 +1,8 @@
 """Negatives drawn beside the rows of a batch, on the batch's device.
 
 The draws are a function of (seed, epoch, step) for the global batch, of which each rank keeps its own rows: two ranks
-see the negatives that one would. They are not checked against what a user did unless that is asked for: of uniform
-draws one in 22 is such a positive at ml-1m's density, one in 187 at ml-20m's.
+see the negatives that one would. By default a draw may be an item that the user acted on: of uniform draws one in 22
+is at ml-1m's density, one in 187 at ml-20m's.
 
 Shapes: B rows of a rank's batch; n negatives a row; C rows of the global batch; I items; L a list feature's length.
 """
@@ -10,7 +10,8 @@ Shapes: B rows of a rank's batch; n negatives a row; C rows of the global batch;
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, cast
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,71 +22,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError, unknown
+from recspec.errors import SettingsError
+from recspec.loading.ahead import Share
+from recspec.loading.blocks import mixed_seed
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
-
-Distribution = Literal["uniform", "popularity"]
-DISTRIBUTIONS: tuple[Distribution, ...] = ("uniform", "popularity")
 
 REDRAWS = 8
 """Times a negative that the user acted on is drawn anew; a user who acted on half of all items keeps 1 in 512."""
 
 
-class Rows(Protocol):
-    """A rank's part of a global batch, as the loader gives it."""
-
-    @property
-    def batch(self) -> Batch: ...
-
-    @property
-    def total_rows(self) -> int:
-        """C, rows of the global batch."""
-
-    @property
-    def first_row(self) -> int:
-        """Where this rank's rows begin in the global batch."""
-
-
+@dataclass
 class NegativeSampler:
-    """Adds n rows with other items to each row of a batch.
+    """Adds n rows with other items to each row of a batch."""
 
-    Args:
-        num_negatives: n.
-        num_items: ids are drawn from [first_id, num_items).
-        user: name of the user's id; only rejection reads it.
-        item: name of the item's id.
-        label: name of the label.
-        first_id: 1 where id 0 means unknown.
-        weights: how often an id is drawn in proportion to others (I,); uniformly when not given.
-        positives: sorted keys user * num_items + item; what they hold is drawn anew, up to `REDRAWS` times.
-        item_features: the item's other features by id, (I,) or (I, L).
-        seed: see the module.
-    """
+    num_negatives: int
+    num_items: int
+    _: KW_ONLY
+    user: str
+    item: str
+    label: str
+    first_id: int = 0
+    """Ids are drawn from [first_id, num_items)."""
+    weights: InitVar[Tensor | None] = None
+    """Proportions of the draws (I,); uniform by default."""
+    positives: Tensor | None = None
+    """Sorted keys user * num_items + item; an item that a user acted on is drawn anew, up to `REDRAWS` times."""
+    item_features: Mapping[str, Tensor] = field(default_factory=dict)
+    """The item's other features by id, (I,) or (I, L)."""
+    seed: int = 0
 
-    def __init__(
-        self,
-        num_negatives: int,
-        num_items: int,
-        *,
-        user: str,
-        item: str,
-        label: str,
-        first_id: int = 0,
-        weights: Tensor | None = None,
-        positives: Tensor | None = None,
-        item_features: Mapping[str, Tensor] | None = None,
-        seed: int = 0,
-    ) -> None:
-        if num_items <= first_id:
-            raise SettingsError(f"'{item}' has no item to draw negatives from; set train.negatives=0")
-        self.num_negatives, self.num_items, self.first_id = num_negatives, num_items, first_id
-        self.user, self.item, self.label = user, item, label
-        self.positives, self.seed = None if positives is None else positives.contiguous(), seed
-        self.item_features = dict(item_features or {})
-        self._cumulative = None if weights is None else _cumulative(weights, item)
+    def __post_init__(self, weights: Tensor | None) -> None:
+        if self.num_items <= self.first_id:
+            raise SettingsError(f"'{self.item}' has no item to draw negatives from; set train.negatives=0")
+        self.positives = None if self.positives is None else self.positives.contiguous()
+        self._cumulative = None if weights is None else _cumulative(weights, self.item)
 
-    def __call__(self, share: Rows, *, epoch: int, step: int) -> Batch:
+    def __call__(self, share: Share, *, epoch: int, step: int) -> Batch:
         """The rows of the share, then n blocks of as many rows that differ in the item and have label 0."""
         batch, size = share.batch, num_rows(share.batch)
         mine = slice(share.first_row, share.first_row + size)
@@ -103,7 +76,7 @@ class NegativeSampler:
 
     def _draw(self, total: int, device: torch.device, kind: torch.dtype, *numbers: int) -> Tensor:
         """Item ids (n, C)."""
-        generator = torch.Generator(device).manual_seed(_mixed(self.seed, *numbers))
+        generator = torch.Generator(device).manual_seed(mixed_seed(self.seed, *numbers))
         shape = (self.num_negatives, total)
         if self._cumulative is None:
             return torch.randint(self.first_id, self.num_items, shape, generator=generator, device=device, dtype=kind)
@@ -120,8 +93,8 @@ class NegativeSampler:
     def _extended(self, name: str, tensor: Tensor, items: Tensor, drawn: Tensor) -> Tensor:
         """A feature of the rows, and of the negatives behind them.
 
-        What an item's feature is comes from one place for both. A row's own value, such as the price of that day, would
-        tell the rows from what was drawn. Items without an id keep their row's value: nothing drawn is one of them.
+        Items' features come from one place for both: a row's own value, such as the price of that day, would tell the
+        rows from the negatives. Items without an id keep their row's value, because none of them is drawn.
         """
         if name == self.item:
             return torch.cat([tensor, drawn])
@@ -145,7 +118,7 @@ def _one_below_the_other(above: Tensor, below: Tensor) -> Tensor:
 
 
 def negatives_by_default(spec: FeatureSpec) -> int:
-    """Negatives a row where nobody says how many: 4 where train holds interactions alone, none beside labelled rows."""
+    """Negatives a row by default: 4 where train holds interactions alone, none beside labelled rows."""
     return 4 if spec.has_series and not holds_negatives(spec) else 0
 
 
@@ -159,37 +132,34 @@ def sampler_for(
     num_negatives: int,
     *,
     features: Iterable[str],
-    distribution: str = "uniform",
+    distribution: Literal["uniform", "popularity"] = "uniform",
     power: float = 0.75,
     reject_positives: bool = False,
     splits: Sequence[str] = ("train",),
     seed: int = 0,
     device: torch.device | None = None,
 ) -> NegativeSampler:
-    """The sampler for a dataset: reads from `splits` what the asked-for kind of draw needs, and nothing more.
+    """The sampler for a dataset, on the device of the batches; reads from `splits` only what the draws need.
 
-    Args:
-        spec: the dataset.
-        num_negatives: n for each row.
-        features: what the model reads; the item's features among them are looked up for each drawn item, in the item
-            catalogue where the dataset has one, else in the rows of `splits`.
-        distribution: `uniform`, or `popularity`: in proportion to an item's positive rows to the `power`.
-        power: see `distribution`.
-        reject_positives: whether to draw anew what a user acted on in `splits`.
-        splits: the splits trained on.
-        seed: of the draws.
-        device: where the batches are.
+    Of the `features` that the model reads, those of the item are looked up for drawn items in the item catalogue, or
+    without one in the rows of `splits`. With `popularity`, items are drawn in proportion to their positive rows to the
+    `power`. With `reject_positives`, items that the user acted on in `splits` are drawn anew.
 
     Raises:
-        SettingsError: if there is no such distribution, or no item to draw.
+        SettingsError: if there is no item to draw.
     """
-    if distribution not in DISTRIBUTIONS:
-        raise SettingsError(unknown("distribution", distribution, DISTRIBUTIONS))
     user, item = spec.user_id, spec.item_id
     num_items = spec.num_ids(item)
     others = [name for name in features if name != item and name in spec.role("item")]
-    counts = _popularity(spec, splits, item, num_items) if distribution == "popularity" else None
-    keys = _positive_keys(spec, splits, user, item, num_items) if reject_positives else None
+    weights = keys = None
+    if distribution == "popularity":
+        blocks = _positive_rows(spec, splits, item)
+        counts = sum((np.bincount(items, minlength=num_items) for (items,) in blocks), start=np.zeros(num_items))
+        weights = torch.from_numpy(counts**power * (counts > 0)).to(device)
+    if reject_positives:
+        pairs = _positive_rows(spec, splits, user, item)
+        each = [users.astype(np.int64) * num_items + items for users, items in pairs]  # 8 bytes a pair
+        keys = torch.from_numpy(np.unique(np.concatenate([np.zeros(0, np.int64), *each]))).to(device)
     return NegativeSampler(
         num_negatives,
         num_items,
@@ -197,28 +167,14 @@ def sampler_for(
         item=item,
         label=spec.label,
         first_id=int(spec.reserves_unknown(item)),
-        weights=None if counts is None else torch.from_numpy(counts**power * (counts > 0)).to(device),
-        positives=None if keys is None else torch.from_numpy(keys).to(device),
+        weights=weights,
+        positives=keys,
         item_features={name: table.to(device) for name, table in item_features(spec, splits, others).items()},
         seed=seed,
     )
 
 
 # --- what the draws need to know of the data -------------------------------------------------------------------------
-
-
-def _popularity(spec: FeatureSpec, splits: Sequence[str], item: str, num_items: int) -> NDArray[np.float64]:
-    """Positive rows of each item (I,)."""
-    counts = np.zeros(num_items)
-    for (items,) in _positive_rows(spec, splits, item):
-        counts += np.bincount(items, minlength=num_items)
-    return counts
-
-
-def _positive_keys(spec: FeatureSpec, splits: Sequence[str], user: str, item: str, num_items: int) -> NDArray[np.int64]:
-    """Sorted keys of the pairs in positive rows; 8 bytes a pair."""
-    keys = [users.astype(np.int64) * num_items + items for users, items in _positive_rows(spec, splits, user, item)]
-    return np.unique(np.concatenate(keys)) if keys else np.zeros(0, np.int64)
 
 
 def _positive_rows(spec: FeatureSpec, splits: Sequence[str], *names: str) -> Iterator[tuple[NDArray[np.integer], ...]]:
@@ -280,8 +236,3 @@ def _cumulative(weights: Tensor, item: str) -> Tensor:
     if not total[-1] > 0:
         raise SettingsError(f"no '{item}' has a positive row to draw by popularity; use negative_distribution=uniform")
     return total / total[-1]
-
-
-def _mixed(*numbers: int) -> int:
-    """A generator's seed that differs in every bit for neighbouring numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,28 +1,16 @@
 """Training: settings, plan, loop, checkpoints, optimizers and the search for settings."""
 
-from recspec.training.choice import Choice
+from recspec.training.choices import Choice
 from recspec.training.loop import TrainingRun, plan_run, train
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
 from recspec.training.result import Result
 from recspec.training.search_space import default_space, describe, parse_space
 from recspec.training.settings import TrainSettings
-from recspec.training.trials import Found
+from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Choice",
-    "Found",
-    "Result",
-    "TrainSettings",
-    "TrainingPlan",
-    "TrainingRun",
-    "Tuning",
-    "arithmetic",
-    "default_space",
-    "describe",
-    "make_plan",
-    "parse_space",
-    "plan_run",
-    "train",
-]
+    "Choice", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning", "arithmetic",
+    "default_space", "describe", "make_plan", "parse_space", "plan_run", "train",
+]  # fmt: skip

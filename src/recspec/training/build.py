@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from recspec.distributed import Ranks, Shards, build
+from recspec.distributed import Ranks, Shards, build, stores_of
 from recspec.loading import NegativeSampler, sampler_for
-from recspec.models import MODELS, Model
-from recspec.nn import Embeddings
+from recspec.models import Model
 from recspec.training.optimizers import Optimizers
 from recspec.training.outline import make_optimizers, without_frozen
 from recspec.training.plan import TrainingPlan
@@ -30,20 +28,16 @@ class Built:
 def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
     """The model with its first weights."""
     torch.manual_seed(plan.settings.seed)
-    model, shards = build(partial(MODELS[plan.model], plan.spec, plan.model_settings), ranks, plan.placement)
+    model, shards = build(plan.make, ranks, plan.placement)
     optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
     backend = plan.embedding_backend.value
     optimizers.use_backend(backend)
-    for prefix, module in model.named_modules():
-        if not isinstance(module, Embeddings):
-            continue
+    for name, module, key, _ in stores_of(model):
         module.backend = backend
-        for key in module.stores:
-            name = f"{prefix}.stores.{key}"
-            if name in plan.fused_updates:
-                module.updates[key] = optimizers.fused_update(name)
-            if name in plan.sparse_gradients.value:
-                module.sparse.add(key)
+        if name in plan.fused_updates:
+            module.updates[key] = optimizers.fused_update(name)
+        if name in plan.sparse_gradients.value:
+            module.sparse.add(key)
     return Built(plan, ranks, model, shards, optimizers)
 
 

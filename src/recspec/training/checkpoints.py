@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from recspec.bundle import Checkpoint, checkpoint
@@ -17,7 +17,6 @@ from recspec.distributed import PlacementSettings
 from recspec.errors import CheckpointError, listed
 from recspec.training.build import Built
 from recspec.training.plan import TrainingPlan
-from recspec.training.progress import PROGRESS, Progress
 from recspec.training.run_folder import BEST, CHECKPOINTS
 from recspec.training.settings import TrainSettings
 from recspec.training.weight_average import WeightAverage
@@ -28,7 +27,31 @@ MAY_CHANGE = frozenset(
         "threads", *PlacementSettings.model_fields,
     }
 )  # fmt: skip
-"""Settings that a continued run may have otherwise."""
+"""Settings that a continued run may change."""
+
+
+@dataclass
+class Progress:
+    """The counters and the best evaluation of a run; a checkpoint's header holds them."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    best_epoch: float = 0.0
+    best_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    stale: int = 0
+    stopped: str = ""
+
+    @property
+    def samples_per_second(self) -> float:
+        """The speed of the whole run so far."""
+        return self.samples / max(self.seconds, 1e-9)
+
+
+PROGRESS = TypeAdapter(Progress)
 
 
 class RunCheckpoints:
@@ -38,32 +61,19 @@ class RunCheckpoints:
         self.plan, self.folder, self.ranks = built.plan, folder / CHECKPOINTS, built.ranks
         self.model, self.shards, self.optimizers = built.model, built.shards, built.optimizers
         self.scaler, self.average = scaler, average
-
-    @property
-    def best(self) -> Path:
+        self.best = self.folder / BEST
         """The file of the best evaluation's weights."""
-        return self.folder / BEST
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint on the first rank and delete the oldest ones."""
-        whole, settings = self.shards.whole, self.plan.settings
+        whole = self.shards.whole
         average = whole(self.average.tensors) if self.average is not None else {}
-        tensors = whole(self.model.state_dict()), whole(self.optimizers.tensors())
-        if not self.ranks.is_first:
-            checkpoint.take_part(Checkpoint(*tensors, {}, average).tensors)
-            return
-        state = {
-            "progress": asdict(progress),
-            "model": self.plan.model,
-            "model_settings": self.plan.model_settings.model_dump(mode="json"),
-            "train": settings.model_dump(mode="json"),
-            "spec": self.plan.spec.content_hash(),
-            "loader": self.plan.loader.mode,
-            "precision": self.plan.precision.value,
-            "scaler": self.scaler.state_dict(),
-        }
-        whole_run = Checkpoint(*tensors, state, average)
-        checkpoint.save(self.folder, whole_run, step=progress.step, keep=settings.keep_checkpoints)
+        state = {**identity(self.plan), "progress": asdict(progress), "scaler": self.scaler.state_dict()}
+        run = Checkpoint(whole(self.model.state_dict()), whole(self.optimizers.tensors()), state, average)
+        if self.ranks.is_first:
+            checkpoint.save(self.folder, run, step=progress.step, keep=self.plan.settings.keep_checkpoints)
+        else:
+            checkpoint.take_part(run.tensors)
 
     def save_best(self, epoch: int) -> None:
         """Write the model's weights as those of the best evaluation."""
@@ -74,16 +84,16 @@ class RunCheckpoints:
             checkpoint.take_part(whole)
 
     def restore(self) -> tuple[Progress, Sequence[str]]:
-        """Continue from the newest whole checkpoint, which every rank reads; returns notes for the log too.
-
-        Raises:
-            CheckpointError: if there is none, it is damaged, or it belongs to another run.
-        """
+        """Continue from the newest whole checkpoint, which every rank reads; returns notes for the log too."""
         saved, notes = checkpoint.load_latest(self.folder, self.shards.held)
         progress = progress_of(saved)
         self._check_same_step(progress.step)
         check_same_run(self.plan, saved)
-        self._check_not_done(saved, progress.epoch)
+        if progress.epoch > self.plan.settings.epochs:
+            raise CheckpointError(
+                f"{saved.path}: the run has {progress.epoch} epochs behind it, and train.epochs is "
+                f"{self.plan.settings.epochs}; ask for {progress.epoch} or more, or start another run without --resume"
+            )
         try:
             bad = [name for name, each in saved.weights.items() if not bool(cast(Tensor, each).isfinite().all())]
             if bad:
@@ -107,76 +117,56 @@ class RunCheckpoints:
                 "same files"
             )
 
-    def _check_not_done(self, saved: Checkpoint, done: int) -> None:
-        """Refuse fewer epochs than the run has completed."""
-        asked = self.plan.settings.epochs
-        if done > asked:
-            raise CheckpointError(
-                f"{saved.path}: the run has {done} epochs behind it, and train.epochs is {asked}; "
-                f"ask for {done} or more, or start another run without --resume"
-            )
-
 
 def progress_of(saved: Checkpoint) -> Progress:
-    """How far the run of a checkpoint was.
-
-    Raises:
-        CheckpointError: if that part of the checkpoint is damaged.
-    """
+    """How far the run of a checkpoint was."""
     try:
         return PROGRESS.validate_python(saved.state.get("progress"))
     except ValidationError as error:
         raise CheckpointError(f"{saved.path}: damaged: {error}") from None
 
 
+def identity(plan: TrainingPlan) -> dict[str, object]:
+    """What distinguishes a run from another, as JSON values."""
+    return {
+        "model": plan.model,
+        "model_settings": plan.model_settings.model_dump(mode="json"),
+        "train": plan.settings.model_dump(mode="json"),
+        "spec": plan.spec.content_hash(),
+        "loader": plan.loader.mode,
+        "precision": plan.precision.value,
+    }
+
+
 def check_same_run(plan: TrainingPlan, saved: Checkpoint) -> None:
-    """Refuse to continue another run: its weights would train on under settings that it never had.
-
-    Raises:
-        CheckpointError: naming every difference.
-    """
-    settings, state = plan.settings, saved.state
-    may_change = set(MAY_CHANGE)
-    if all(each.schedule in ("constant", "step") for each in (settings, *settings.part_settings.values())):
-        may_change.add("epochs")
+    """Refuse to continue another run: its weights would train on under settings that it never had."""
+    may_change = {f"train.{name}" for name in MAY_CHANGE}
+    if all(each.schedule in ("constant", "step") for each in (plan.settings, *plan.settings.part_settings.values())):
+        may_change.add("train.epochs")
     for name in ("model_settings", "train"):
-        if not isinstance(state.get(name, {}), dict):
-            raise CheckpointError(f"{saved.path}: damaged: its '{name}' is {state[name]!r}; expected settings")
-
-    def described(
-        run: Mapping[str, object], own: Mapping[str, object], train: Mapping[str, object]
-    ) -> dict[str, object]:
-        return {
-            "model": run.get("model"),
-            "the dataset's features": run.get("spec"),
-            "loader mode (train.memory_budget)": run.get("loader"),
-            "precision": run.get("precision"),
-            **{f"settings.{name}": value for name, value in own.items()},
-            **{f"train.{name}": value for name, value in train.items()},
-        }
-
-    now = described(
-        {
-            "model": plan.model,
-            "spec": plan.spec.content_hash(),
-            "loader": plan.loader.mode,
-            "precision": plan.precision.value,
-        },
-        plan.model_settings.model_dump(mode="json"),
-        settings.model_dump(mode="json"),
-    )
-    then = described(
-        state,
-        cast(dict[str, object], state.get("model_settings", {})),
-        TrainSettings.renamed(cast(dict[str, object], state.get("train", {}))),
-    )
+        if not isinstance(saved.state.get(name, {}), dict):
+            raise CheckpointError(f"{saved.path}: damaged: its '{name}' is {saved.state[name]!r}; expected settings")
+    now, then = _described(identity(plan)), _described(saved.state)
     problems = [
         f"{name} is {now.get(name)!r}, but the run was started with {then.get(name)!r}"
         for name in {**now, **then}
-        if now.get(name) != then.get(name) and name.removeprefix("train.") not in may_change
+        if now.get(name) != then.get(name) and name not in may_change
     ]
     if problems:
         raise CheckpointError.of(
             f"{saved.path}: this is another run; --resume continues the same one, with the same --recipe and --set",
             problems,
         )
+
+
+def _described(run: Mapping[str, object]) -> dict[str, object]:
+    """Each part of a run's identity under the name that a user knows."""
+    own, train = (cast(dict[str, object], run.get(name, {})) for name in ("model_settings", "train"))
+    return {
+        "model": run.get("model"),
+        "the dataset's features": run.get("spec"),
+        "loader mode (train.memory_budget)": run.get("loader"),
+        "precision": run.get("precision"),
+        **{f"settings.{name}": value for name, value in own.items()},
+        **{f"train.{name}": value for name, value in TrainSettings.renamed(train).items()},
+    }

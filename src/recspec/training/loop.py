@@ -1,8 +1,8 @@
 """The training loop of every model.
 
-A step takes a batch of rows with the negatives drawn for them, the model's own loss in the chosen precision, gradients
-averaged over micro-batches and ranks, and one optimizer step at the schedule's learning rate. Every draw is a function
-of (seed, epoch, step). A killed run therefore continues to the same weights, bit for bit on a CPU.
+A step takes a batch of rows with drawn negatives, the model's own loss in the chosen precision, gradients averaged over
+micro-batches and ranks, and one optimizer step at the schedule's learning rate. Every draw is a function of (seed,
+epoch, step), so a killed run continues to the same weights, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -20,21 +20,21 @@ from recspec import config
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, TrainingError
 from recspec.files import confine, local, locked_inside
-from recspec.loading import Share
 from recspec.spec import FeatureSpec
 from recspec.training import run_folder
-from recspec.training.agreement import Agreement
 from recspec.training.build import build_model, make_sampler
-from recspec.training.checkpoints import RunCheckpoints
+from recspec.training.checkpoints import Progress, RunCheckpoints
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
-from recspec.training.progress import Progress
 from recspec.training.result import Result, write_bundle
-from recspec.training.run_log import Event, RunLog
+from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import TrainingStep
 from recspec.training.validation import Validation
 from recspec.training.weight_average import WeightAverage
+
+AGREEING = 2.0
+"""Seconds between agreements of ranks; torchrun gives processes that it stops half a minute."""
 
 
 def train(
@@ -69,10 +69,8 @@ def train(
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
         with _threads(plan.threads.value):
             training = TrainingRun(plan, run, ranks, on_event, stop_requested)
-            try:
+            with closing(training.log):
                 return training.train(resume)
-            finally:
-                training.log.close()
 
 
 def plan_run(
@@ -123,9 +121,8 @@ class TrainingRun:
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
         self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
-        self.log = RunLog(folder, on_event, is_first=ranks.is_first, tensorboard=self.settings.tensorboard)
-        self.progress = Progress()
-        self.last_loss = torch.zeros(())
+        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard)
+        self.progress, self.last_loss = Progress(), torch.zeros(())
 
     def train(self, resume: bool) -> Result:
         """Run from the first step, or from the newest checkpoint, to the bundle."""
@@ -138,7 +135,8 @@ class TrainingRun:
         if self.ranks.is_first:
             run_folder.sign(self.folder)
         self.ranks.barrier()
-        self.log.open()
+        if self.ranks.is_first:
+            self.log.open()
         for note in notes:
             self.log.write("note", message=note)
         self.log.write("start", **self.plan.described(), resumed_at_step=self.progress.step)
@@ -156,42 +154,33 @@ class TrainingRun:
                     state.seconds = time.monotonic() - started
                     self._after_step(loss)
                 state.epoch, state.batch = state.epoch + 1, 0
-                seconds = time.monotonic() - epoch_started
-                self._finish_epoch(
-                    train_loss=self._finite(loss_sum / max(1, state.samples - epoch_samples)),
-                    samples_per_second=(state.samples - epoch_samples) / max(seconds, 1e-9),
-                    seconds=seconds,
-                )
+                seconds, samples = time.monotonic() - epoch_started, state.samples - epoch_samples
+                train_loss, speed = self._finite(loss_sum / max(1, samples)), samples / max(seconds, 1e-9)
+                self._finish_epoch(train_loss=train_loss, samples_per_second=speed, seconds=seconds)
                 state.seconds = time.monotonic() - started
                 self._save()
         return self._finish()
 
     def epoch(self) -> Iterator[Tensor]:
-        """Every step of the current epoch from the current batch; yields each step's loss, still on the device."""
+        """Every step of the current epoch from the current batch.
+
+        Yields the mean loss of each step over the rows of all ranks, still on the device.
+        """
         self.model.train()
-        state = self.progress
+        state, plan, epochs = self.progress, self.plan, self.settings.epochs
         for share in self.loader.batches(epoch=state.epoch, start=state.batch):
-            self.optimizers.set_learning_rates(
-                state.step, steps_per_epoch=self.plan.steps_per_epoch, epochs=self.settings.epochs
-            )
-            loss = self._take_step(share)
+            self.optimizers.set_learning_rates(state.step, steps_per_epoch=plan.steps_per_epoch, epochs=epochs)
+            # The generator starts anew for each step, so that dropout is the same after a resume.
+            torch.manual_seed(_mix(self.settings.seed, state.step, self.ranks.rank))
+            draw = self.sampler
+            batch = share.batch if draw is None else draw(share, epoch=state.epoch, step=state.step)
+            loss = self.step(batch, share.num_rows, share.total_rows)
+            if self.average is not None:
+                self.average.update(state.step)
             state.step += 1
             state.batch += 1
-            state.samples += share.total_rows * self.plan.samples_per_row
+            state.samples += share.total_rows * plan.samples_per_row
             yield loss
-
-    def _take_step(self, share: Share) -> Tensor:
-        """One step on this rank's share of a batch; returns the mean loss over the rows of all ranks."""
-        state = self.progress
-        # The generator starts anew for each step, so that dropout is the same after a resume.
-        torch.manual_seed(_mix(self.settings.seed, state.step, self.ranks.rank))
-        batch = share.batch
-        if self.sampler is not None:
-            batch = self.sampler(share, epoch=state.epoch, step=state.step)
-        loss = self.step(batch, share.num_rows, share.total_rows)
-        if self.average is not None:
-            self.average.update(state.step)
-        return loss
 
     def _after_step(self, loss: Tensor) -> None:
         """Log, checkpoint and stop when it is time. Reads the loss only then, so that a GPU is not kept waiting."""
@@ -214,16 +203,11 @@ class TrainingRun:
         if stop:
             self.ranks.barrier()  # torchrun ends the others once one has ended, and the first is still writing
             self.log.write("interrupted", step=state.step)
-            raise Interrupted(
-                f"stopped at step {state.step} as asked; nothing is lost: the same command with --resume continues"
-            )
+            done = f"stopped at step {state.step} as asked"
+            raise Interrupted(f"{done}; nothing is lost: the same command with --resume continues")
 
     def _finite(self, loss: Tensor) -> float:
-        """The mean loss over all ranks.
-
-        Raises:
-            TrainingError: if it is not a number; the checkpoints written so far are whole.
-        """
+        """The mean loss over all ranks, which must be a number; the checkpoints written so far are whole."""
         value = float(self.ranks.sum(loss.detach()).item())
         if not math.isfinite(value):
             raise TrainingError(
@@ -235,7 +219,7 @@ class TrainingRun:
 
     def _save(self) -> None:
         """Write a checkpoint, unless the loss is no longer a number."""
-        self.agreement.saved()
+        self.agreement.saved_at = time.monotonic()
         self._finite(self.last_loss)
         self.checkpoints.save(self.progress)
 
@@ -286,6 +270,35 @@ class TrainingRun:
     def _averaged(self) -> AbstractContextManager[None]:
         """The model with the weights that are evaluated and saved."""
         return self.average.in_place() if self.average is not None else nullcontext()
+
+
+class Agreement:
+    """The moments at which ranks agree: whether any was asked to stop, and whether a checkpoint is due."""
+
+    def __init__(self, ranks: Ranks, checkpoint_minutes: float, stop_requested: Callable[[], bool]) -> None:
+        self.ranks, self.checkpoint_minutes, self.stop_requested = ranks, checkpoint_minutes, stop_requested
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Measure time and steps from here."""
+        self.saved_at = self.agreed_at = time.monotonic()
+        self.agreed_step = self.agree_at = step
+
+    def after(self, step: int) -> tuple[bool, bool]:
+        """Whether to stop after this step, and whether to write a checkpoint; the same on all ranks.
+
+        Several ranks ask each other every `AGREEING` seconds or so, at a step that all of them know.
+        """
+        stop, due = False, self.checkpoint_minutes == 0
+        if self.ranks.world_size == 1 or step >= self.agree_at:  # agreeing costs a message
+            now = time.monotonic()
+            steps = round((step - self.agreed_step) * AGREEING / max(1e-3, now - self.agreed_at))
+            late = now - self.saved_at >= 60 * self.checkpoint_minutes
+            asked = self.ranks.sum(torch.tensor([self.stop_requested(), late, steps], dtype=torch.int64))
+            self.agreed_at, self.agreed_step = time.monotonic(), step
+            self.agree_at = step + max(1, int(asked[2]) // self.ranks.world_size)
+            stop, due = bool(asked[0]), due or bool(asked[1])
+        return stop, stop or due
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

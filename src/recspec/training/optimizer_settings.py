@@ -1,14 +1,16 @@
-"""Settings of an optimizer."""
+"""Settings of an optimizer, with what follows from them: its state, its updates, its learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from recspec import config
-from recspec.training.schedules import Schedule
+
+Schedule = Literal["constant", "linear", "polynomial", "step"]
 
 
 class OptimizerSettings(config.Settings):
@@ -31,9 +33,7 @@ class OptimizerSettings(config.Settings):
     weight_decay: float = Field(0.0, ge=0, description="weight decay; decoupled in AdamW, else added to the gradient")
     rho: float = Field(0.9, ge=0, lt=1, description="decay rate of RMSprop's mean square")
     initial_accumulator: float | None = Field(
-        None,
-        ge=0,
-        description="initial sum of squares of Adagrad and FTRL; by default 0 for Adagrad, 0.1 for FTRL",
+        None, ge=0, description="initial sum of squares of Adagrad and FTRL; by default 0 for Adagrad, 0.1 for FTRL"
     )
     l1: float = Field(0.0, ge=0, description="L1 regularisation of FTRL: adds l1 |w| to the loss")
     l2: float = Field(0.0, ge=0, description="L2 regularisation of FTRL: adds l2 w^2 to the loss")
@@ -80,6 +80,25 @@ READ_BY: Mapping[str, frozenset[str]] = {
 }
 """Settings that only some optimizers read, and those optimizers."""
 
+_ADAM = {"step": "number", "exp_avg": "weight", "exp_avg_sq": "weight"}
+KEPT: Mapping[str, Mapping[str, str]] = {
+    "adam": _ADAM,
+    "adamw": _ADAM,
+    "sgd": {"momentum_buffer": "weight"},
+    "adagrad": {"step": "number", "sum": "weight"},
+    "rmsprop": {"step": "count", "square": "weight", "velocity": "weight", "row_step": "row"},
+    "ftrl": {"accumulator": "weight", "linear": "weight"},
+    "rowwise_adagrad": {"sum": "column"},
+}
+"""Each optimizer's state of a parameter: shaped as the weight, its rows or a column of them, or a number or a count."""
+
+
+def numbers_beside(settings: OptimizerSettings, width: int) -> float:
+    """Numbers of optimizer state for each weight of a table of that width."""
+    kept = KEPT[settings.optimizer].items()
+    kinds = [kind for name, kind in kept if settings.momentum or name not in ("momentum_buffer", "velocity")]
+    return kinds.count("weight") + (kinds.count("row") + kinds.count("column")) / width
+
 
 def updates_rows_exactly(settings: OptimizerSettings) -> bool:
     """Whether a sparse gradient gives the same table as the whole gradient."""
@@ -90,15 +109,49 @@ def updates_rows_exactly(settings: OptimizerSettings) -> bool:
     return settings.optimizer in ("sgd", "adagrad", "rowwise_adagrad", "rmsprop")
 
 
-def numbers_beside(settings: OptimizerSettings, width: int) -> float:
-    """Numbers of optimizer state for each weight of a table of that width."""
-    kept = {
-        "adam": 2.0,
-        "adamw": 2.0,
-        "sgd": float(settings.momentum > 0),
-        "adagrad": 1.0,
-        "rmsprop": 1.0 + (settings.momentum > 0) + 1 / width,
-        "ftrl": 2.0,
-        "rowwise_adagrad": 1 / width,
-    }
-    return kept[settings.optimizer]
+def moves_every_row(settings: OptimizerSettings) -> str | None:
+    """The setting, if any, that makes the optimizer move rows without a gradient."""
+    if settings.optimizer == "adamw":
+        return "optimizer 'adamw'"
+    if settings.momentum and settings.optimizer in READ_BY["momentum"]:
+        return f"momentum {settings.momentum:g}"
+    return f"weight_decay {settings.weight_decay:g}" if settings.weight_decay else None
+
+
+def learning_rate_factor(settings: OptimizerSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
+    """The factor of the learning rate at step number `step`; 0 is the first.
+
+    Warm-up and decay multiply each other, so a schedule may decay during warm-up. A decay starts at the end of the
+    warm-up if `decay_start` is earlier.
+    """
+    total, warmup = max(1, epochs * steps_per_epoch), round(settings.warmup_epochs * steps_per_epoch)
+    start, stop = max(warmup, round(settings.decay_start * total)), round(settings.decay_end * total)
+    match settings.schedule:
+        case "constant":
+            factor = 1.0
+        case "linear":
+            factor = polynomial_decay(step, start=start, stop=stop, power=1.0)
+        case "polynomial":
+            factor = polynomial_decay(step, start=start, stop=stop, power=settings.decay_power)
+        case "step":
+            at = [round(epoch * steps_per_epoch) for epoch in settings.step_epochs]
+            factor = step_decay(step, at=at, factors=settings.step_factors)
+    return warm_up(step, steps=warmup) * factor
+
+
+def warm_up(step: int, *, steps: int) -> float:
+    """Linear climb: 1 / steps at the first step, 1 from step `steps - 1` on. Without a warm-up, always 1."""
+    return min(1.0, (step + 1) / steps) if steps > 0 else 1.0
+
+
+def polynomial_decay(step: int, *, start: int, stop: int, power: float) -> float:
+    """1 up to step `start`, then ((stop - step) / (stop - start)) ** power, and 0 from `stop` on."""
+    if step <= start:
+        return 1.0
+    return float((max(0, stop - step) / (stop - start)) ** power) if stop > start else 0.0
+
+
+def step_decay(step: int, *, at: Sequence[int], factors: Sequence[float]) -> float:
+    """The product of the factors of the entries of `at` that the run has reached; a single factor serves them all."""
+    each = factors if len(factors) > 1 else [*factors] * len(at)
+    return math.prod(factor for reached, factor in zip(at, each, strict=True) if step >= reached)

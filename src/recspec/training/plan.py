@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from functools import partial
 
 import torch
 
@@ -13,33 +13,14 @@ from recspec import __version__, config, machine
 from recspec.distributed import Placement, Ranks
 from recspec.errors import SettingsError, unknown
 from recspec.loading import Loader
-from recspec.models import MODELS
-from recspec.nn import kernels
+from recspec.models import MODELS, Model
+from recspec.nn import RowsHeld, kernels
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
-from recspec.training.choice import Choice
-from recspec.training.data_choices import (
-    check_splits,
-    open_rows,
-    pick_batch_size,
-    pick_metric,
-    pick_negatives,
-    pick_valid,
-    unread,
-)
-from recspec.training.notes import notes_of
+from recspec.training import choices
+from recspec.training.choices import Choice, CompileMode
 from recspec.training.outline import Outline
-from recspec.training.precision import pick_precision
 from recspec.training.settings import TrainSettings
-from recspec.training.table_choices import (
-    describe_placement,
-    pick_embedding_backend,
-    pick_sparse_gradients,
-    place_tables,
-)
-
-CompileMode = Literal["none", "default", "reduce-overhead"]
-"""A mode of `torch.compile`, or none; `reduce-overhead` replays CUDA graphs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +32,8 @@ class TrainingPlan:
     settings: TrainSettings
     """The settings with the batch size filled in."""
     model_settings: config.Settings
+    make: Callable[[RowsHeld | None], Model] = field(repr=False, compare=False)
+    """Builds the model, with the rows of its tables that a rank holds."""
     batch_size: Choice[int]
     precision: Choice[str]
     threads: Choice[int]
@@ -142,15 +125,7 @@ def make_plan(
     *,
     batch_size_so_far: int | None = None,
 ) -> TrainingPlan:
-    """Make every choice of a run.
-
-    Args:
-        model_name: a name in `MODELS`.
-        spec: the prepared dataset.
-        settings: of training.
-        model_settings: of the model.
-        ranks: the processes and their device.
-        batch_size_so_far: of the run that continues, if the settings give none.
+    """Make every choice of a run; `batch_size_so_far` is that of the run that continues.
 
     Raises:
         SpecError: if the dataset lacks a role that the model needs, or a split.
@@ -159,82 +134,55 @@ def make_plan(
     """
     if model_name not in MODELS:
         raise SettingsError(unknown("model", model_name, MODELS))
-    precision = Choice(*pick_precision(settings.precision, ranks.device, steady=MODELS[model_name].steady_shapes))
-    check_splits(spec, settings.train_splits)
+    device = ranks.device
+    precision = choices.pick_precision(settings.precision, device, steady=MODELS[model_name].steady_shapes)
+    choices.check_splits(spec, settings.train_splits)
     companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
-    valid = pick_valid(spec, settings)
-    outline = Outline(model_name, spec, model_settings, settings, ranks.device)
-    placement = place_tables(outline, settings, ranks, precision.value)
+    valid = choices.pick_valid(spec, settings)
+    make = partial(MODELS[model_name], spec, model_settings)
+    outline = Outline(make, settings, device)
+    placement = choices.place_tables(outline, settings, ranks, precision.value)
     divided = placement.plan.stores
-    negatives = pick_negatives(spec, settings)
-    compiles = pick_compile(settings, ranks, whole_gradients=True).value != "none"
-    loader = open_rows(
+    negatives = choices.pick_negatives(spec, settings)
+    compiles = choices.pick_compile(settings, ranks, whole_gradients=True).value != "none"
+    loader = choices.open_rows(
         spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles
     )
     samples = 1 + negatives.value
-    batch_size = Choice(*pick_batch_size(settings.batch_size, loader.num_rows * samples, ranks.device))
-    if batch_size_so_far is not None and settings.batch_size is None:
-        batch_size = Choice(batch_size_so_far, "as when the run began")
-    backend, fused = pick_embedding_backend(outline, settings, ranks, divided, compiles)
-    sparse = pick_sparse_gradients(
+    batch_size = choices.pick_batch_size(settings.batch_size, batch_size_so_far, loader.num_rows * samples, device)
+    backend, fused = choices.pick_embedding_backend(outline, settings, ranks, divided, compiles)
+    sparse = choices.pick_sparse_gradients(
         outline, settings, ranks, rows_per_step=batch_size.value, divided=divided, fused=fused, compiles=compiles
     )
     threads = machine.pick_threads(
-        settings.threads,
-        torch.get_num_threads(),
-        os.environ,
-        machine.cores_at_once(),
-        processes=ranks.local_world_size,
+        settings.threads, torch.get_num_threads(), os.environ, machine.cores_at_once(), processes=ranks.local_world_size
     )
+    form = "as train.optimizer and train.parts say, in the form for this device"
     return TrainingPlan(
         model=model_name,
         spec=spec,
         settings=settings.model_copy(update={"batch_size": batch_size.value}),
         model_settings=model_settings,
+        make=make,
         batch_size=batch_size,
         precision=precision,
         threads=Choice(*threads),
         freed_memory=Choice(*machine.freed_memory()),
-        optimizer=Choice(
-            outline.optimizers.described, "as train.optimizer and train.parts say, in the form for this device"
-        ),
+        optimizer=Choice(outline.optimizers.described, form),
         negatives=negatives,
         rows=Choice(loader.held, f"train.memory_budget is {settings.memory_budget}"),
         valid=valid,
-        metric=pick_metric(spec, settings),
-        tables=describe_placement(placement, ranks),
+        metric=choices.pick_metric(spec, settings),
+        tables=choices.describe_placement(placement, ranks),
         embedding_backend=backend,
         sparse_gradients=sparse,
-        compile=pick_compile(settings, ranks, whole_gradients=not (divided or sparse.value)),
+        compile=choices.pick_compile(settings, ranks, whole_gradients=not (divided or sparse.value)),
         placement=placement,
         fused_updates=fused,
         loader=loader.resized(max(1, batch_size.value // samples)),
         sizes=outline.sizes(settings.frozen),
-        not_read=unread(outline.model, spec),
-        notes=tuple(notes_of(outline.model, spec, settings, ranks)),
-        device=ranks.device,
+        not_read=choices.unread(outline.model, spec),
+        notes=tuple(choices.notes_of(outline.model, spec, settings, ranks)),
+        device=device,
         world_size=ranks.world_size,
     )
-
-
-def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool) -> Choice[CompileMode]:
-    """How the step is compiled; CUDA graphs need one GPU and steps that are alike.
-
-    Args:
-        settings: of training.
-        ranks: the processes and their device.
-        whole_gradients: whether no table has sparse gradients or fetched rows.
-    """
-    on_gpu = ranks.device.type == "cuda"
-    if settings.compile is False or (settings.compile == "auto" and not on_gpu):
-        return Choice("none", "pays on a GPU, and costs a minute at the start" if on_gpu else "does not pay on a CPU")
-    obstacles = {
-        f"the run is on {ranks.device.type}": not on_gpu,
-        f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,
-        f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
-        "some tables have sparse gradients, or their rows are fetched": not whole_gradients,
-    }
-    why_not = next((why for why, is_so in obstacles.items() if is_so), None)
-    if why_not is not None:
-        return Choice("default", f"as asked; no CUDA graphs: {why_not}")
-    return Choice("reduce-overhead", "as asked; full batches have one shape and run as CUDA graphs")

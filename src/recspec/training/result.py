@@ -13,7 +13,7 @@ from recspec.bundle import folder as bundle
 from recspec.evaluation import id_feature, positives
 from recspec.spec import FeatureSpec
 from recspec.training.build import Built
-from recspec.training.progress import Progress
+from recspec.training.checkpoints import Progress
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,26 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path) -> 
     use_best = plan.settings.keep_best and progress.best is not None
     epoch = progress.best_epoch if use_best else progress.epoch
     stopped = progress.stopped or "epochs"
+    trained = {
+        "epoch": epoch,
+        "epochs": progress.epoch,
+        "steps": progress.step,
+        "samples": progress.samples,
+        "seconds": round(progress.seconds, 3),
+        "samples_per_second": round(progress.samples_per_second),
+        "splits": list(plan.settings.train_splits),
+        "stopped": stopped,
+        "precision": plan.precision.value,
+        "device": str(ranks.device),
+        "world_size": ranks.world_size,
+        "torch": torch.__version__,
+        "valid_metric": plan.metric.value if progress.best is not None else None,
+    }
     card = Card(
         model=plan.model,
         settings=plan.model_settings.model_dump(mode="json"),
         train=plan.settings.model_dump(mode="json"),
-        trained={
-            "epoch": epoch,
-            "epochs": progress.epoch,
-            "steps": progress.step,
-            "samples": progress.samples,
-            "seconds": round(progress.seconds, 3),
-            "samples_per_second": round(progress.samples_per_second),
-            "splits": list(plan.settings.train_splits),
-            "stopped": stopped,
-            "precision": plan.precision.value,
-            "device": str(ranks.device),
-            "world_size": ranks.world_size,
-            "torch": torch.__version__,
-            "valid_metric": plan.metric.value if progress.best is not None else None,
-        },
+        trained=trained,
         metrics=progress.best_metrics if use_best else {},
     )
     if ranks.is_first:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 from recspec.bundle import checkpoint
-from recspec.errors import SettingsError
-from recspec.training import run_log
+from recspec.errors import SettingsError, TrainingError
 
 BUNDLE = "bundle"
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 JOB = ".job"
-WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, run_log.LOG, run_log.CURVES)
+LOG, CURVES = "log.jsonl", "tensorboard"
+WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES)
 """Files and folders that a run writes."""
+
+Event = Mapping[str, object]
+"""`{"event": "step", "step": 10, "loss": 0.5, ...}`: one JSON line of `log.jsonl`."""
 
 
 def start_afresh(folder: Path) -> None:
-    """Make the folder.
-
-    Raises:
-        SettingsError: if it holds a run already.
-    """
+    """Make the folder, unless it holds a run already."""
     if (folder / BUNDLE).exists() or has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,7 @@ def batch_size_of(folder: Path) -> int | None:
 
 
 def how_to_go_on(folder: Path) -> str:
-    """What to do after a run broke off."""
+    """The advice after a run broke off."""
     step = checkpoint.newest(folder / CHECKPOINTS)
     if step is None:
         return "no checkpoint was written yet: start the same command again"
@@ -65,3 +70,60 @@ def _this_job() -> str:
     """The agent of torchrun that started this process; empty without one."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     return f"{job} {platform.node()} {os.getppid()}" if job else ""
+
+
+class RunLog:
+    """Writes the events of a run as JSON lines and TensorBoard curves, and passes them on, once it is open."""
+
+    def __init__(self, folder: Path, on_event: Callable[[Event], None], *, tensorboard: bool) -> None:
+        self.folder, self.on_event, self.wants_curves = folder, on_event, tensorboard
+        self.file: TextIO | None = None
+        self.curves: Any = None
+
+    def open(self) -> None:
+        """Start appending."""
+        with self._reporting():
+            self.file = (self.folder / LOG).open("a", encoding="utf-8")
+        if self.wants_curves and importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.curves = SummaryWriter(str(self.folder / CURVES))
+
+    def write(self, event: str, **values: object) -> None:
+        """Log one event."""
+        if self.file is None:
+            return
+        line: Event = {"event": event, "time": round(time.time(), 3), **values}
+        with self._reporting():
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+        self.on_event(line)
+        if self.curves is not None and isinstance(values.get("step"), int):
+            with self._reporting():
+                for name, value in _numbers(values):
+                    self.curves.add_scalar(f"{event}/{name}", value, values["step"])
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        with suppress(OSError):  # a full disk; `write` has reported it
+            for opened in filter(None, (self.file, self.curves)):
+                opened.close()
+        self.file = self.curves = None
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"{self.folder}: the log could not be written: {error}; make room, and the same command with --resume "
+                "continues from the last checkpoint"
+            ) from None
+
+
+def _numbers(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("step", "steps"):
+            yield f"{prefix}{name}", float(value)

@@ -43,19 +43,12 @@ class Range:
     high: float
     log: bool = False
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether only whole numbers are drawn."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
     def suggest(self, trial: optuna.Trial, name: str) -> object:
-        """Draw a value."""
-        if self.is_whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(name, self.low, self.high, log=self.log)
         return trial.suggest_float(name, self.low, self.high, log=self.log)
 
     def written(self) -> object:
-        """The notation of the study and of `--space`."""
         return f"{self.low}..{self.high}{' log' if self.log else ''}"
 
 
@@ -84,26 +77,19 @@ def parse_space(entries: Mapping[str, object], sections: Mapping[str, type[BaseM
 
 
 def default_space(model: str, values: Mapping[str, Mapping[str, object]]) -> dict[str, OneOf | Range]:
-    """The learning rate, and those of the usual settings that the model has.
-
-    Args:
-        model: a name in `MODELS`.
-        values: the sections `settings` and `train` that a trial starts from.
-    """
+    """The learning rate around that of `values["train"]`, and those of the usual settings that the model has."""
     rate = values["train"].get("learning_rate", TrainSettings.model_fields["learning_rate"].default)
     assert isinstance(rate, (int, float))
     space: dict[str, OneOf | Range] = {"train.learning_rate": Range(float(rate) / 10, float(rate) * 10, log=True)}
+    widths = OneOf((8, 16, 32, 64))
     known = MODELS[model].Settings.model_fields
-    for name, drawn in (
-        ("dropout", Range(0.0, 0.5)),
-        ("embedding_dim", OneOf((8, 16, 32, 64))),
-        ("factors", OneOf((8, 16, 32, 64))),
-    ):
-        field = known.get(name)
-        if field is not None and (name != "embedding_dim" or field.annotation is int):
-            space[f"settings.{name}"] = drawn
-    if model == "dlrm":  # its width must equal that of the bottom MLP's last layer, another setting
-        space.pop("settings.embedding_dim", None)
+    if "dropout" in known:
+        space["settings.dropout"] = Range(0.0, 0.5)
+    # DLRM's width must equal that of the bottom MLP's last layer, another setting.
+    if model != "dlrm" and "embedding_dim" in known and known["embedding_dim"].annotation is int:
+        space["settings.embedding_dim"] = widths
+    if "factors" in known:
+        space["settings.factors"] = widths
     return space
 
 
@@ -126,18 +112,18 @@ def _parsed(value: object) -> OneOf | Range:
     if not isinstance(value, str) or ".." not in value:
         raise ValueError("expected a list of values or a range")
     text, _, kind = value.strip().partition(" ")
-    low_text, _, high_text = text.partition("..")
-    if kind.strip() not in ("", "log"):
-        raise ValueError(f"'{kind.strip()}' behind the range; expected 'log' or nothing")
+    kind = kind.strip()
+    if kind not in ("", "log"):
+        raise ValueError(f"'{kind}' behind the range; expected 'log' or nothing")
     try:
-        low, high = _number(low_text), _number(high_text)
+        low, high = (_number(end) for end in text.split("..", 1))
     except ValueError:
         raise ValueError("the ends of the range are no numbers") from None
     if not low < high:
         raise ValueError("the first number is not below the second")
-    if kind.strip() == "log" and low <= 0:
+    if kind == "log" and low <= 0:
         raise ValueError("magnitudes need a lowest number above 0")
-    return Range(low, high, kind.strip() == "log")
+    return Range(low, high, kind == "log")
 
 
 def _number(text: str) -> float:

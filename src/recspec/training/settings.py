@@ -13,14 +13,15 @@ from recspec.errors import listed
 from recspec.evaluation import PROTOCOLS
 from recspec.machine import Affinity, parse_bytes
 from recspec.training.optimizer_settings import READ_BY, OptimizerSettings
-from recspec.training.precision import Precision
+
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
 
 class TrainSettings(PlacementSettings, OptimizerSettings):
     """How a model is trained. A recipe's section `train`, and `--set train.NAME=VALUE`."""
 
     old_names: ClassVar[Mapping[str, config.OldName]] = {
-        "cuda_graphs": config.OldName("compile", {"auto": "auto", "always": "auto"}),
+        "cuda_graphs": config.OldName("compile", {"auto": "auto", "always": "auto"})
     }
 
     epochs: int = Field(10, ge=0, description="passes over the training rows")
@@ -126,11 +127,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
 
     @property
     def part_settings(self) -> dict[str, OptimizerSettings]:
-        """The optimizer of each part: its own settings over the shared ones.
-
-        Raises:
-            ValueError: naming every unknown or impossible setting of a part.
-        """
+        """The optimizer of each part: its own settings over the shared ones."""
         shared = self.model_dump(include=set(OptimizerSettings.model_fields))
         made, problems = {}, []
         for part, own in self.parts.items():

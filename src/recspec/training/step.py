@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recspec.batch import Batch, num_rows, take
+from recspec.distributed import Ranks
 from recspec.models import Model, counts_of
+from recspec.nn import Dice, follow_together
 from recspec.training.build import Built
-from recspec.training.unit_statistics import UnitStatistics
 
 
 class Objective(nn.Module):
@@ -24,7 +25,6 @@ class Objective(nn.Module):
         self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
-        """The model's loss of a batch, a scalar."""
         return self.model.loss(batch)
 
 
@@ -41,17 +41,14 @@ class TrainingStep:
         """Tables whose gradients the ranks exchange here, not DDP."""
         self.uncompiled = Objective(model)
         self.objective = self._compiled()
-        self.rows_of_graph = (
-            plan.loader.batch_size * plan.samples_per_row if plan.compile.value == "reduce-overhead" else None
-        )
+        is_graph = plan.compile.value == "reduce-overhead"
+        self.rows_of_graph = plan.loader.batch_size * plan.samples_per_row if is_graph else None
 
     def __call__(self, batch: Batch, own_share: int, all_shares: int) -> Tensor:
         """Take the step; returns the mean loss over the rows of all ranks, a scalar on the device.
 
-        Args:
-            batch: this rank's rows, drawn negatives included.
-            own_share: this rank's rows without those; 0 where the batch is one filler row.
-            all_shares: likewise, those of all ranks.
+        `batch` holds this rank's rows and their drawn negatives. `own_share` counts this rank's rows without negatives,
+        0 if the batch is one filler row; `all_shares` counts those of all ranks.
         """
         rows = num_rows(batch)
         objective = self._objective_of(rows)
@@ -97,9 +94,8 @@ class TrainingStep:
             # Buffers are equal on all ranks (`UnitStatistics`); by default DDP sends the first rank's in every step.
             buffers = [name for name, _ in self.model.named_buffers()]
             ignored = [f"model.{name}" for name in (*self.sparse, *self.shards.stores, *buffers)]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-                objective, ignored
-            )
+            ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(objective, ignored)  # type: ignore[no-untyped-call]
             devices = [self.ranks.device] if self.ranks.device.type == "cuda" else None
             objective = DistributedDataParallel(objective, device_ids=devices)
         return objective
@@ -151,10 +147,36 @@ class TrainingStep:
 
     def _clip(self, most: float) -> None:
         """Scale all gradients down to a norm of at most `most`; the norm counts the rows on other ranks too."""
-        here = [p.grad for name, p in self.model.named_parameters() if p.grad is not None and name not in self.shards]
-        there = [p.grad for name, p in self.model.named_parameters() if p.grad is not None and name in self.shards]
-        norm = nn.utils.get_total_norm(here)
-        if there:
+        given = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm([gradient for name, gradient in given if name not in self.shards])
+        if there := [gradient for name, gradient in given if name in self.shards]:
             squares = torch.stack([gradient.square().sum().to(self.ranks.device) for gradient in there]).sum()
             norm = (norm.square() + self.ranks.sum(squares)).sqrt()
         nn.utils.clip_grads_with_norm_(self.model.parameters(), most, norm)
+
+
+class UnitStatistics:
+    """Running statistics of a model's units (Dice) that take in all rows of a step once.
+
+    If each micro-batch and rank updated them, they would move once a part, and each rank would have its own.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, accumulate: int) -> None:
+        divided = ranks.world_size > 1 or accumulate > 1
+        self.ranks, self.units = ranks, [unit for unit in model.modules() if divided and isinstance(unit, Dice)]
+        for unit in self.units:
+            unit.parts = []
+
+    def leave_out_last(self) -> None:
+        """Forget the last part, which was a filler row."""
+        for unit in self.units:
+            assert unit.parts
+            unit.parts.pop()
+
+    def follow(self) -> None:
+        """Take in the parts of a step on all ranks."""
+        for unit in self.units:
+            assert unit.parts is not None
+            own = torch.stack(unit.parts) if unit.parts else unit.mean.new_zeros(0, 1 + 2 * len(unit.mean))
+            follow_together(unit, self.ranks.gather(own))
+            unit.parts.clear()

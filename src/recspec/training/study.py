@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, require_extra
 from recspec.evaluation import LOWER_IS_BETTER
 from recspec.files import PathError, confine, confined, is_locked, locked, turn
 from recspec.training.search_space import OneOf, SearchSpace
-from recspec.training.trials import Found, Trial
 
 if TYPE_CHECKING:
     import optuna
@@ -30,30 +30,60 @@ WAIT = 120.0
 """Seconds that a worker waits for another one's transaction."""
 
 
-class Study:
-    """The trials of a search in its folder; one worker at a time changes them.
+@dataclass(frozen=True)
+class Trial:
+    """One trial and its outcome."""
 
-    Args:
-        folder: of the search.
-        identity: what distinguishes this search from another, as JSON values.
-        space: the settings that are drawn.
-        trials: the number of trials of the search, those of earlier calls included.
-        seed: of the draws.
-    """
+    number: int
+    state: str
+    """`complete`, `pruned` (stopped early), `failed` or `running`."""
+    value: float | None
+    """The metric on valid at its best epoch."""
+    settings: Mapping[str, object]
+    seconds: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The findings of a search so far."""
+
+    metric: str
+    trials: Sequence[Trial]
+    best: Trial | None
+    recipe: Path
+    left: int
+    """Trials still to run."""
+
+    @property
+    def ended(self) -> int:
+        """Number of trials that are over, failed ones included."""
+        return sum(trial.state != "running" for trial in self.trials)
+
+    def to_dict(self) -> dict[str, object]:
+        """The findings as a JSON value."""
+        return {
+            "metric": self.metric,
+            "best": asdict(self.best) if self.best else None,
+            "recipe": str(self.recipe) if self.best else None,
+            "trials": [asdict(trial) for trial in self.trials],
+            "left": self.left,
+        }
+
+
+class Study:
+    """The trials of a search in its folder; one worker at a time changes them."""
 
     def __init__(
         self, folder: Path, identity: Mapping[str, object], space: SearchSpace, *, trials: int, seed: int
     ) -> None:
-        self.folder, self.identity, self.space, self.trials, self.seed = folder, identity, space, trials, seed
+        self.folder, self.space, self.trials, self.seed = folder, space, trials, seed
+        self.identity = identity  # what distinguishes this search from another, as JSON values
+        self.optuna: Any = require_extra("optuna", "tune")
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the study's file, and close it at the end of the block.
-
-        Raises:
-            SettingsError: if the file is unreadable or belongs to another search.
-        """
-        import optuna
+        """Open the study's file, and close it at the end of the block."""
         from sqlalchemy.engine import URL
         from sqlalchemy.pool import NullPool
 
@@ -61,13 +91,13 @@ class Study:
         written = ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
         confine(self.folder, written)
         # A URI of SQLite's within a URL of SQLAlchemy's, each quoted by its own rules: `?` in a name is part of it.
-        file = quote(str((self.folder / STUDY).resolve()))
-        url = URL.create("sqlite", database=f"file:{file}", query={"uri": "true"}).render_as_string()
-        with _quiet():
+        file = f"file:{quote(str((self.folder / STUDY).resolve()))}"
+        url = URL.create("sqlite", database=file, query={"uri": "true"}).render_as_string()
+        with _quiet(self.optuna):
             with self._readable():
                 # Without a pool no connection stays open if the file turns out not to be a database.
                 kept = {"connect_args": {"timeout": WAIT}, "poolclass": NullPool}
-                storage = optuna.storages.RDBStorage(url, engine_kwargs=kept)
+                storage = self.optuna.storages.RDBStorage(url, engine_kwargs=kept)
             try:
                 with turn(self.folder):
                     self.study = self._create(storage)
@@ -88,13 +118,11 @@ class Study:
             raise SettingsError(f"{self.folder / STUDY}: can't be read: {why}; name another folder") from None
 
     def _create(self, storage: optuna.storages.RDBStorage) -> optuna.Study:
-        import optuna
-
         with self._readable():
-            study = optuna.create_study(
+            study = self.optuna.create_study(
                 study_name="recspec",
                 storage=storage,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
+                pruner=self.optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
                 load_if_exists=True,
             )
         if not study.user_attrs:
@@ -112,18 +140,15 @@ class Study:
     def next(self, held: ExitStack) -> optuna.Trial | None:
         """The trial to run now, or None if all are over or under way.
 
-        The lock of its folder, which `held` keeps, tells other workers that it is under way; the kernel releases it
-        however this process ends.
+        `held` keeps the lock of its folder, which tells other workers that it is under way until this process ends.
         """
-        import optuna
-
         with turn(self.folder):
             under_way = self._take_up()
             if self.ended() + under_way >= self.trials:
                 return None
             # A new seed for each trial: neither a later call nor a second worker draws the first trials again.
             seed = self.seed + len(self.study.get_trials(deepcopy=False))
-            self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
+            self.study.sampler = self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
             trial = self.study.ask()
             folder = str(trial.user_attrs.get("continues") or f"{trial.number:04d}")
             trial.set_user_attr("folder", folder)
@@ -138,53 +163,42 @@ class Study:
             raise SettingsError(f"{self.folder / STUDY}: damaged: the folder of a trial: {error}") from None
 
     def _take_up(self) -> int:
-        """Queue the trials that ended processes left under way, to continue from their checkpoints.
-
-        Returns the number of trials under way in other processes.
-        """
-        import optuna
-
+        """Queue the trials that ended processes left under way; returns the number of trials in other processes."""
         alive = 0
-        for trial in self.study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        for trial in self.study.get_trials(states=(self.optuna.trial.TrialState.RUNNING,)):
             folder = str(trial.user_attrs.get("folder", ""))
             if folder and is_locked(self.run_of(folder)):
                 alive += 1
                 continue
-            self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
             self.study.enqueue_trial(trial.params, user_attrs={"continues": folder})
         return alive
 
     def ended(self) -> int:
         """Number of trials that are over; a continued one counts once."""
-        import optuna
-
-        good = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-        return len(self.study.get_trials(deepcopy=False, states=good)) + len(self.failures())
+        states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
+        return states.count("COMPLETE") + states.count("PRUNED") + len(self.failures())
 
     def failures(self) -> list[str]:
         """The reasons of the failed trials."""
         trials = self.study.get_trials(deepcopy=False)
         return [str(trial.user_attrs["reason"]) for trial in trials if "reason" in trial.user_attrs]
 
-    def best_run(self, found: Found) -> Path | None:
-        """The folder of the best trial."""
-        if found.best is None:
-            return None
-        best = next(trial for trial in self.study.get_trials() if trial.number == found.best.number)
-        return self.run_of(str(best.user_attrs["folder"]))
-
     def found(self) -> Found:
-        """The findings so far."""
+        """The findings so far, without trials that wait, or that were cut off and continued."""
         metric = str(self.study.user_attrs.get("metric", ""))
         sign = sign_of(metric)
-        trials = [self._as_trial(each, sign) for each in self.study.get_trials() if _counts(each)]
+        trials = [
+            self._as_trial(each, sign)
+            for each in self.study.get_trials()
+            if each.state.name in SHOWN or "reason" in each.user_attrs
+        ]
         complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
         best = min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
         return Found(metric, trials, best, self.folder / RECIPE, max(0, self.trials - self.ended()))
 
     def _as_trial(self, trial: optuna.trial.FrozenTrial, sign: float) -> Trial:
         value = trial.value if trial.value is not None else min(trial.intermediate_values.values(), default=None)
-        state = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running"}.get(trial.state.name, "failed")
         settings = {
             name: json.loads(str(value)) if isinstance(self.space[name], OneOf) else value
             for name, value in trial.params.items()
@@ -192,7 +206,7 @@ class Study:
         }
         return Trial(
             trial.number,
-            state,
+            SHOWN.get(trial.state.name, "failed"),
             None if value is None else value * sign,
             settings,
             trial.duration.total_seconds() if trial.duration else None,
@@ -200,22 +214,19 @@ class Study:
         )
 
 
+SHOWN = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running"}
+"""Optuna's states of trials that are shown without a reason -> ours."""
+
+
 def sign_of(metric: str) -> float:
     """-1 for a metric of which more is better: Optuna minimises."""
     return 1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else -1.0
 
 
-def _counts(trial: optuna.trial.FrozenTrial) -> bool:
-    """Whether to show a trial: not one that waits, nor one that was cut off and continued."""
-    return trial.state.name in ("COMPLETE", "PRUNED", "RUNNING") or "reason" in trial.user_attrs
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(optuna: Any) -> Iterator[None]:
     """Silence Optuna's own log until the end of the block."""
-    import optuna
-
-    before: Any = optuna.logging.get_verbosity()
+    before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Hyper-parameter search: trials of `train`, each judged on valid alone, the poor ones stopped early.
+"""Hyper-parameter search: trials of `train`, judged on valid alone; poor trials are stopped early.
 
 A search lives in a folder and outlasts the process:
 
@@ -7,7 +7,7 @@ A search lives in a folder and outlasts the process:
     OUT/best.yaml         the best recipe so far
     OUT/best/             its bundle
 
-The same command continues a search that was stopped or killed; the trial under way continues from its checkpoint.
+The same command continues a search that was stopped or killed, and its trial under way from the trial's checkpoint.
 Several processes may run the same command at once; they share the trials. The test split is never opened.
 """
 
@@ -22,20 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import BaseModel
 
 from recspec import __version__, config
 from recspec.distributed import Ranks
-from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError, require_extra
+from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError
 from recspec.files import local, made, put_in_place, turn, whole_file
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.loop import train
-from recspec.training.run_log import Event
+from recspec.training.run_folder import Event
 from recspec.training.search_space import SearchSpace
 from recspec.training.settings import TrainSettings
-from recspec.training.study import BUNDLE, RECIPE, Study, sign_of
-from recspec.training.trials import Found
+from recspec.training.study import BUNDLE, RECIPE, Found, Study, sign_of
 
 if TYPE_CHECKING:
     import optuna
@@ -46,32 +44,24 @@ FAILURES = 5
 
 @dataclass
 class Tuning:
-    """A search for settings of one model on one dataset.
-
-    Args:
-        model: a name in `MODELS`.
-        spec: the dataset.
-        out: the search's folder.
-        values: sections `settings` and `train` that every trial starts from.
-        space: the settings to vary.
-        trials: number of trials of the search, those of earlier calls included.
-        minutes: time limit of this call; the trial under way then stops at a checkpoint.
-        seed: of the draws.
-        on_event: called with the number of a trial and each of its events.
-        stop_requested: asked after every step.
-    """
+    """A search for settings of one model on one dataset."""
 
     model: str
     spec: FeatureSpec
     out: Path
     values: Mapping[str, Mapping[str, object]]
+    """Sections `settings` and `train` that every trial starts from."""
     space: SearchSpace
     trials: int
+    """Number of trials of the search, those of earlier calls included."""
     minutes: float | None = None
+    """Time limit of this call; the trial under way then stops at a checkpoint."""
     seed: int = 0
     ranks: Ranks = field(default_factory=Ranks)
     on_event: Callable[[int, Event], None] = lambda _, __: None
+    """Called with the number of a trial and each of its events."""
     stop_requested: Callable[[], bool] = lambda: False
+    """Asked after every step."""
 
     def run(self) -> Found:
         """Run trials until there are as many as asked for, or the time is over.
@@ -81,7 +71,6 @@ class Tuning:
             MissingExtraError: without Optuna.
             Interrupted: if `stop_requested` says so; the same command continues.
         """
-        require_extra("optuna", "tune")
         started = time.monotonic()
         self.out = local(self.out, "OUT")
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed)
@@ -93,9 +82,8 @@ class Tuning:
                         break
                     self._run_trial(study, trial, started)
             if self.stop_requested():
-                raise Interrupted(
-                    f"{self.out}: stopped after {study.ended()} of {self.trials} trials; the same command goes on"
-                )
+                done = f"stopped after {study.ended()} of {self.trials} trials"
+                raise Interrupted(f"{self.out}: {done}; the same command goes on")
             return study.found()
 
     def is_over(self, started: float) -> bool:
@@ -115,8 +103,6 @@ class Tuning:
 
     def _run_trial(self, study: Study, trial: optuna.Trial, started: float) -> None:
         """Draw settings, train with them and record the outcome; an interrupted trial stays under way."""
-        import optuna
-
         drawn = {name: each.suggest(trial, name) for name, each in self.space.items()}
         run = study.run_of(str(trial.user_attrs["folder"]))
         watch = _Watch(self, trial, started)
@@ -126,10 +112,10 @@ class Tuning:
             if not watch.pruned:  # the next call continues it
                 return
             with turn(self.out):
-                study.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                study.study.tell(trial, state=study.optuna.trial.TrialState.PRUNED)
         except (SettingsError, TrainingError) as error:
             trial.set_user_attr("reason", str(error))
-            study.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            study.study.tell(trial, state=study.optuna.trial.TrialState.FAIL)
             self._give_up(study, error)
         else:
             if watch.best is None:
@@ -145,7 +131,7 @@ class Tuning:
 
     def _train(self, run: Path, drawn: Mapping[str, object], watch: _Watch) -> None:
         model_settings, train_settings = self._settings(drawn)
-        resume = (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("step-*"))
+        resume = any((run / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(run, ignore_errors=True)
         train(
@@ -161,36 +147,29 @@ class Tuning:
         )
 
     def _settings(self, drawn: Mapping[str, object]) -> tuple[config.Settings, TrainSettings]:
-        sections: dict[str, type[BaseModel]] = {"settings": MODELS[self.model].Settings, "train": TrainSettings}
-        assigned = config.assign(drawn, sections)
+        own = MODELS[self.model].Settings
+        assigned = config.assign(drawn, {"settings": own, "train": TrainSettings})
         where = "the settings drawn"
         return (
-            config.build(MODELS[self.model].Settings, where, self.values["settings"], assigned["settings"]),
+            config.build(own, where, self.values["settings"], assigned["settings"]),
             config.build(TrainSettings, where, self.values["train"], assigned["train"]),
         )
 
     def _give_up(self, study: Study, error: RecspecError) -> None:
         """End a search whose trials all fail for one reason: the mistake is not in the drawn settings."""
-        import optuna
-
-        good = study.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
         failed = study.failures()
-        if not good and (len(failed) >= FAILURES or (len(failed) > 1 and len(set(failed)) == 1)):
+        some_went_well = any(trial.state.name == "COMPLETE" for trial in study.study.get_trials(deepcopy=False))
+        if not some_went_well and (len(failed) >= FAILURES or (len(failed) > 1 and len(set(failed)) == 1)):
             raise SettingsError(f"{self.out}: {len(failed)} trials failed and none went well; the last one: {error}")
 
     def _keep_best(self, study: Study, run: Path) -> None:
         """Write the best recipe, and keep the bundle of the trial in `run` if it is the best one."""
         found = study.found()
-        best = study.best_run(found)
-        if best is None:
+        if (best := found.best) is None:
             return
-        if best == run and (run / "bundle").is_dir():
+        folders = {trial.number: trial.user_attrs.get("folder") for trial in study.study.get_trials(deepcopy=False)}
+        if study.run_of(str(folders[best.number])) == run and (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
-        self._write_recipe(found)
-
-    def _write_recipe(self, found: Found) -> None:
-        best = found.best
-        assert best is not None
         model_settings, train_settings = self._settings(best.settings)
         recipe = {
             "about": {

@@ -14,8 +14,8 @@ from recspec.errors import SettingsError, listed, unknown
 from recspec.evaluation import LOWER_IS_BETTER, evaluate_model
 from recspec.loading import Loader
 from recspec.training.build import Built
-from recspec.training.data_choices import HELD_OUT, open_rows
-from recspec.training.progress import Progress
+from recspec.training.checkpoints import Progress
+from recspec.training.choices import HELD_OUT, open_rows
 
 Metrics = Mapping[str, Mapping[str, float]]
 """Values by protocol and metric."""
@@ -25,25 +25,21 @@ class Validation:
     """Measures the model on valid, remembers the best epoch and says when to stop."""
 
     def __init__(self, built: Built) -> None:
-        self.plan, self.ranks, self.model, self.shards = built.plan, built.ranks, built.model, built.shards
-        self.split = self.plan.valid.value
+        self.built, self.plan, self.model = built, built.plan, built.model
+        self.split, self.metric = self.plan.valid.value, self.plan.metric.value
 
     def measure(self) -> Metrics:
         """The metrics of the model as it is."""
         self.model.eval()
         if self.split == HELD_OUT:
             return {"rows": self._of_held_out()}
-        protocols, ranks = (self.plan.metric.value.partition("/")[0],), self.shards.evaluating
+        protocols, ranks = (self.metric.partition("/")[0],), self.built.shards.evaluating
         return evaluate_model(self.model, self.plan.spec, self.split, protocols=protocols, ranks=ranks).metrics
 
     def is_best(self, found: Metrics, progress: Progress) -> bool:
-        """Note in `progress` what was found and whether to stop; returns whether it is the best so far.
-
-        Raises:
-            SettingsError: if the metric that picks the best epoch is not among them.
-        """
+        """Note in `progress` what was found and whether to stop; returns whether it is the best so far."""
         settings = self.plan.settings
-        value, lower = self._value(found), self.plan.metric.value.partition("/")[2] in LOWER_IS_BETTER
+        value, lower = self._value(found), self.metric.partition("/")[2] in LOWER_IS_BETTER
         better = progress.best is None or (value < progress.best if lower else value > progress.best)
         if better:
             progress.best, progress.best_epoch, progress.stale = value, progress.epoch, 0
@@ -58,24 +54,21 @@ class Validation:
 
     def _value(self, found: Metrics) -> float:
         """The metric that picks the best epoch."""
-        metric = self.plan.metric.value
-        protocol, _, name = metric.partition("/")
-        if name in found.get(protocol, {}):
-            return found[protocol][name]
-        known = [f"{of}/{each}" for of, values in found.items() for each in values]
-        if metric == "rows/auc" and known:
+        known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+        if self.metric in known:
+            return known[self.metric]
+        if self.metric == "rows/auc" and known:
             raise SettingsError(
                 f"{self.plan.spec.folder}: the rows of '{self.split}' are of one class, so AUC has no value there; "
                 f"set train.metric to one of {listed(known)}"
             )
-        raise SettingsError(f"train.metric: {unknown('metric', metric, known)}")
+        raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
 
     @cached_property
     def _held_out(self) -> Loader:
-        plan = self.plan
-        negatives, valid = plan.negatives.value, plan.valid.value
+        plan, negatives = self.plan, self.plan.negatives.value
         return open_rows(
-            plan.spec, plan.settings, self.model, self.ranks, negatives=negatives, valid=valid, held_out=True
+            plan.spec, plan.settings, self.model, self.built.ranks, negatives=negatives, valid=self.split, held_out=True
         )
 
     def _of_held_out(self) -> dict[str, float]:
@@ -86,7 +79,7 @@ class Validation:
                 batch = take(share.batch, slice(0, share.num_rows))
                 logits.append(self.model(batch).float().cpu())
                 labels.append(batch[self.plan.spec.label].float().cpu())
-        ranks = self.shards.evaluating
+        ranks = self.built.shards.evaluating
         scores, truth = ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy()
         found = {"auc": metrics.auc(scores, truth), "log_loss": metrics.log_loss(scores, truth)}
         return {name: value for name, value in found.items() if not math.isnan(value)}

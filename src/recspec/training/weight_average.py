@@ -12,8 +12,7 @@ from torch import Tensor, nn
 class WeightAverage:
     """A running mean of a model's weights and buffers: a <- d a + (1 - d) w after each step.
 
-    The decay d rises as (1 + t) / (10 + t) with the step t up to its setting, so that the untrained first weights fade
-    quickly.
+    The decay d rises as (1 + t) / (10 + t) with the step t up to its setting, so that the first weights fade quickly.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,14 +25,11 @@ class WeightAverage:
     def update(self, step: int) -> None:
         """Add the weights after step number `step`, counted from 0."""
         new = 1 - min(self.decay, (1 + step) / (10 + step))
-        if all(mean.device.type == "cuda" for mean in self.tensors.values()):  # one launch for many tensors
-            torch._foreach_lerp_(list(self.tensors.values()), [self.weights[name] for name in self.tensors], new)
-            return
-        for name, mean in self.tensors.items():
-            mean.lerp_(self.weights[name], new)
+        # On a GPU, one launch for many tensors.
+        torch._foreach_lerp_(list(self.tensors.values()), [self.weights[name] for name in self.tensors], new)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint's mean; tensors that an older one lacks (buffers) come from the model."""
+        """Continue from a checkpoint's mean; tensors that an older checkpoint lacks (buffers) come from the model."""
         for name, mean in self.tensors.items():
             tensor = saved.get(name, self.weights[name].detach())
             if tensor.shape != mean.shape:

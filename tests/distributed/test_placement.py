@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recspec.distributed.sharding_plan import Table, plan_sharding
+from recspec.distributed.placement import Table, plan_sharding
 
 
 def table(name: str, rows: int, *, first: int = 0, bytes_per_row: int = 1, store: str = "s") -> Table:

@@ -1,0 +1,320 @@
+"""The choices of a training run, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import torch
+
+from recspec.distributed import Placement, Ranks, place
+from recspec.errors import SettingsError, SpecError, listed, unknown
+from recspec.loading import Loader, Part, holds_negatives, negatives_by_default
+from recspec.machine import cpu_is_intels, cpu_multiplies_bf16, parse_bytes
+from recspec.models import Model
+from recspec.nn import Embeddings, kernels
+from recspec.spec import NO_FILES, FeatureSpec, Role
+from recspec.training.optimizer_settings import numbers_beside, updates_rows_exactly
+from recspec.training.outline import Outline
+from recspec.training.row_optimizers import sparse_pays
+from recspec.training.settings import Precision, TrainSettings
+
+T = TypeVar("T", covariant=True)
+
+CompileMode = Literal["none", "default", "reduce-overhead"]
+"""A mode of `torch.compile`, or none; `reduce-overhead` replays CUDA graphs."""
+
+HELD_OUT = "held out"
+"""The valid split of a dataset without one: a share of the training rows."""
+
+STEPS_PER_EPOCH = 200
+MOST_ROWS = {"cpu": 65536, "cuda": 131072}
+FEWEST_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A value and the reason for it; `str` gives both in a line."""
+
+    value: T
+    reason: str
+
+    def __str__(self) -> str:
+        value = self.value
+        if isinstance(value, int):
+            shown = f"{value:,}"
+        else:
+            shown = (", ".join(value) if isinstance(value, tuple) else str(value)) or "none"
+        return f"{shown}: {self.reason}"
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
+    """Refuse splits to train on that the dataset lacks."""
+    if not spec.splits:
+        raise SpecError(f"{spec.folder}: {NO_FILES}")
+    problems = [unknown("split", split, spec.splits) for split in splits if split not in spec.splits]
+    if problems:
+        raise SpecError.of(f"{spec.folder}: train.train_splits", problems)
+
+
+def pick_valid(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
+    """The split that picks the best epoch; `HELD_OUT` rows of train where there is none; empty without either."""
+    if "valid" in spec.splits:
+        if "valid" in settings.train_splits:
+            return Choice("", "train.train_splits trains on valid")
+        return Choice("valid", "the dataset has this split")
+    if settings.valid_share:
+        return Choice(HELD_OUT, f"no split valid; train.valid_share is {settings.valid_share}")
+    return Choice("", "no split valid, and train.valid_share is 0")
+
+
+def pick_negatives(spec: FeatureSpec, settings: TrainSettings) -> Choice[int]:
+    """Negatives drawn for each positive."""
+    if settings.negatives is None:
+        number = negatives_by_default(spec)
+        return Choice(number, "rows are interactions" if number else "rows have their own labels")
+    if settings.negatives > 0:
+        spec.require(("user", "item"), "drawing negatives (train.negatives)")
+    return Choice(settings.negatives, "as asked")
+
+
+def pick_batch_size(asked: int | None, so_far: int | None, samples: int, device: torch.device) -> Choice[int]:
+    """Rows of a step, from the setting, the size in the run that continues, or the number of samples in an epoch."""
+    if asked is not None:
+        return Choice(asked, "as asked")
+    if so_far is not None:
+        return Choice(so_far, "as when the run began")
+    most = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
+    wanted = 1 << max(0, (samples // STEPS_PER_EPOCH).bit_length() - 1)
+    if wanted > most:
+        return Choice(most, f"the most chosen on a {device.type}, for an epoch of {samples:,} samples")
+    if wanted < FEWEST_ROWS:
+        return Choice(FEWEST_ROWS, f"the fewest chosen, for an epoch of {samples:,} samples")
+    return Choice(wanted, f"200 to 400 steps for an epoch of {samples:,} samples")
+
+
+def pick_metric(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
+    """The metric that picks the best epoch: the rank of the positive among enough candidates, else AUC of all rows."""
+    if settings.metric is not None:
+        return Choice(settings.metric, "as asked")
+    candidates = spec.metadata.get("test_samples_per_series")
+    if "valid" in spec.splits and isinstance(candidates, int) and candidates > 10:
+        return Choice("sampled/ndcg@10", f"each positive has {candidates} candidates")
+    return Choice("rows/auc", "positives have no more than 10 candidates")
+
+
+def unread(model: Model, spec: FeatureSpec) -> dict[str, list[str]]:
+    """Features of each role that the model does not use."""
+    roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
+    read = model.loss_features()
+    found = {role: [name for name in spec.role(role) if name not in read] for role in roles}
+    return {role: names for role, names in found.items() if names}
+
+
+def open_rows(
+    spec: FeatureSpec,
+    settings: TrainSettings,
+    model: Model,
+    ranks: Ranks,
+    *,
+    negatives: int,
+    valid: str,
+    fixed_length: bool = False,
+    held_out: bool = False,
+) -> Loader:
+    """The rows to train on, or with `held_out` those that `valid_share` keeps from training, in order."""
+    share = settings.valid_share if valid == HELD_OUT else 0.0
+    used = {*(model.features() if held_out else model.loss_features()), spec.label}
+    splits = settings.train_splits
+    loader = Loader(
+        spec,
+        splits,
+        batch_size=max(1, (settings.batch_size or 1) // (1 + negatives)),
+        features=tuple(name for name in spec.columns(splits[0]) if name in used),
+        seed=settings.seed,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        memory_budget=parse_bytes(settings.memory_budget),
+        device=ranks.device,
+        fixed_length=fixed_length,
+        positives_only=negatives > 0 and spec.has_series and ("valid" in splits or holds_negatives(spec)),
+        shuffle=not held_out,
+        part=Part(share, held_out, settings.seed) if share else None,
+    )
+    if loader.num_rows == 0:
+        raise SpecError(f"{spec.folder}: the training splits {listed(splits)} hold no row")
+    return loader
+
+
+# --- embedding tables ------------------------------------------------------------------------------------------------
+
+
+def place_tables(outline: Outline, settings: TrainSettings, ranks: Ranks, precision: str) -> Placement:
+    """Where the tables lie; precision fp16 allows none that are divided or left on the host."""
+
+    def bytes_per_row(store: str, width: int) -> float:
+        own = outline.all_optimizers.settings_of(store)
+        whole_gradient = settings.clip_norm is not None or not updates_rows_exactly(own)
+        return 4 * width * (1 + numbers_beside(own, width) + whole_gradient + (settings.average > 0))
+
+    placement = place(outline.make, ranks, settings, bytes_per_row)
+    if placement.plan.pieces and precision == "fp16":
+        raise SettingsError(
+            f"train.precision is fp16, whose loss scaler knows only gradients that every rank has, and tables are "
+            f"divided or left on the host ({placement.why}); take bf16 or tf32"
+        )
+    return placement
+
+
+def describe_placement(placement: Placement, ranks: Ranks) -> Choice[str]:
+    """Where the tables lie, in words."""
+    divided = "divided among ranks" if placement.plan.pieces and ranks.world_size > 1 else ""
+    offloaded = f"{', '.join(sorted(placement.offloaded))} in the host's memory" if placement.offloaded else ""
+    return Choice("; ".join(filter(None, (divided, offloaded))) or "whole on each rank", placement.why)
+
+
+def pick_embedding_backend(
+    outline: Outline, settings: TrainSettings, ranks: Ranks, divided: Collection[str], compiles: bool
+) -> tuple[Choice[kernels.Backend], tuple[str, ...]]:
+    """What looks up and updates embedding tables, and the tables that FBGEMM updates in the backward pass."""
+    asked, device = settings.embedding_backend, ranks.device
+    if asked == "auto":
+        if kernels.uses_triton(None, device):
+            return Choice("triton", "this GPU has it"), ()
+        return Choice("torch", f"this {device.type} does not run the Triton kernels"), ()
+    problems = [kernels.why_not(asked, device)]
+    fused: list[str] = []
+    if asked == "fbgemm":
+        needs = {
+            f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
+            f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
+            "train.sparse_gradients is never": settings.sparse_gradients == "never",
+            "train.compile is true": compiles,
+            f"{ranks.world_size} processes train together": ranks.world_size > 1,
+        }
+        problems += [
+            f"{what}, which needs gradients, and fbgemm updates tables in the backward pass and leaves none"
+            for what, is_so in needs.items()
+            if is_so
+        ]
+        fused = [name for name, *_ in outline.tables() if name not in divided]
+        problems += [_why_not_fused(outline, name) for name in fused]
+    if found := [problem for problem in problems if problem]:
+        raise SettingsError.of(f"train.embedding_backend is {asked}; auto takes what is there", found)
+    return Choice(asked, "as asked"), tuple(fused)
+
+
+def _why_not_fused(outline: Outline, name: str) -> str | None:
+    """The obstacle to FBGEMM's update of a table."""
+    if decay := outline.optimizers.settings_of(name).weight_decay:
+        return (
+            f"{name}: weight_decay is {decay}, which moves every row of a table at every step, and fbgemm updates the "
+            f"rows of a batch alone; set train.parts.{name.rpartition('.stores.')[0]}.weight_decay=0"
+        )
+    try:
+        outline.optimizers.fused_update(name)
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+def pick_sparse_gradients(
+    outline: Outline,
+    settings: TrainSettings,
+    ranks: Ranks,
+    *,
+    rows_per_step: int,
+    divided: Collection[str],
+    fused: Collection[str],
+    compiles: bool,
+) -> Choice[tuple[str, ...]]:
+    """The tables whose gradients hold only the rows that a step has seen."""
+    asked = settings.sparse_gradients
+    if asked == "never":
+        return Choice((), "as asked")
+    if settings.clip_norm is not None:
+        if asked == "always":
+            raise SettingsError("train.clip_norm measures whole gradients; leave train.sparse_gradients at auto")
+        return Choice((), "train.clip_norm measures whole gradients")
+    rows = math.ceil(rows_per_step / ranks.world_size)
+    chosen = []
+    for name, module, key, store in outline.tables():
+        held = store.shape[0] // ranks.world_size if name in divided else store.shape[0]
+        pays = sparse_pays(held, store.shape[1], rows * module.ids_per_row(key))
+        exact = updates_rows_exactly(outline.optimizers.settings_of(name))
+        if name not in fused and (asked == "always" or (pays and exact and not compiles)):
+            chosen.append(name)
+    if asked == "always":
+        return Choice(tuple(chosen), "as asked")
+    if chosen:
+        return Choice(tuple(chosen), "a step sees few of their rows, and the optimizer gives the same result")
+    return Choice((), "there is no table where this is faster and gives the same result")
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def pick_precision(asked: Precision, device: torch.device, *, steady: bool = True) -> Choice[str]:
+    """The arithmetic of a step; `steady` says whether all matrix products have the same shapes at every step."""
+    if asked == "fp16" and device.type == "cpu":
+        raise SettingsError("train.precision is fp16, which a CPU does many times slower than fp32; use bf16 or fp32")
+    if asked != "auto":
+        return Choice(asked, "as asked")
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported():
+            return Choice("bf16", "this GPU multiplies bf16 at full speed")
+        return Choice("fp16", "this GPU has fp16 units and no bf16 units")
+    if not steady:
+        return Choice("fp32", "products change shape at every step, and bf16 and oneDNN prepare for each new shape")
+    if cpu_multiplies_bf16():
+        return Choice("bf16", "this CPU multiplies bf16 faster than fp32")
+    if cpu_is_intels():
+        return Choice("fp32", "this CPU multiplies nothing faster")
+    return Choice("tf32", "this CPU is not faster in bf16; products go through oneDNN, in fp32 arithmetic here")
+
+
+def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool) -> Choice[CompileMode]:
+    """How the step is compiled.
+
+    CUDA graphs need one GPU and steps that are alike: with `whole_gradients` no table has sparse gradients or fetched
+    rows.
+    """
+    on_gpu = ranks.device.type == "cuda"
+    if settings.compile is False or (settings.compile == "auto" and not on_gpu):
+        return Choice("none", "pays on a GPU, and costs a minute at the start" if on_gpu else "does not pay on a CPU")
+    obstacles = {
+        f"the run is on {ranks.device.type}": not on_gpu,
+        f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,
+        f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
+        "some tables have sparse gradients, or their rows are fetched": not whole_gradients,
+    }
+    why_not = next((why for why, is_so in obstacles.items() if is_so), None)
+    if why_not is not None:
+        return Choice("default", f"as asked; no CUDA graphs: {why_not}")
+    return Choice("reduce-overhead", "as asked; full batches have one shape and run as CUDA graphs")
+
+
+# --- notes -----------------------------------------------------------------------------------------------------------
+
+
+def notes_of(model: Model, spec: FeatureSpec, settings: TrainSettings, ranks: Ranks) -> Iterator[str]:
+    """Effects of the choices that a user may not expect, a line each; the run's log begins with them."""
+    size = getattr(model.settings, "max_table_size", None)
+    capped = [name for each in model.modules() if isinstance(each, Embeddings) for name in each.rows_of_hashed]
+    if size is not None and capped:
+        names = listed(dict.fromkeys(capped))
+        yield f"settings.max_table_size caps the tables of {names} at {size:,} rows; ids beyond share rows"
+    elif size is not None:
+        yield f"settings.max_table_size is {size:,}, and no table has more rows: nothing was capped"
+    if settings.shard_embeddings == "always" and ranks.world_size == 1:
+        yield "train.shard_embeddings is always, and there is one process: nothing to divide; torchrun starts several"
+    if unsaid := spec.leaves_padding_unsaid:
+        yield (
+            f"{listed(unsaid)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's "
+            "published records, train on what `recspec prepare amazon FOLDER OUT` makes of them"
+        )
