@@ -18,7 +18,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from recspec.datasets import amazon, review_items, sim_records
+from recspec.datasets import amazon, reviews, sim_records
 from recspec.datasets.amazon import Settings
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError, SpecError
@@ -522,7 +522,7 @@ def test_lines_about_items_that_are_no_literals_are_named_and_never_run(tmp_path
 
 
 def test_a_line_beyond_all_bounds_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(review_items, "lines", partial(archives.lines, most=1000))
+    monkeypatch.setattr(reviews, "lines", partial(archives.lines, most=1000))
     raw = write_reviews(tmp_path / "raw" / "reviews_A.json", REVIEWS).parent
     (raw / "meta_A.json").write_text("{'asin': 'pen'}\n" + "{'asin': 'cup', 'title': '" + "x" * 2000 + "'}")
     with pytest.raises(DataError, match=r"meta_A\.json: line 2: is longer than"):
@@ -541,7 +541,7 @@ def test_a_line_beyond_all_bounds_is_an_error(tmp_path: Path, monkeypatch: pytes
 def test_texts_in_literals_come_out_as_they_are(line: str, title: str, tmp_path: Path) -> None:
     """But for what looks like a list of related items, which is cut out before parsing."""
     (tmp_path / "meta_A.json").write_text(line, encoding="utf-8")
-    found = review_items.describe(tmp_path / "meta_A.json", ["pen"], lambda _: None)
+    found = reviews.describe(tmp_path / "meta_A.json", ["pen"], lambda *_: None)
     assert found.table["title"].to_pylist() == [title]
 
 

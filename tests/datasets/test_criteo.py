@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.datasets import DATASETS, criteo, criteo_buckets, criteo_stages
+from recspec.datasets import DATASETS, criteo
 from recspec.encoding.encoder_kinds import BucketEncoder, ScaleEncoder
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, SettingsError
@@ -142,11 +142,11 @@ def test_numbers_are_scaled_by_what_train_knows(tmp_path: Path) -> None:
 def test_integers_are_cut_into_buckets_of_the_squared_logarithm() -> None:
     values = np.array([-2, 0, 1, 2, 3, 4, 5, 7, 8, 100])
     # floor(ln(x)^2) of 3, 4, 5, 7, 8, 100: 1, 1, 2, 3, 4, 21; the least integers there: 3, 5, 6, 8, 98
-    cuts = criteo_buckets.log_squared_boundaries(values, np.ones(10, np.int64), 0)
+    cuts = criteo.log_squared_boundaries(values, np.ones(10, np.int64), 0)
     assert cuts == [0, 1, 2, 3, 5, 6, 8, 98]
     assert math.log(97) ** 2 < 21 <= math.log(98) ** 2
     largest = np.array([3, 2**40])
-    (cut,) = criteo_buckets.log_squared_boundaries(largest, np.ones(2, np.int64), 0)
+    (cut,) = criteo.log_squared_boundaries(largest, np.ones(2, np.int64), 0)
     assert math.log(cut - 1) ** 2 < math.floor(math.log(2**40) ** 2) <= math.log(cut) ** 2
     encoders = Encoders({"x": BucketEncoder(boundaries=cuts)})
     found = encoders.encode_column("x", [-9, -2, 0, 3, 4, 97, 98, None])
@@ -156,9 +156,9 @@ def test_integers_are_cut_into_buckets_of_the_squared_logarithm() -> None:
 def test_buckets_that_few_rows_hold_join_the_next() -> None:
     values, counts = np.array([-1, 0, 1, 2, 100]), np.array([1, 9, 4, 1, 2])
     # -1 joins 0; 1 and 2 together have 5; 100 is too rare for the last place and joins them
-    assert criteo_buckets.log_squared_boundaries(values, counts, 5) == [1]
-    assert criteo_buckets.log_squared_boundaries(values, counts, 3) == [1, 2]  # 1 alone; 2 and 100 together have 3
-    assert criteo_buckets.log_squared_boundaries(np.zeros(0, np.int64), np.zeros(0, np.int64), 5) == []
+    assert criteo.log_squared_boundaries(values, counts, 5) == [1]
+    assert criteo.log_squared_boundaries(values, counts, 3) == [1, 2]  # 1 alone; 2 and 100 together have 3
+    assert criteo.log_squared_boundaries(np.zeros(0, np.int64), np.zeros(0, np.int64), 5) == []
 
 
 def test_buckets_stand_beside_the_numbers(tmp_path: Path) -> None:
@@ -281,21 +281,18 @@ def test_rows_are_the_same_however_much_is_held_in_memory(tmp_path: Path, monkey
     settings = {"num_numerical": 13, "num_categorical": 26, "min_count": 2, "shuffle": True}
     prepare(tmp_path / "raw", tmp_path / "at once", **settings)
     monkeypatch.setattr(scatter, "BUCKET_BYTES", 20_000)  # some ten buckets
-    for module in (criteo, criteo_stages):
-        monkeypatch.setattr(module, "BLOCK_ROWS", 100)
-    monkeypatch.setattr(
-        criteo_stages, "JOINED_BYTES", 1_000_000
-    )  # so all but the smallest columns are joined on their own
+    monkeypatch.setattr(criteo, "BLOCK_ROWS", 100)
+    monkeypatch.setattr(criteo, "JOINED_BYTES", 1_000_000)  # so all but the smallest columns are joined on their own
     prepare(tmp_path / "raw", tmp_path / "in parts", run={"memory_limit": "500MB", "threads": 2}, **settings)
     assert bytes_of(tmp_path / "at once") == bytes_of(tmp_path / "in parts")
 
 
 def test_columns_of_small_vocabularies_are_joined_at_once() -> None:
     sizes = {"C1": 3, "C2": 40, "C3": 2, "C4": 9}
-    assert criteo_stages._by_size(sizes, 14) == (["C1", "C3", "C4"], ["C2"])
-    assert criteo_stages._by_size(sizes, 13) == (["C1", "C3"], ["C2", "C4"])
-    assert criteo_stages._by_size(sizes, 100) == (list(sizes), [])
-    assert criteo_stages._by_size({}, 100) == ([], [])
+    assert criteo._by_size(sizes, 14) == (["C1", "C3", "C4"], ["C2"])
+    assert criteo._by_size(sizes, 13) == (["C1", "C3"], ["C2", "C4"])
+    assert criteo._by_size(sizes, 100) == (list(sizes), [])
+    assert criteo._by_size({}, 100) == ([], [])
 
 
 def test_rows_may_have_numbers_or_categories_alone(tmp_path: Path) -> None:

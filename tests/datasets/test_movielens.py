@@ -9,9 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.datasets import movielens
+from recspec.datasets import movielens, write_movielens_like
 from recspec.datasets.movielens import LAYOUTS, recognise
-from recspec.datasets.movielens_like import write_movielens_like
 from recspec.encoding.encoders import (
     Encoders,
 )

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pytest
 
 from recspec import metrics
-from recspec.datasets.movielens_like import GENRES, write_movielens_like
+from recspec.datasets.synthetic import GENRES, write_movielens_like
 from recspec.storage import open_split
 from tests.dataset_cases import (
     CASES,

@@ -24,8 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from recspec.datasets import DATASETS
-from recspec.datasets.movielens_like import write_movielens_like
+from recspec.datasets import DATASETS, write_movielens_like
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend
 from recspec.prepare.context import connect

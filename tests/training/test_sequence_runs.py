@@ -16,8 +16,7 @@ import torch
 from recspec.batch import Batch
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
-from recspec.datasets import DATASETS
-from recspec.datasets.movielens_like import write_movielens_like
+from recspec.datasets import DATASETS, write_movielens_like
 from recspec.encoding.encoders import Encoders
 from recspec.errors import Interrupted
 from recspec.evaluation import evaluate

@@ -1,12 +1,12 @@
 """Amazon's reviews of 2014, 2018 and 2023, any category, as rows with their user's history.
 
-Every review is an interaction. docs/datasets.md names the settings of the published preparation (SIM's, of Books 2014).
-The defaults differ from it where it leaks negatives or lacks a valid split.
+Every review is an interaction. docs/datasets.md gives the settings of the published preparation (SIM's, of Books 2014).
+The defaults differ from it: they leak no negatives and give a valid split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
-from recspec.datasets import review_items, reviews, sim_records
+from recspec.datasets import reviews, sim_records
 from recspec.datasets.reviews import RATING, Files
 from recspec.errors import DataError, SettingsError, listed
 from recspec.prepare import (
@@ -51,14 +51,10 @@ from recspec.prepare import (
 from recspec.spec import FeatureSpec
 
 NAME = "amazon"
-ORDER = (TIMESTAMP, ITEM, ROW)
-"""The order of a user's reviews: by time, then by item as published, then as in the file."""
+ORDER = (TIMESTAMP, ITEM, ROW)  # the order of a user's reviews: by time, then by item as published, then as in the file
 
-ROWS_BYTES = 700_000_000
-"""Memory for writing rows with histories of 100 events: blocks of users and unfinished row groups (measured: 700 MB
-beside the engine)."""
-LEAST_BYTES = 800_000_000
-"""Least memory with which the engine can read JSON, in buffers of 32 MB per thread."""
+ROWS_BYTES = 700_000_000  # memory for writing rows with histories of 100 events (measured: 700 MB beside the engine)
+LEAST_BYTES = 800_000_000  # least memory with which the engine can read JSON, in buffers of 32 MB per thread
 
 
 class Settings(HistorySettings, TimeSplitSettings):
@@ -99,34 +95,21 @@ class Settings(HistorySettings, TimeSplitSettings):
         if self.split == "time" and not self.valid:
             problems.append("valid=false is for split leave_one_out; with split=time set valid_share=0")
         if self.format == "tfrecord":
-            wrong = {
-                "history": self.history is None,
-                "negative_history": not self.negative_history,
-                "categories": self.categories == "path",
-                "split": self.split == "time",
-            }
-            problems += [
-                f"format=tfrecord can't hold {name}={getattr(self, name)}" for name, held in wrong.items() if held
-            ]
-        else:
-            given = [name for name in ("prebatch", "train_files", "test_files") if name in self.model_fields_set]
-            problems += [f"{listed(given)} say how records are written; set format=tfrecord too"] if given else []
+            wrong = {"history": None, "negative_history": False, "categories": "path", "split": "time"}
+            problems += [f"format=tfrecord can't hold {name}={value}" for name, value in wrong.items()
+                         if getattr(self, name) == value]  # fmt: skip
+        elif given := [name for name in ("prebatch", "train_files", "test_files") if name in self.model_fields_set]:
+            problems.append(f"{listed(given)} say how records are written; set format=tfrecord too")
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
-    """Prepare a category's reviews from their folder or file, or records of the published layout from theirs.
-
-    Raises:
-        DataError: if files are missing or malformed, no user is left, or `out` holds something else.
-    """
-    records = sim_records.found_in(context.raw)
-    if records is not None:
+    """Prepare a category's reviews from their folder or file, or records of the published layout from theirs."""
+    if (records := sim_records.found_in(context.raw)) is not None:
         return _prepare_records(context, records, settings)
     files = reviews.find(context.raw, settings.category)
-    inputs = [files.reviews, *([files.meta] if files.meta else [])]
 
     def build(folder: Path) -> FeatureSpec:
         limited = replace(context, memory_limit=_limit_of_engine(context.memory_limit))
@@ -134,10 +117,10 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             spec = _build(backend, folder, files, settings, context.progress)
         if settings.format == "parquet":
             return spec
-        layout = sim_records.Records(settings.prebatch, settings.train_files, settings.test_files)
-        return sim_records.write(spec, layout, context.progress)
+        num_files = {"train": settings.train_files, "valid": settings.test_files, "test": settings.test_files}
+        return sim_records.write(spec, settings.prebatch, num_files, context.progress)
 
-    return prepared.run(context, NAME, settings, inputs, build)
+    return prepared.run(context, NAME, settings, [files.reviews, *filter(None, [files.meta])], build)
 
 
 def _limit_of_engine(memory_limit: str | None) -> str | None:
@@ -155,11 +138,11 @@ def _prepare_records(context: PrepareContext, path: Path, settings: Settings) ->
         raise SettingsError(f"{path}: records are taken as they are; {listed(given)} can't be set for them")
     spec = FeatureSpec.load(path)
     files = [spec.folder / file for chunks in spec.sources.values() for chunk in chunks for file in chunk.files]
-    inputs = [path, *dict.fromkeys(files)]
-    return prepared.run(
-        context, NAME, settings, inputs,
-        lambda folder: sim_records.read(path, folder, settings.format, context.progress),
-    )  # fmt: skip
+
+    def build(folder: Path) -> FeatureSpec:
+        return sim_records.read(path, folder, settings.format, context.progress)
+
+    return prepared.run(context, NAME, settings, [path, *dict.fromkeys(files)], build)
 
 
 def _build(backend: Backend, folder: Path, files: Files, settings: Settings, progress: Progress) -> FeatureSpec:
@@ -170,70 +153,54 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     notes = Notes()
     rows, dropped = _filtered(backend, raw, files.reviews, settings, notes)
     wanted = fetch(backend, counts_by(rows, ITEM)).column(ITEM).to_pylist()
-    items = review_items.describe(
-        files.meta, wanted, lambda lines: progress("reading what is said of items", lines, None)
-    )
+    items = reviews.describe(files.meta, wanted, progress)
     source = Source(
-        dataset=NAME,
-        rows=_split(rows, settings),
-        order=ORDER,
-        items=_catalogue(items.table, settings),
+        dataset=NAME, rows=_split(rows, settings), order=ORDER, items=_catalogue(items.table, settings),
         raw_names={USER: layout.user, ITEM: layout.item},
-        vocabularies="train" if settings.split == "time" else "all",
-        unknown_targets=settings.unknown_targets,
+        vocabularies="train" if settings.split == "time" else "all", unknown_targets=settings.unknown_targets,
         summary=lambda _: {
-            "category": files.category,
-            "layout": layout.releases,
-            **dropped,
-            **_metadata_summary(items, files, notes),
+            "category": files.category, "layout": layout.releases, **dropped, **_metadata_summary(items, files, notes),
             "split": settings.split,
         },
         notes=notes,
-    )
+    )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
-
-
-FILTERS = {
-    "reviews_of_few_stars": ("of fewer than {0.min_rating:g} stars", "min_rating"),
-    "repeats": ("that repeat an earlier one of the same user and item", "repeats"),
-    "of_items_with_too_few": ("of items with fewer than {0.min_item_reviews:,}", "min_item_reviews"),
-    "of_users_with_too_few": ("of users with fewer than {0.min_reviews:,}", "min_reviews"),
-}
-"""The reviews that each filter leaves out, and its setting."""
 
 
 def _filtered(
     backend: Backend, raw: Table, path: Path, settings: Settings, notes: Notes
 ) -> tuple[Table, dict[str, int]]:
     """Stage the filtered reviews, and count those that each filter leaves out."""
-    filters: list[tuple[str, Callable[[Table], Table]]] = []
-    if settings.min_rating is not None:
-        filters.append(("reviews_of_few_stars", lambda rows: rows.filter(rows[RATING] >= settings.min_rating)))
-    if settings.repeats == "drop":
-        filters.append(("repeats", lambda rows: keep_earliest(rows, [USER, ITEM], [TIMESTAMP, ROW])))
-    if settings.min_item_reviews > 1:
-        filters.append(("of_items_with_too_few", lambda rows: at_least(rows, ITEM, settings.min_item_reviews)))
-    if settings.min_reviews > 1:
-        filters.append(("of_users_with_too_few", lambda rows: at_least(rows, USER, settings.min_reviews)))
+    stars, least, users = settings.min_rating, settings.min_item_reviews, settings.min_reviews
+    filters: list[tuple[bool, str, str, str, Callable[[Table], Table]]] = [
+        (stars is not None, "reviews_of_few_stars", "min_rating", f"of fewer than {stars or 0:g} stars",
+         lambda rows: rows.filter(rows[RATING] >= stars)),
+        (settings.repeats == "drop", "repeats", "repeats", "that repeat an earlier one of the same user and item",
+         lambda rows: keep_earliest(rows, [USER, ITEM], [TIMESTAMP, ROW])),
+        (least > 1, "of_items_with_too_few", "min_item_reviews", f"of items with fewer than {least:,}",
+         lambda rows: at_least(rows, ITEM, least)),
+        (users > 1, "of_users_with_too_few", "min_reviews", f"of users with fewer than {users:,}",
+         lambda rows: at_least(rows, USER, users)),
+    ]  # fmt: skip
     rows, left = raw, count_rows(backend, raw)
     if not left:
         raise DataError(f"{path}: holds no review; expected one at least")
     counts = {"reviews": left}
-    for name, kept in filters:
-        before, rows = rows, backend.stage(kept(rows))
-        counts[f"{name}_dropped"], left = left - (count := count_rows(backend, rows)), count
-        what, setting = FILTERS[name][0].format(settings), FILTERS[name][1]
+    for name, setting, what, kept in (each[1:] for each in filters if each[0]):
+        before, rows, left_before = rows, backend.stage(kept(rows)), left
+        left = count_rows(backend, rows)
+        counts[f"{name}_dropped"] = left_before - left
         if not left:
             raise DataError(
                 f"{path}: no review is left: of {counts['reviews']:,} all that other filters keep are {what}; set "
                 f"{setting} lower"
             )
-        if counts[f"{name}_dropped"]:
+        if left < left_before:
             example = first_left_out(backend, before, rows)
             notes.dropped.append(
-                f"{counts[f'{name}_dropped']:,} reviews {what}, such as that of user '{example[USER]}' of item "
+                f"{left_before - left:,} reviews {what}, such as that of user '{example[USER]}' of item "
                 f"'{example[ITEM]}' ({setting})"
             )
     return rows.select(ROW, USER, ITEM, TIMESTAMP), counts
@@ -247,33 +214,30 @@ def _split(rows: Table, settings: Settings) -> Table:
 
 
 def _catalogue(items: pa.Table, settings: Settings) -> Catalogue:
-    columns: Sequence[Column] = [
-        Column("category", "category"),
-        *([Column("category_path", "list", raw="categories")] if settings.categories == "path" else []),
-        *([Column("brand", "category")] if settings.brand else []),
-    ]
+    columns = [Column("category", "category")]
+    if settings.categories == "path":
+        columns.append(Column("category_path", "list", raw="categories"))
+    if settings.brand:
+        columns.append(Column("brand", "category"))
     readable = {"title": "title", "category_text": "category", "categories_text": "categories", "brand_text": "brand"}
     return Catalogue(items, ITEM, columns, readable)
 
 
-def _metadata_summary(items: review_items.Items, files: Files, notes: Notes) -> dict[str, object]:
-    without = int(pc.sum(nameless := pc.equal(items.table.column("category"), review_items.NO_CATEGORY)).as_py() or 0)
+def _metadata_summary(items: reviews.Items, files: Files, notes: Notes) -> dict[str, object]:
+    nameless = items.table.filter(pc.equal(items.table.column("category"), reviews.NO_CATEGORY))
+    without = len(nameless)
     if without:
         notes.changed.append(
             f"{without:,} of {len(items.table):,} items have no category in "
             f"{files.meta.name if files.meta else 'any file: there is no meta file'}, such as item "
-            f"'{items.table.filter(nameless).column(ITEM)[0].as_py()}'; theirs is '{review_items.NO_CATEGORY}'"
+            f"'{nameless.column(ITEM)[0].as_py()}'; theirs is '{reviews.NO_CATEGORY}'"
         )
     if items.repeated:
         notes.dropped.append(f"{items.repeated:,} further lines about items that have one already; the first counts")
     if files.meta is None:
-        return {
-            "metadata": f"none: no meta_{files.category}.json.gz beside the reviews",
-            "items_without_category": without,
-        }
+        none = f"none: no meta_{files.category}.json.gz beside the reviews"
+        return {"metadata": none, "items_without_category": without}
     return {
-        "metadata": files.meta.name,
-        "items_described": items.described,
-        "items_without_category": without,
+        "metadata": files.meta.name, "items_described": items.described, "items_without_category": without,
         "repeated_lines_about_items": items.repeated,
-    }
+    }  # fmt: skip

@@ -1,15 +1,18 @@
-"""Criteo's raw files: a file of rows or a folder of days, and the rows of each split."""
+"""Criteo's raw files, as settings choose them for the splits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Literal
 
-from recspec.datasets.criteo_settings import Settings, numbers_of
-from recspec.errors import DataError, SettingsError, listed
+from pydantic import Field, field_validator, model_validator
+
+from recspec.config import Settings as BaseSettings
+from recspec.errors import DataError, SettingsError, listed, unknown
 from recspec.files import lines
 from recspec.prepare import PROBLEMS_SHOWN, ROW_BYTES, SPLITS
 
@@ -17,13 +20,100 @@ DAY = re.compile(r"day_([0-9]+)(\.gz)?")
 INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 
 
+class Settings(BaseSettings):
+    """Settings of Criteo's click logs."""
+
+    num_numerical: int = Field(13, ge=0, description="columns of integers after the label: I1, I2, ...")
+    num_categorical: int = Field(26, ge=0, description="columns of categories after those: C1, C2, ...")
+    min_count: int = Field(15, ge=0, description="values in fewer rows share id 0 with missing ones; 0 keeps all")
+    min_counts: dict[str, int] = Field({}, description="min_count of single columns, such as {C1: 20}")
+    vocabulary_from: Literal["train", "all"] = Field(
+        "train", description="rows that define the ids; `all` includes valid and test, as published"
+    )
+    scale: bool = Field(False, description="scale ln(x + 3) to mean 0 and standard deviation 1 over train")
+    buckets: bool = Field(
+        False, description="also each number as a category: x up to 2, then floor(ln(x)^2); rare buckets join the next"
+    )
+    split: Literal["days", "share"] | None = Field(
+        None, description="by whole days, or by rows in their order; if null, days for a folder of days"
+    )
+    train_days: tuple[int, ...] | None = Field(None, description="days for train; all others if null")
+    valid_days: tuple[int, ...] | None = Field(None, description="days for valid; the last if null")
+    test_days: tuple[int, ...] | None = Field(
+        None, description="days for test; the last if null. A day in both is halved: test, then valid"
+    )
+    valid: float = Field(0.1, ge=0, lt=1, description="share of rows for valid, after train")
+    test: float = Field(0.1, ge=0, lt=1, description="share of rows for test, at the end")
+    rows: tuple[int, int, int] | None = Field(None, description="rows of train, then valid, then test; replaces shares")
+    shuffle: bool = Field(True, description="shuffle the train rows once")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of that order")
+    format: Literal["parquet", "split_binary"] = Field("parquet", description="format of the rows")
+
+    @field_validator("rows")
+    @classmethod
+    def _counts(cls, rows: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        if rows is not None and (rows[0] < 1 or min(rows) < 0):
+            raise ValueError(f"{list(rows)}: train needs a row, and no count may be below 0")
+        return rows
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        problems = [unknown("column in min_counts", name, self.categories)
+                    for name in self.min_counts if name not in self.categories]  # fmt: skip
+        problems += [f"min_counts: {name}: {count} is below 0" for name, count in self.min_counts.items() if count < 0]
+        if not self.num_numerical + self.num_categorical:
+            problems.append("num_numerical and num_categorical are both 0; a row needs a feature")
+        if self.valid + self.test >= 1:
+            problems.append(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
+        given = self.model_fields_set & {"train_days", "valid_days", "test_days"}
+        if self.rows is not None and self.model_fields_set & {"valid", "test"}:
+            problems.append("rows stand in place of the shares valid and test; give one or the other")
+        if given and (self.rows is not None or self.split == "share"):
+            problems.append(f"{listed(sorted(given))} go with split days, not with shares or rows")
+        if self.split == "days" and self.rows is not None:
+            problems.append("rows are of a split by rows; leave out split: days")
+        if (self.valid_days is None) != (self.test_days is None):
+            problems.append("valid_days and test_days go together; give both, [] for none")
+        overlap = {*(self.train_days or ())} & {*(self.valid_days or ()), *(self.test_days or ())}
+        if overlap:
+            problems.append(f"days {_numbers_of(overlap)} are for train and for valid or test; a day trains or judges")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return tuple(f"I{number}" for number in range(1, self.num_numerical + 1))
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        return tuple(f"C{number}" for number in range(1, self.num_categorical + 1))
+
+    @property
+    def given_days(self) -> set[int]:
+        return {*(self.train_days or ()), *(self.valid_days or ()), *(self.test_days or ())}
+
+    def is_shuffled(self, split: str) -> bool:
+        return split == "train" and self.shuffle
+
+    def least(self, category: str) -> int:
+        """The least number of rows with a value for it to get an id."""
+        return self.min_counts.get(category, self.min_count)
+
+
+def _numbers_of(numbers: set[int] | Mapping[int, object]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class RawFile:
     """A file of rows."""
 
     path: Path
-    day: int | None
-    """None for a single file of rows."""
+    day: int | None  # None for a single file of rows
 
 
 def find_days(raw: Path, settings: Settings) -> list[RawFile]:
@@ -36,10 +126,8 @@ def find_days(raw: Path, settings: Settings) -> list[RawFile]:
         raise DataError(f"{raw}: no such file or folder; expected Kaggle's train.txt, or a folder of day_0 to day_23")
     names = sorted(path.name for path in raw.iterdir())
     found: dict[int, list[str]] = {}
-    for name in names:
-        match = DAY.fullmatch(name)
-        if match:
-            found.setdefault(int(match[1]), []).append(name)
+    for match in filter(None, map(DAY.fullmatch, names)):
+        found.setdefault(int(match[1]), []).append(match[0])
     if not found:
         kaggle = [name for name in names if name in ("train.txt", "train.txt.gz")]
         if len(kaggle) != 1:
@@ -50,10 +138,10 @@ def find_days(raw: Path, settings: Settings) -> list[RawFile]:
         raise DataError.of(str(raw), problems)
     missing = settings.given_days - set(found)
     if missing:
-        raise SettingsError(f"{raw}: no file of days {numbers_of(missing)}; found days {numbers_of(found)}")
-    if settings.split != "share":
-        _check_days(raw, sorted(found), settings)
+        raise SettingsError(f"{raw}: no file of days {_numbers_of(missing)}; found days {_numbers_of(found)}")
     days = sorted(found)
+    if settings.split != "share":
+        _check_days(raw, days, settings)
     if settings.train_days is not None and settings.test_days is not None:
         days = sorted(settings.given_days)  # the others are not read
     return [RawFile(raw / found[day][0], day) for day in days]
@@ -70,7 +158,7 @@ def _check_days(raw: Path, days: Sequence[int], settings: Settings) -> None:
     if settings.valid_days is None:
         judging = {days[-1]}
     if not set(days) - judging:
-        held = f"days {numbers_of(judging)} are" if len(judging) > 1 else f"day {days[-1]} is"
+        held = f"days {_numbers_of(judging)} are" if len(judging) > 1 else f"day {days[-1]} is"
         raise DataError(
             f"{raw}: no row is for training: {held} for valid and test, and there is no other; add days, or set "
             "split=share to cut the rows in their order"
@@ -115,11 +203,7 @@ class SplitRange:
 
 
 def split_ranges(files: Sequence[RawFile], counts: Sequence[int], settings: Settings) -> list[SplitRange]:
-    """The rows of each split; rows in no range are left out.
-
-    Raises:
-        DataError: if train is empty, or there are fewer rows than set.
-    """
+    """The rows of each split; rows in no range are left out."""
     total = sum(counts)
     if settings.rows is not None:
         if sum(settings.rows) > total:
@@ -140,10 +224,10 @@ def _by_day(files: Sequence[RawFile], counts: Sequence[int], settings: Settings)
     ranges = []
     for file, stop, count in zip(files, accumulate(counts), counts, strict=True):
         start = stop - count
-        if file.day in valid and file.day in test:
+        if file.day in valid & test:
             half = start + count // 2
             ranges += [SplitRange("test", start, half), SplitRange("valid", half, stop)]
-        elif file.day in valid or file.day in test:
+        elif file.day in valid | test:
             ranges.append(SplitRange("valid" if file.day in valid else "test", start, stop))
         elif settings.train_days is None or file.day in settings.train_days:
             ranges.append(SplitRange("train", start, stop))

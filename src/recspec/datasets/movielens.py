@@ -1,7 +1,7 @@
-"""MovieLens 100K, 1M, 10M, 20M, 25M and latest, as GroupLens ships them: a zip or its unpacked folder.
+"""MovieLens 100K, 1M, 10M, 20M, 25M and latest, as GroupLens publishes them: a zip or its unpacked folder.
 
-Every rating is a positive unless `min_rating` says otherwise; each user's last rating is for test, the last but one for
-valid. With split time, the latest ratings of all users are held out instead.
+Every rating is a positive unless `min_rating` is set. Each user's last rating is for test, the last but one for valid.
+With split time, the latest ratings of all users are held out instead.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ from recspec.prepare import (
     Source,
     TextFile,
     TimeSplitSettings,
-    by_time,
     clean,
     count_rows,
     fetch,
     first_left_out,
     interactions,
-    leave_one_out,
     prepared,
+    splits,
 )
 from recspec.spec import FeatureSpec
 
@@ -67,9 +66,7 @@ class Settings(HistorySettings, TimeSplitSettings):
     num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
     seed: int = Field(1, ge=0, description="seed of the negatives of valid and test")
     max_unpacked: str | None = Field(
-        None,
-        description="most bytes a file of the zip may unpack to, such as 20GB; 100 times its size in the zip, and "
-        "1 GB at least, when null",
+        None, description="most bytes per unpacked file, e.g. 20GB; 100 times its packed size, at least 1 GB, if null"
     )
 
 
@@ -88,7 +85,7 @@ class Layout:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.ratings, self.movies, self.users) if name)
+        return tuple(filter(None, (self.ratings, self.movies, self.users)))
 
 
 LAYOUTS = (
@@ -103,34 +100,25 @@ LAYOUTS = (
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
-    """Prepare a MovieLens release from its zip or folder.
-
-    Raises:
-        DataError: if the files are not a release, are damaged, or `out` holds something else.
-    """
+    """Prepare a MovieLens release from its zip or folder."""
     raw = context.raw
     layout, found = recognise(raw)
-    inputs = [raw] if raw.is_file() else [found[name] for name in layout.files]
 
     def build(folder: Path) -> FeatureSpec:
-        checksum = _check_sum(raw) if raw.is_file() else None
-        work = folder / "work"
-        files = _extracted(raw, layout, work / "raw", settings.max_unpacked) if raw.is_file() else found
-        with context.connect(work / "tables") as backend:
-            return _build(backend, folder, layout, files, settings, context.progress, checksum)
+        checksum, files = None, found
+        if raw.is_file():
+            checksum = _check_sum(raw)
+            files = _extracted(raw, found, folder / "work" / "raw", settings.max_unpacked)
+        with context.connect(folder / "work" / "tables") as backend:
+            return _build(backend, folder, layout, files, checksum, settings, context.progress)
 
-    return prepared.run(context, NAME, settings, inputs, build)
+    return prepared.run(context, NAME, settings, [raw] if raw.is_file() else list(found.values()), build)
 
 
 def _build(
-    backend: Backend,
-    folder: Path,
-    layout: Layout,
-    files: Mapping[str, Path],
-    settings: Settings,
-    progress: Progress,
-    checksum: str | None,
-) -> FeatureSpec:
+    backend: Backend, folder: Path, layout: Layout, files: Mapping[str, Path], checksum: str | None,
+    settings: Settings, progress: Progress,
+) -> FeatureSpec:  # fmt: skip
     progress("reading ratings", 0, None)
     ratings = _read_ratings(backend, layout, files[layout.ratings])
     num_ratings = count_rows(backend, ratings)
@@ -140,61 +128,44 @@ def _build(
         raise DataError(f"none of {num_ratings:,} ratings has {settings.min_rating:g} stars; set min_rating lower")
     cleaned = clean(backend, positives.drop("rating"), min_interactions=settings.min_interactions, order=order)
 
-    notes = Notes()
+    notes, below = Notes(), num_ratings - cleaned.num_before
 
     def summary(kept: int) -> dict[str, object]:
-        if num_ratings > cleaned.num_before:
+        if below:
             left_out = first_left_out(backend, ratings, positives)
             notes.dropped.append(
-                f"{num_ratings - cleaned.num_before:,} of {num_ratings:,} ratings of fewer than "
-                f"{settings.min_rating:g} stars, such as that of user '{left_out[USER]}' for movie "
-                f"'{left_out[ITEM]}' (min_rating)"
+                f"{below:,} of {num_ratings:,} ratings of fewer than {settings.min_rating:g} stars, such as that of "
+                f"user '{left_out[USER]}' for movie '{left_out[ITEM]}' (min_rating)"
             )
         cleaned.note(backend, notes, kept)
         counts = {"release": layout.releases, "ratings": num_ratings} | ({"checksum": checksum} if checksum else {})
-        return {**counts, "below_min_rating_dropped": num_ratings - cleaned.num_before, **cleaned.summary(kept)}
+        return {**counts, "below_min_rating_dropped": below, **cleaned.summary(kept)}
 
+    if settings.split == "leave_one_out":
+        rows = splits.leave_one_out(cleaned.rows, by=USER, order=order)
+    else:
+        rows = splits.by_time(cleaned.rows, time=TIMESTAMP, valid=settings.valid_share, test=settings.test_share)
     source = Source(
-        dataset=NAME,
-        rows=_split(cleaned.rows, order, settings),
-        order=order,
+        dataset=NAME, rows=rows, order=order,
         users=_users(backend, layout, files[layout.users]) if layout.users else None,
-        items=_movies(backend, layout, files[layout.movies]),
-        raw_names={USER: "userId", ITEM: "movieId"},
-        summary=summary,
+        items=_movies(backend, layout, files[layout.movies]), raw_names={USER: "userId", ITEM: "movieId"},
         vocabularies="all" if settings.split == "leave_one_out" else "train",
-        unknown_targets=settings.unknown_targets,
-        notes=notes,
-    )
+        unknown_targets=settings.unknown_targets, summary=summary, notes=notes,
+    )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
-
-
-def _split(rows: Table, order: Sequence[str], settings: Settings) -> Table:
-    if settings.split == "leave_one_out":
-        return leave_one_out(rows, by=USER, order=order)
-    return by_time(rows, time=TIMESTAMP, valid=settings.valid_share, test=settings.test_share)
 
 
 # --- the files' contents ---------------------------------------------------------------------------------------------
 
 
 def _read_ratings(backend: Backend, layout: Layout, path: Path) -> Table:
-    columns: dict[str, ColumnType] = {
-        "userId": "int64", "movieId": "int64", "rating": "float64", "timestamp": "int64"
-    }  # fmt: skip
-    table = backend.read_text(
-        TextFile(
-            path,
-            columns,
-            separator=layout.separator,
-            header=layout.header,
-            quoted=layout.header,
-            required=tuple(columns),
-        )
-    )
-    return table.rename({USER: "userId", ITEM: "movieId", TIMESTAMP: "timestamp"})
+    names = {"userId": USER, "movieId": ITEM, "rating": "rating", "timestamp": TIMESTAMP}
+    kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
+    file = TextFile(path, kinds, separator=layout.separator, header=layout.header, quoted=layout.header,
+                    required=tuple(names))  # fmt: skip
+    return backend.read_text(file).rename({new: old for old, new in names.items() if new != old})
 
 
 def _movies(backend: Backend, layout: Layout, path: Path) -> Catalogue:
@@ -205,13 +176,9 @@ def _movies(backend: Backend, layout: Layout, path: Path) -> Catalogue:
     listed_genres = pc.if_else(pc.equal(genres, NO_GENRES), "", genres)
     year = pc.struct_field(pc.extract_regex(table.column("title"), r"\((?P<year>[0-9]{4})\)\s*$"), "year")
     table = table.append_column("genres_listed", listed_genres).append_column("year", year.cast(pa.int32()))
-    return Catalogue(
-        table,
-        key=layout.movie_columns[0],
-        columns=(Column("genres", "list", raw="genres_listed", separator="|"),),
-        readable={"title": "title", "genres_text": "genres", "year": "year"},
-        file=layout.movies,
-    )
+    columns = (Column("genres", "list", raw="genres_listed", separator="|"),)
+    readable = {"title": "title", "genres_text": "genres", "year": "year"}
+    return Catalogue(table, layout.movie_columns[0], columns, readable, file=layout.movies)
 
 
 def _genres_of_flags(table: pa.Table) -> pa.Array:
@@ -232,16 +199,8 @@ def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[s
     """A file of users or movies: text, except the id in its first column and ages."""
     columns: dict[str, ColumnType] = {name: "int64" if name in (names[0], "age") else "string" for name in names}
     separator = "|" if layout.separator == "\t" else layout.separator
-    file = TextFile(
-        path,
-        columns,
-        separator=separator,
-        header=layout.header,
-        encoding=_encoding(path),
-        quoted=layout.header,
-        multiline=True,
-        required=(names[0],),
-    )
+    file = TextFile(path, columns, separator=separator, header=layout.header, encoding=_encoding(path),
+                    quoted=layout.header, multiline=True, required=(names[0],))  # fmt: skip
     return fetch(backend, backend.read_text(file).order_by(ROW).drop(ROW))
 
 
@@ -258,67 +217,52 @@ def _encoding(path: Path) -> Literal["utf-8", "latin-1"]:
 
 
 def recognise(raw: Path) -> tuple[Layout, dict[str, Path]]:
-    """The release in a zip or folder, and the paths of its files (inside the zip: their names).
-
-    Raises:
-        DataError: with the files found and the files of each release.
-    """
-    places = _members(raw) if raw.is_file() else _files(raw)
-    folders = sorted({place.parent for place in places})
-    matches = [
-        (layout, {name: folder / name for name in layout.files})
-        for folder in folders
-        for layout in LAYOUTS
-        if all(folder / name in places for name in layout.files)
-    ]
-    best: dict[Path, tuple[Layout, dict[str, Path]]] = {}
-    for layout, files in matches:  # 1M comes before 10M, whose files it includes
-        best.setdefault(files[layout.ratings].parent, (layout, files))
-    if len(best) == 1:
-        return next(iter(best.values()))
-    if best:
-        raise DataError(f"{raw}: holds several releases, in {listed(map(str, best))}; name one of these folders")
+    """The release in a zip or folder, and the paths of its files (inside the zip: their names)."""
+    places = {*_places(raw)}
+    found: dict[Path, tuple[Layout, dict[str, Path]]] = {}
+    for folder in sorted({place.parent for place in places}):
+        for layout in LAYOUTS:  # 1M comes before 10M, whose files it includes
+            files = {name: folder / name for name in layout.files}
+            if places.issuperset(files.values()):
+                found.setdefault(folder, (layout, files))
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise DataError(f"{raw}: holds several releases, in {listed(map(str, found))}; name one of these folders")
     names = sorted({place.name for place in places})
     shown = listed(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     expected = [f"MovieLens {layout.releases} has {', '.join(layout.files)}" for layout in LAYOUTS]
     raise DataError.of(f"{raw}: not a MovieLens release; found {shown}", expected)
 
 
-def _files(raw: Path) -> list[Path]:
+def _places(raw: Path) -> list[Path]:
+    if raw.is_file():
+        with open_zip(raw) as archive:
+            return [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
     if not raw.is_dir():
         raise DataError(f"{raw}: no such file or folder; expected a MovieLens zip or its unpacked folder")
     return [path for path in sorted([*raw.glob("*"), *raw.glob("*/*")]) if path.is_file()]
 
 
-def _members(raw: Path) -> list[Path]:
-    with open_zip(raw) as archive:
-        return [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
-
-
-def _extracted(raw: Path, layout: Layout, folder: Path, limit: str | None) -> dict[str, Path]:
+def _extracted(raw: Path, members: Mapping[str, Path], folder: Path, limit: str | None) -> dict[str, Path]:
     """Extract the release's files from the zip, to paths that do not depend on the members' own."""
-    _, members = recognise(raw)
     folder.mkdir(parents=True)
     with open_zip(raw) as archive:
         for name, member in members.items():
             extract(archive, member.as_posix(), folder / name, limit)
-    return {name: folder / name for name in layout.files}
+    return {name: folder / name for name in members}
 
 
 def _check_sum(raw: Path) -> str:
-    """Compare the zip's MD5 with the publisher's and return the result in words.
-
-    Raises:
-        DataError: if the zip has the name of a known release but is not that release.
-    """
+    """The result of comparing the zip's MD5 with the publisher's, if the zip has the name of a known release."""
     with raw.open("rb") as stream:
         found = hashlib.file_digest(stream, "md5").hexdigest()
-    known = {digest: name for name, digest in CHECKSUMS.items()}
-    if found in known:
-        return f"PASSED: {known[found]}, MD5 {found}"
+    for name, digest in CHECKSUMS.items():
+        if found == digest:
+            return f"PASSED: {name}, MD5 {found}"
     if raw.name in CHECKSUMS:
         raise DataError(
-            f"{raw}: checksum FAILED: MD5 is {found}, the publisher's is {CHECKSUMS[raw.name]}; download it again, "
-            f"or rename the file if it is meant to be another one"
+            f"{raw}: checksum FAILED: MD5 is {found}, the publisher's is {CHECKSUMS[raw.name]}; download it again, or "
+            "rename the file if it is meant to be another one"
         )
     return f"not a known release, so not compared: MD5 {found}"

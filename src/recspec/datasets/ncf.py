@@ -1,16 +1,14 @@
 """The files of the NCF paper: `PREFIX.train.rating`, `PREFIX.test.rating` and `PREFIX.test.negative` in one folder.
 
-A line of a `.rating` file is a user, an item and optionally a rating and a time, separated by tabs.
-
-The test candidates are those of the file, unchanged: a positive among its own negatives stays, and the metrics count a
-candidate once. The paper has no valid split. Here each user's last train interaction is valid, beside as many drawn
-negatives as the test file lists.
+A line of a `.rating` file is a user, an item and optionally a rating and a time, separated by tabs. The test candidates
+are those of the file: a positive among its own negatives stays, and the metrics count a candidate once. The paper has
+no valid split. Here each user's last train interaction is valid, beside as many drawn negatives as the test file lists.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -62,23 +60,19 @@ class Settings(HistorySettings):
 
 
 @dataclass(frozen=True)
-class Files:
-    """The three files of one prefix."""
-
+class _Files:
     train: Path
     test: Path
     negative: Path
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
-    """Prepare a folder with the NCF paper's files.
-
-    Raises:
-        DataError: if files are missing or lines malformed, each named, or `out` holds something else.
-    """
-    files = recognise(context.raw)
-    titles = _titles_path(context.raw, settings)
-    inputs = [files.train, files.test, files.negative, *([titles] if titles else [])]
+    """Prepare a folder with the NCF paper's files."""
+    files = _recognise(context.raw)
+    titles = context.raw / settings.titles if settings.titles is not None else None
+    if titles is not None and not titles.is_file():
+        raise SettingsError(f"setting 'titles': {titles}: no such file")
+    inputs = [files.train, files.test, files.negative, *filter(None, [titles])]
 
     def build(folder: Path) -> FeatureSpec:
         with context.connect(folder / "work") as backend:
@@ -87,29 +81,24 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     return prepared.run(context, NAME, settings, inputs, build)
 
 
-def recognise(raw: Path) -> Files:
-    """The three files of a folder.
-
-    Raises:
-        DataError: if one is missing, or several prefixes are there.
-    """
+def _recognise(raw: Path) -> _Files:
+    expected = ", ".join(f"PREFIX.{suffix}" for suffix in SUFFIXES)
     if not raw.is_dir():
-        raise DataError(f"{raw}: no such folder; expected one with {', '.join(f'PREFIX.{s}' for s in SUFFIXES)}")
+        raise DataError(f"{raw}: no such folder; expected one with {expected}")
     names = sorted(path.name for path in raw.iterdir() if path.is_file())
     prefixes = sorted({name.removesuffix(f".{s}") for name in names for s in SUFFIXES if name.endswith(f".{s}")})
     if not prefixes:
-        expected = ", ".join(f"PREFIX.{suffix}" for suffix in SUFFIXES)
         raise DataError(f"{raw}: holds none of the NCF paper's files; found {listed(names[:12])}, expected {expected}")
     missing = [f"{p}.{s} is missing" for p in prefixes for s in SUFFIXES if f"{p}.{s}" not in names]
     if missing:
         raise DataError.of(str(raw), missing)
     if len(prefixes) > 1:
         raise DataError(f"{raw}: holds files of {listed(prefixes)}; put each into a folder of its own")
-    return Files(*(raw / f"{prefixes[0]}.{suffix}" for suffix in SUFFIXES))
+    return _Files(*(raw / f"{prefixes[0]}.{suffix}" for suffix in SUFFIXES))
 
 
 def _build(
-    backend: Backend, folder: Path, files: Files, titles: Path | None, settings: Settings, progress: Progress
+    backend: Backend, folder: Path, files: _Files, titles: Path | None, settings: Settings, progress: Progress
 ) -> FeatureSpec:
     progress("reading interactions", 0, None)
     notes = Notes()
@@ -119,7 +108,9 @@ def _build(
     candidates = _candidates(files, fetch(backend, test.order_by(ROW)))
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, train, min_interactions=1, order=order)
-    rows = _valid_of_train(cleaned.rows, order).union(test.mutate(**{SPLIT: ibis.literal("test")}))
+    train = leave_one_out(cleaned.rows, by=USER, order=order)
+    train = train.mutate(**{SPLIT: ibis.ifelse(train[SPLIT] == "test", "valid", "train")})
+    rows = train.union(test.mutate(**{SPLIT: ibis.literal("test")}))
     # Test rows sort after train rows of the same second, so that no history contains a test row.
     rows = rows.mutate(_is_test=rows[SPLIT] == "test")
 
@@ -128,25 +119,13 @@ def _build(
         return {"repeats_dropped": cleaned.num_before + len(candidates) - kept, **_oddities(candidates, notes)}
 
     source = Source(
-        dataset=NAME,
-        rows=rows,
-        order=("_is_test", *order),
-        items=_titles(backend, titles) if titles else None,
-        candidates=candidates,
-        summary=summary,
-        timed=timed,
-        notes=notes,
-    )
+        dataset=NAME, rows=rows, order=("_is_test", *order), items=_titles(backend, titles) if titles else None,
+        candidates=candidates, summary=summary, timed=timed, notes=notes,
+    )  # fmt: skip
     num_negatives = len(candidates.column("negatives")[0])
     return interactions.write(
         backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
     )
-
-
-def _valid_of_train(train: Table, order: Sequence[str]) -> Table:
-    """Each user's last train interaction is valid, unless it is the only one."""
-    split = leave_one_out(train, by=USER, order=order)
-    return split.mutate(**{SPLIT: ibis.ifelse(split[SPLIT] == "test", "valid", "train")})
 
 
 def _read_ratings(backend: Backend, path: Path, *, timed: bool) -> Table:
@@ -155,19 +134,16 @@ def _read_ratings(backend: Backend, path: Path, *, timed: bool) -> Table:
     names = (USER, ITEM, "rating", TIMESTAMP)[: width if 2 <= width < 4 else 4]  # other widths are malformed
     kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
     required = [name for name in names if name != "rating" and (timed or name != TIMESTAMP)]
-    file = TextFile(path, kinds, separator="\t", header=False, quoted=False, required=required)
-    table = backend.read_text(file)
+    table = backend.read_text(TextFile(path, kinds, separator="\t", header=False, quoted=False, required=required))
     return table.select(USER, ITEM, ROW, **{TIMESTAMP: table[TIMESTAMP if timed else ROW]})
 
 
-def _all_have_times(files: Files, notes: Notes) -> bool:
+def _all_have_times(files: _Files, notes: Notes) -> bool:
     """Whether both files have times, in a fourth column; pinterest-20 has three."""
     without = [path.name for path in (files.train, files.test) if _width(path) < 4]
     if without:
-        notes.inferred.append(
-            f"no times: {' and '.join(without)} without a fourth column, so each user's rows are in the order of the "
-            "file"
-        )
+        notes.inferred.append(f"no times: {' and '.join(without)} without a fourth column, so each user's rows are in "
+                              "the order of the file")  # fmt: skip
     return not without
 
 
@@ -182,36 +158,27 @@ POSITIVE = re.compile(r"\(([0-9]{1,18}),\s*([0-9]{1,18})\)")
 NEGATIVE = re.compile(r"[0-9]{1,18}")
 
 
-def _candidates(files: Files, test: pa.Table) -> pa.Table:
-    """Listed negatives of each test row: columns user_id, item_id (the positive) and negatives.
-
-    Raises:
-        DataError: naming malformed lines, and lines that do not match the test row of the same line.
-    """
-    users = test.column(USER).to_numpy()
-    items = test.column(ITEM).to_numpy()
-    problems = list(islice(_repeated(users), PROBLEMS_SHOWN))
-    if problems:
+def _candidates(files: _Files, test: pa.Table) -> pa.Table:
+    """Listed negatives of each test row: columns user_id, item_id (the positive) and negatives."""
+    users, items = test.column(USER).to_numpy(), test.column(ITEM).to_numpy()
+    if problems := list(islice(_repeated(users), PROBLEMS_SHOWN)):
         raise DataError.of(str(files.test), problems)
     lines = [line.rstrip("\r\n") for _, line in lines_of(TextFile(files.negative, {}))]
     while lines and not lines[-1]:
         lines.pop()
     width = len(lines[0].split("\t")) - 1 if lines else 0
-    problems = list(islice(_line_problems(lines, users, items, width), PROBLEMS_SHOWN))
-    if problems:
+    if problems := list(islice(_line_problems(lines, users, items, width), PROBLEMS_SHOWN)):
         raise DataError.of(str(files.negative), problems)
     numbers = np.fromstring("\t".join(line.split("\t", 1)[1] for line in lines), np.int64, sep="\t")
-    offsets = np.arange(len(lines) + 1, dtype=np.int32) * width
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers))
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(len(lines) + 1, dtype=np.int32) * width), pa.array(numbers))
     return pa.table({USER: users, ITEM: items, "negatives": lists})
 
 
 def _repeated(users: NDArray[np.int64]) -> Iterator[str]:
     first: dict[int, int] = {}
     for line, user in enumerate(users.tolist(), 1):
-        if user in first:
-            yield f"line {line:,}: user {user} stands in line {first[user]:,} too; expected one test row a user"
-        first.setdefault(user, line)
+        if (earlier := first.setdefault(user, line)) < line:
+            yield f"line {line:,}: user {user} stands in line {earlier:,} too; expected one test row a user"
 
 
 def _line_problems(lines: list[str], users: NDArray[np.int64], items: NDArray[np.int64], width: int) -> Iterator[str]:
@@ -244,18 +211,6 @@ def _oddities(candidates: pa.Table, notes: Notes) -> dict[str, object]:
             f"'{candidates.column(USER)[first].as_py()}'; they stay as they are, and metrics count an item once"
         )
     return {"listed_negatives": negatives.shape[1], "rows_with_positive_among_negatives": int(own.sum())}
-
-
-# --- titles ----------------------------------------------------------------------------------------------------------
-
-
-def _titles_path(raw: Path, settings: Settings) -> Path | None:
-    if settings.titles is None:
-        return None
-    path = raw / settings.titles
-    if not path.is_file():
-        raise SettingsError(f"setting 'titles': {path}: no such file")
-    return path
 
 
 def _titles(backend: Backend, path: Path) -> Catalogue:

@@ -1,14 +1,12 @@
 """Outbrain's click prediction tables from Kaggle, with the 29 features published for Wide & Deep.
 
 A display is a page with a few ads, of which a reader clicked exactly one. A row is an ad in a display, and its group is
-the display. docs/datasets.md lists the features, their formulas and all differences from the published recipe. The main
-differences are:
+the display. docs/datasets.md lists the features, their formulas and all differences from the published recipe:
 
 - **Click rates exclude the row's own label.** The published recipe joins each train row with statistics that include
-  the row itself. Leaving out only the row is worse: the others' clicks are all clicks minus the row's own label. Among
-  the rows of one ad, the feature then takes two values, the lower one exactly where the label is 1. Here displays are
-  hashed into folds, and a train row's rates come from the other folds, so they are independent of all labels of its
-  fold. Counts do not depend on labels; they leave out the row.
+  the row itself. Leaving out only the row is worse: among the rows of one ad, the rate then takes two values, the lower
+  one exactly where the label is 1. Here displays are hashed into folds, and a train row's rates come from the other
+  folds. Counts do not depend on labels; they leave out the row.
 - **A valid split is cut from train.** The published recipe selects on the reported split.
 - Lists keep a document's most confident values, not the first ones in a hash table's order.
 """
@@ -16,32 +14,20 @@ differences are:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import ibis
+import numpy as np
 import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
 from recspec.config import Settings as BaseSettings
-from recspec.datasets import page_views
-from recspec.datasets.outbrain_statistics import (
-    ASPECTS,
-    CLICK_RATES,
-    COUNTED,
-    LIST_LENGTH,
-    NO_FOLD,
-    SEPARATOR,
-    KeyStatistics,
-    similarity_name,
-    statistics_of_keys,
-    tf_idf,
-    with_lists,
-    with_similarities,
-    with_statistics,
-)
+from recspec.datasets import outbrain_features as features
+from recspec.datasets.outbrain_features import ASPECTS, CLICK_RATES, COUNTED, DAY, LEAK, LIST_LENGTH, NO_FOLD, SEPARATOR
 from recspec.datasets.outbrain_tables import NULL, TABLES, check_tables, each_ad_once, read_tables, recognise, unpacked
-from recspec.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEncoder, ScaleEncoder
+from recspec.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEncoder, ScaleEncoder, Scaler
 from recspec.errors import DataError, unknown
 from recspec.prepare import (
     GROUP,
@@ -68,9 +54,7 @@ from recspec.spec import FeatureSpec
 NAME = "outbrain"
 EPOCH = 1_465_876_799_998
 """Start of the publisher's timestamps, in milliseconds since 1970: 2016-06-14 04:00 UTC, less 2 ms."""
-DAY = 86_400_000
-MOST_DAYS = 3650
-"""Days since publication above this or below 0 count as 0."""
+MOST_DAYS = 3650  # days since publication above this or below 0 count as 0
 CARDINALITIES: Mapping[str, int] = {
     "ad_id": 250_000, "document_id": 300_000, "document_id_promo": 100_000, "campaign_id": 5_000,
     "advertiser_id": 2_500, "source_id": 4_000, "source_id_promo": 4_000, "publisher_id": 1_000,
@@ -78,8 +62,8 @@ CARDINALITIES: Mapping[str, int] = {
     "category_id_list": 100, "topic_id_list": 350, "entity_id_list": 10_000,
 }  # fmt: skip
 """Published number of ids of each hashed feature."""
-UNLABELLED = "clicks_test"
-"""The publisher's rows without a label, which are in no split."""
+UNLABELLED = "clicks_test"  # the publisher's rows without a label, which are in no split
+AFTER = 10**12  # offset of row numbers of clicks_test.csv, so that its rows follow those of clicks_train.csv
 
 
 class Settings(BaseSettings):
@@ -95,9 +79,7 @@ class Settings(BaseSettings):
     submission: bool = Field(False, description="also write the raw rows of clicks_test.csv, for `recspec predict`")
     seed: int = Field(0, ge=0, description="seed of the splits and folds")
     max_unpacked: str | None = Field(
-        None,
-        description="most bytes a file of the zip may unpack to, such as 20GB; 100 times its size in the zip, and "
-        "1 GB at least, when null",
+        None, description="most bytes per unpacked file, e.g. 20GB; 100 times its packed size, at least 1 GB, if null"
     )
 
     @model_validator(mode="after")
@@ -106,37 +88,28 @@ class Settings(BaseSettings):
             raise ValueError("folds 1 leaves no row to take click rates from; give 2 or more, or 0 as published")
         problems = [unknown("hashed feature", name, CARDINALITIES) for name in self.cardinalities
                     if name not in CARDINALITIES]  # fmt: skip
-        problems += [
-            f"the cardinality of '{name}' is {count}; expected 2 or more: id 0 is what is missing"
-            for name, count in self.cardinalities.items()
-            if count < 2
-        ]
+        problems += [f"the cardinality of '{name}' is {count}; expected 2 or more: id 0 is what is missing"
+                     for name, count in self.cardinalities.items() if count < 2]  # fmt: skip
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
     def cardinality(self, name: str) -> int:
-        """Number of ids of a hashed feature."""
         return self.cardinalities.get(name, CARDINALITIES[name])
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
-    """Prepare Outbrain's tables from a folder or a zip, each table as CSV or as Kaggle's zip.
-
-    Raises:
-        DataError: if a table is missing, malformed or contradicts another, or `out` holds something else.
-    """
-    places = recognise(context.raw, _names_of(settings))
-    inputs = list(dict.fromkeys(place.file for place in places.values()))
+    """Prepare Outbrain's tables from a folder or a zip, each table as CSV or as Kaggle's zip."""
+    wanted = {"clicks_test": settings.submission, "page_views": settings.page_views}
+    places = recognise(context.raw, [name for name in TABLES if wanted.get(name, True)])
 
     def build(folder: Path) -> FeatureSpec:
-        work = folder / "work"
-        files = {
-            name: unpacked(place, work / "raw" / f"{name}.csv", settings.max_unpacked) for name, place in places.items()
-        }
-        with context.connect(work / "tables") as backend:
+        raw, limit = folder / "work" / "raw", settings.max_unpacked
+        files = {name: unpacked(place, raw / f"{name}.csv", limit) for name, place in places.items()}
+        with context.connect(folder / "work" / "tables") as backend:
             return _build(backend, folder, files, settings, context.progress)
 
+    inputs = list(dict.fromkeys(place.file for place in places.values()))
     return prepared.run(context, NAME, settings, inputs, build)
 
 
@@ -150,20 +123,22 @@ def _build(
     tables["clicks_train"], repeated = each_ad_once(backend, tables["clicks_train"], notes)
     progress("splitting displays", 0, None)
     displays = backend.stage(_displays(tables, settings))
-    reader = page_views.of_displays(backend, tables, displays) if settings.page_views else None
+    reader = features.readers_of(backend, tables, displays) if settings.page_views else None
     progress("joining tables", 0, None)
     rows = backend.stage(_joined(tables, reader.displays if reader else displays))
     _check_displays(backend, rows)
     progress("counting clicks", 0, None)
-    statistics = statistics_of_keys(backend, rows, settings.folds)
+    statistics, scalers = features.statistics_of_keys(backend, rows, settings.folds)
     progress("comparing documents", 0, None)
-    weights = {aspect: backend.stage(tf_idf(tables[f"documents_{aspect}"], key)) for aspect, key in ASPECTS.items()}
-    pairs = backend.stage(with_similarities(backend, rows, weights))
-    full = page_views.added(backend, rows, reader, weights) if reader else rows
-    full = with_statistics(full, statistics)
+    weights = {aspect: backend.stage(features.tf_idf(tables[f"documents_{aspect}"], key))
+               for aspect, key in ASPECTS.items()}  # fmt: skip
+    pairs = backend.stage(features.with_similarities(backend, rows, weights))
+    full = features.with_readers(backend, rows, reader, weights) if reader else rows
+    for key, table in statistics.items():  # the click rates and counts of each row's fold
+        full = left_join(full, table, key, "fold")
     full = left_join(full, pairs, "document_id", "document_id_promo")
-    full = with_lists(backend, full, tables, displays)
-    columns = _columns(backend, rows, statistics, settings)
+    full = features.with_lists(backend, full, tables, displays)
+    columns = _columns(backend, rows, scalers, settings)
     full = full.drop("timestamp", "fold", "uuid")
     if settings.submission:  # it is read twice
         full = backend.stage(full)
@@ -172,28 +147,16 @@ def _build(
         if summary[name]:
             notes.inferred.append(f"{summary[name]:,} displays have {what}; they stay as they are")
     source = clicks.Source(
-        dataset=NAME,
-        rows=full.filter(full[SPLIT] != UNLABELLED),
-        ids={},
-        columns=columns,
-        grouped="ids",
-        kept=(page_views.LEAK,) if reader else (),
-        missing_values=(NULL,),
-        summary=summary,
-        notes=notes,
-    )
+        dataset=NAME, rows=full.filter(full[SPLIT] != UNLABELLED), ids={}, columns=columns, grouped="ids",
+        kept=(LEAK,) if reader else (), missing_values=(NULL,), summary=summary, notes=notes,
+    )  # fmt: skip
     (folder / VOCABULARIES).mkdir()  # stays empty, because all ids are hashed
     spec = clicks.write(backend, folder, source, progress=progress)
     if settings.submission:
         raw_names = [column.source for part in columns.values() for column in part]
         _write_unlabelled(backend, full, raw_names, folder / f"{UNLABELLED}.parquet")
     metadata = {**spec.metadata, "item_id": "ad_id", "cut_offs": [12]}
-    return spec.replace(metadata=metadata | ({"leak": page_views.LEAK} if reader else {}))
-
-
-def _names_of(settings: Settings) -> list[str]:
-    wanted = {"clicks_test": settings.submission, "page_views": settings.page_views}
-    return [name for name in TABLES if wanted.get(name, True)]
+    return spec.replace(metadata=metadata | ({"leak": LEAK} if reader else {}))
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -211,37 +174,26 @@ def _displays(tables: Mapping[str, Table], settings: Settings) -> Table:
     if settings.submission:
         unlabelled = events.semi_join(tables["clicks_test"], "display_id")
         unlabelled = unlabelled.anti_join(tables["clicks_train"], "display_id")
-        displays = displays.union(
-            unlabelled.mutate(split=ibis.literal(UNLABELLED), fold=ibis.literal(NO_FOLD, "int64"))
-        )
+        unlabelled = unlabelled.mutate(split=ibis.literal(UNLABELLED), fold=ibis.literal(NO_FOLD, "int64"))
+        displays = displays.union(unlabelled)
     place = displays["geo_location"]
     return displays.mutate(geo_location_country=place.substr(0, 2), geo_location_state=place.substr(0, 5))
 
 
-AFTER = 10**12
-"""Offset of row numbers of clicks_test.csv, so that its rows follow those of clicks_train.csv."""
-
-
 def _joined(tables: Mapping[str, Table], displays: Table) -> Table:
-    labelled = tables["clicks_train"]
-    rows = labelled.select(ROW, "display_id", "ad_id", label="clicked")
+    rows = tables["clicks_train"].select(ROW, "display_id", "ad_id", label="clicked")
     if "clicks_test" in tables:
         further = tables["clicks_test"]
-        null = ibis.null("int64")
-        further = further.select("display_id", "ad_id", **{ROW: further[ROW] + AFTER, LABEL: null})
+        further = further.select("display_id", "ad_id", **{ROW: further[ROW] + AFTER, LABEL: ibis.null("int64")})
         rows = rows.union(further.select(rows.columns))
-    promoted = tables["promoted_content"].drop(ROW).rename(document_id_promo="document_id")
     meta = tables["documents_meta"]
-    meta_promo = meta.rename(lambda name: f"{name}_promo")
     rows = left_join(rows, displays, "display_id")
-    rows = left_join(rows, promoted, "ad_id")
+    rows = left_join(rows, tables["promoted_content"].drop(ROW).rename(document_id_promo="document_id"), "ad_id")
     rows = left_join(rows, meta, "document_id")
-    rows = left_join(rows, meta_promo, "document_id_promo")
-    days = {
-        f"{name}_days_since_published": (rows["timestamp"] + EPOCH - rows[name]) // DAY
-        for name in ("publish_time", "publish_time_promo")
-    }
-    return rows.mutate(**days).drop("publish_time", "publish_time_promo").rename({GROUP: "display_id"})
+    rows = left_join(rows, meta.rename(lambda name: f"{name}_promo"), "document_id_promo")
+    times = ("publish_time", "publish_time_promo")
+    days = {f"{name}_days_since_published": (rows["timestamp"] + EPOCH - rows[name]) // DAY for name in times}
+    return rows.mutate(**days).drop(*times).rename({GROUP: "display_id"})
 
 
 def _check_displays(backend: Backend, rows: Table) -> None:
@@ -260,18 +212,15 @@ def _summary(backend: Backend, rows: Table) -> dict[str, object]:
     counts = clicked.aggregate(displays=clicked.count(), none=(clicked["clicks"] == 0).sum(),
                                several=(clicked["clicks"] > 1).sum())  # fmt: skip
     found = fetch(backend, counts).to_pylist()[0]
-    return {
-        "displays": found["displays"],
-        "displays_without_click": int(found["none"] or 0),
-        "displays_with_several_clicks": int(found["several"] or 0),
-    }
+    none, several = (int(found[name] or 0) for name in ("none", "several"))
+    return {"displays": found["displays"], "displays_without_click": none, "displays_with_several_clicks": several}
 
 
 # --- features --------------------------------------------------------------------------------------------------------
 
 
 def _columns(
-    backend: Backend, rows: Table, statistics: Mapping[str, KeyStatistics], settings: Settings
+    backend: Backend, rows: Table, scalers: Mapping[str, Scaler], settings: Settings
 ) -> dict[clicks.Role, Sequence[Column]]:
     """The features by role: item for the ad, context for all that the ads of a display share."""
 
@@ -282,12 +231,8 @@ def _columns(
         encoder = HashEncoder(cardinality=settings.cardinality(name), separator=SEPARATOR, length=LIST_LENGTH)
         return Column(name, "hash", separator=SEPARATOR, encoder=encoder)
 
-    def number(name: str) -> Column:
-        return Column(name, "number", encoder=NumberEncoder())
-
     def count(key: str) -> Column:
-        scaler = statistics[key].scaler
-        encoder = ScaleEncoder(mean=scaler.mean, std=scaler.std, missing=0.0, log1p=True)
+        encoder = ScaleEncoder(mean=scalers[key].mean, std=scalers[key].std, missing=0.0, log1p=True)
         return Column(f"{key}_count", "number", encoder=encoder)
 
     def days(name: str) -> Column:
@@ -297,23 +242,22 @@ def _columns(
     item = [
         *map(hashed, ("ad_id", "document_id_promo", "campaign_id", "advertiser_id", "source_id_promo",
                       "publisher_id_promo")),
-        *(number(similarity_name(aspect)) for aspect in ASPECTS),
-        *(number(f"{key}_ctr") for key in CLICK_RATES),
+        *(Column(name, "number", encoder=NumberEncoder())
+          for name in (*map(features.similarity_name, ASPECTS), *(f"{key}_ctr" for key in CLICK_RATES))),
         *map(count, COUNTED),
         days("publish_time_promo_days_since_published"),
     ]  # fmt: skip
     # Not hashed, because with few ids two of the three platforms would share one.
     platform = Column("platform", "bucket", encoder=BucketEncoder(boundaries=(2.0, 3.0)))
     context = [
-        hashed("document_id"),
-        platform,
+        hashed("document_id"), platform,
         *map(hashed, ("geo_location", "geo_location_state", "geo_location_country", "source_id", "publisher_id")),
         *(listed_ids(f"{key}_list") for key in ASPECTS.values()),
         days("publish_time_days_since_published"),
-    ]
+    ]  # fmt: skip
     if settings.page_views:
-        item += page_views.item_columns()
-        context += page_views.context_columns(backend, rows)
+        item += features.reader_item_columns()
+        context += features.reader_context_columns(backend, rows)
     return {"item": item, "context": context}
 
 
@@ -322,24 +266,20 @@ def _median(backend: Backend, rows: Table, name: str) -> float:
     train = rows.filter((rows[SPLIT] == "train") & rows[name].notnull())
     clipped = train.mutate(_days=ibis.ifelse(train[name].between(0, MOST_DAYS), train[name], 0))
     counted = fetch(backend, counts_by(clipped, "_days").order_by("_days"))
-    values, counts = counted.column("_days").to_pylist(), counted.column("rows").to_pylist()
-    total, seen, middle = sum(counts), 0, []
-    for value, count in zip(values, counts, strict=True):
-        seen_before, seen = seen, seen + count
-        middle += [value for place in {(total - 1) // 2, total // 2} if seen_before <= place < seen]
-    return sum(middle) / len(middle) if middle else 0.0
+    values, counts = (counted.column(name).to_numpy() for name in ("_days", "rows"))
+    total = int(counts.sum())
+    if not total:
+        return 0.0
+    middle = np.searchsorted(np.cumsum(counts), [(total - 1) // 2, total // 2], side="right")
+    return float(values[middle].mean())
 
 
 def _write_unlabelled(backend: Backend, rows: Table, names: Sequence[str], path: Path) -> None:
     """Write the raw rows of clicks_test.csv for `recspec predict`: display_id, ad_id, then the features' columns."""
-    further = [name for name in names if name != "ad_id"]
-    chosen = rows.filter(rows[SPLIT] == UNLABELLED).order_by(ROW).select(display_id=GROUP, ad_id="ad_id", **{
-        name: name for name in further})  # fmt: skip
-    writer: pq.ParquetWriter | None = None
-    try:
-        for block in blocks(backend, chosen, clicks.BLOCK_ROWS):
-            writer = writer or pq.ParquetWriter(path, block.schema)
+    further = {name: name for name in names if name != "ad_id"}
+    unlabelled = rows.filter(rows[SPLIT] == UNLABELLED).order_by(ROW)
+    with ExitStack() as stack:
+        writer = None
+        for block in blocks(backend, unlabelled.select(display_id=GROUP, ad_id="ad_id", **further), clicks.BLOCK_ROWS):
+            writer = writer or stack.enter_context(pq.ParquetWriter(path, block.schema))
             writer.write_table(block)
-    finally:
-        if writer is not None:
-            writer.close()

@@ -13,8 +13,7 @@ from recspec.errors import DataError, listed, nearest
 from recspec.files import extract, open_zip
 from recspec.prepare import ROW, Backend, ColumnType, Notes, TextFile, count_rows, counts_by, fetch, keep_earliest
 
-NULL = "\\N"
-"""The publisher's text for a missing value, besides an empty field."""
+NULL = "\\N"  # the publisher's text for a missing value, besides an empty field
 TABLES: Mapping[str, Mapping[str, ColumnType]] = {
     "clicks_train": {"display_id": "int64", "ad_id": "int64", "clicked": "int64"},
     "clicks_test": {"display_id": "int64", "ad_id": "int64"},
@@ -53,20 +52,14 @@ def read_tables(backend: Backend, files: Mapping[str, Path]) -> dict[str, Table]
 
 
 def _with_numbers(backend: Backend, table: Table, name: str, path: Path) -> Table:
-    """Convert a text column to whole numbers.
-
-    Raises:
-        DataError: naming the lines with other text.
-    """
+    """Convert a text column to whole numbers; other text is an error that names its lines."""
     numbers = table[name].try_cast("int64")
     wrong = table.filter(numbers.isnull() & table[name].notnull()).select(ROW, value=name)
     first = fetch(backend, wrong.order_by(ROW).limit(3)).to_pylist()
     if first:
-        problems = [
-            f"line {entry[ROW] + 2:,}: column '{name}' is '{entry['value'][:60]}'; expected a whole number, {NULL} or "
-            "nothing"
-            for entry in first
-        ]
+        expected = f"expected a whole number, {NULL} or nothing"
+        lines = {entry[ROW] + 2: entry["value"][:60] for entry in first}
+        problems = [f"line {line:,}: column '{name}' is '{value}'; {expected}" for line, value in lines.items()]
         raise DataError.of(str(path), problems)
     return table.mutate(**{name: numbers})
 
@@ -75,10 +68,8 @@ def _with_publishers(backend: Backend, meta: Table) -> Table:
     """Documents, with a publisher of its own for each document without one: the largest number plus 2, 3, 4, ..."""
     largest = fetch(backend, meta.aggregate(largest=meta["publisher_id"].max())).column("largest")[0].as_py() or 0
     present = meta["publisher_id"].count().over(ibis.cumulative_window(order_by=ROW))
-    return meta.mutate(
-        publisher_id=meta["publisher_id"].fill_null(largest + 2 + meta[ROW] - present),
-        publish_time=_milliseconds(meta["publish_time"]),
-    ).drop(ROW)
+    publisher = meta["publisher_id"].fill_null(largest + 2 + meta[ROW] - present)
+    return meta.mutate(publisher_id=publisher, publish_time=_milliseconds(meta["publish_time"])).drop(ROW)
 
 
 def _milliseconds(texts: StringColumn) -> IntegerColumn:
@@ -111,12 +102,8 @@ def check_tables(backend: Backend, tables: Mapping[str, Table], files: Mapping[s
 
 
 def each_ad_once(backend: Backend, labelled: Table, notes: Notes) -> tuple[Table, int]:
-    """Keep one row per ad of a display, because MAP takes a display's rows for different ads; count the others.
-
-    The clicked row stays, else the first.
-    """
-    pairs = labelled.select("display_id", "ad_id").distinct()
-    repeated = count_rows(backend, labelled) - count_rows(backend, pairs)
+    """Keep an ad's clicked row, else its first, in each display, because MAP takes rows for different ads."""
+    repeated = count_rows(backend, labelled) - count_rows(backend, labelled.select("display_id", "ad_id").distinct())
     if repeated:
         order = [ibis.desc("clicked"), ROW]
         kept = backend.stage(keep_earliest(labelled, ["display_id", "ad_id"], order).order_by(ROW))
@@ -142,11 +129,7 @@ class Place:
 
 
 def recognise(raw: Path, names: Sequence[str]) -> dict[str, Place]:
-    """Find each table, as NAME.csv or NAME.csv.zip in a folder, in its direct subfolders, or in a zip of all tables.
-
-    Raises:
-        DataError: naming every table that is missing or in two places.
-    """
+    """Find each table, as NAME.csv or NAME.csv.zip in a folder, in its direct subfolders, or in a zip of all tables."""
     if raw.is_dir():
         found = [Place(path) for path in sorted([*raw.glob("*"), *raw.glob("*/*")]) if path.is_file()]
     elif raw.is_file():
@@ -178,16 +161,13 @@ def unpacked(place: Place, target: Path, limit: str | None) -> Path:
     if place.member is None and place.file.suffix != ".zip":
         return place.file
     target.parent.mkdir(parents=True, exist_ok=True)
-    if place.member is None:
-        _extract(place.file, target.name, target, limit)
-        return target
-    if not place.member.endswith(".zip"):
-        _extract(place.file, place.member, target, limit)
-        return target
-    inner = target.with_suffix(".zip")
-    _extract(place.file, place.member, inner, limit)
-    _extract(inner, target.name, target, limit)
-    inner.unlink()
+    archive, member = place.file, place.member or target.name
+    if member.endswith(".zip"):
+        archive, member = target.with_suffix(".zip"), target.name
+        _extract(place.file, str(place.member), archive, limit)
+    _extract(archive, member, target, limit)
+    if archive != place.file:
+        archive.unlink()
     return target
 
 

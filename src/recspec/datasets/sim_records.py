@@ -7,8 +7,9 @@ largest id. A record is a row, or `prebatch` rows feature by feature; the remain
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,46 +19,33 @@ from numpy.typing import NDArray
 
 from recspec.encoding import Encoders
 from recspec.errors import SpecError, listed
-from recspec.prepare import Notes, Progress
+from recspec.prepare import Progress
 from recspec.spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
 from recspec.storage import Ragged, SplitReader, open_split, tfrecord, transcode
 
-CHANNELS = ("user_features", "target_item_features", "positive_history", "negative_history", "label")
-
+CHANNELS = {
+    "user_features": "user_feat_*", "target_item_features": "item_feat_*_trgt", "positive_history": "item_feat_*_pos",
+    "negative_history": "item_feat_*_neg", "label": "label",
+}  # fmt: skip
+"""The channels, and the names of their features."""
 PUBLISHED_SPEC = "published_feature_spec.yaml"
 """File beside recspec's own specification, with `dimensions` for `length` and cardinalities as in the reference."""
-
-ROWS = 16_384
-"""Rows encoded in a block; with 400 ids per row, 50 MB."""
-
-
-@dataclass(frozen=True)
-class Records:
-    """The rows per record and the files per split."""
-
-    prebatch: int
-    train_files: int
-    test_files: int
-
-    def files(self, split: str) -> int:
-        """The number of files of a split."""
-        return self.train_files if split == "train" else self.test_files
+ROWS = 16_384  # rows encoded in a block; with 400 ids per row, 50 MB
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write(spec: FeatureSpec, records: Records, progress: Progress) -> FeatureSpec:
+def write(spec: FeatureSpec, prebatch: int, num_files: Mapping[str, int], progress: Progress) -> FeatureSpec:
     """Rewrite a prepared dataset with histories in the published layout, in the same folder."""
     names = published_names(spec)
+    old = [spec.folder / file for chunks in spec.sources.values() for chunk in chunks for file in chunk.files]
     sources: dict[str, tuple[Chunk, ...]] = {}
     for split in spec.splits:
-        reader = open_split(spec, split, list(names))
-        files = _write_split(spec, split, reader, names, records, progress)
+        files = _write_split(spec, split, names, max(1, prebatch), num_files[split], progress)
         sources[split] = (Chunk(type="tfrecord", features=tuple(names.values()), files=tuple(files)),)
-    for chunk in (chunk for chunks in spec.sources.values() for chunk in chunks):
-        for file in chunk.files:
-            (spec.folder / file).unlink()
+    for file in old:
+        file.unlink()
     _rename_companions(spec, names)
     written = _specification(spec, names, sources)
     _write_published(written)
@@ -65,11 +53,7 @@ def write(spec: FeatureSpec, records: Records, progress: Progress) -> FeatureSpe
 
 
 def published_names(spec: FeatureSpec) -> dict[str, str]:
-    """The published name of each feature that the layout holds, in its order.
-
-    Raises:
-        SpecError: if an item feature has no history or negative history.
-    """
+    """The published name of each feature that the layout holds, in its order."""
     items, histories = spec.role("item"), spec.role("history")
     names = {spec.label: "label", **{name: f"user_feat_{place}" for place, name in enumerate(spec.role("user"))}}
     problems = []
@@ -84,29 +68,22 @@ def published_names(spec: FeatureSpec) -> dict[str, str]:
 
 
 def _write_split(
-    spec: FeatureSpec, split: str, reader: SplitReader, names: Mapping[str, str], records: Records, progress: Progress
+    spec: FeatureSpec, split: str, names: Mapping[str, str], batch: int, num_files: int, progress: Progress
 ) -> list[str]:
-    """Write files of about equally many records, then the remaining rows."""
-    total, batch = reader.num_rows, max(1, records.prebatch)
+    """Write files of about equally many records of `batch` rows, then a record of the remaining rows."""
+    reader = open_split(spec, split, list(names))
+    total = reader.num_rows
     whole = total // batch
-    ends = [batch * (whole * (place + 1) // records.files(split)) for place in range(records.files(split))]
-    written = []
-    for place, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if start == end:
-            continue
-        file = f"{split}/part_{place}.tfrecord"
+    ends = [batch * (whole * place // num_files) for place in range(num_files + 1)]
+    parts = [(f"{split}/part_{place}.tfrecord", start, end, batch) for place, (start, end) in enumerate(pairwise(ends))]
+    parts.append((f"{split}/remainder.tfrecord", ends[-1], total, total - ends[-1]))
+    parts = [part for part in parts if part[1] < part[2]]
+    for file, start, end, rows in parts:
         with (spec.folder / file).open("wb") as stream:
-            for block in _blocks(spec, reader, names, start, end, batch):
+            for block in _blocks(spec, reader, names, start, end, rows):
                 stream.write(tfrecord.encode(block))
-                progress("writing records", min(end, total), total)
-        written.append(file)
-    if whole * batch < total:
-        file = f"{split}/remainder.tfrecord"
-        rest = total - whole * batch
-        blocks = _blocks(spec, reader, names, whole * batch, total, rest)
-        (spec.folder / file).write_bytes(b"".join(map(tfrecord.encode, blocks)))
-        written.append(file)
-    return written
+                progress("writing records", end, total)
+    return [file for file, *_ in parts]
 
 
 def _blocks(
@@ -121,8 +98,7 @@ def _blocks(
             column, length = columns[name], spec.features[name].length or 1
             rows = left_padded(column, length) if isinstance(column, Ragged) else column
             values = np.asarray(rows, np.int64).reshape(-1)
-            offsets = np.arange(0, len(values) + 1, length * batch)
-            block[published] = Ragged(values, offsets)
+            block[published] = Ragged(values, np.arange(0, len(values) + 1, length * batch))
         yield block
 
 
@@ -145,24 +121,15 @@ def _specification(spec: FeatureSpec, names: Mapping[str, str], sources: dict[st
             padding=feature.padding,
             vocabulary=shared if shared != published else None,
         )
-    channels = {
-        "user_features": tuple(name for name in features if name.startswith("user_feat")),
-        "target_item_features": tuple(name for name in features if name.endswith("_trgt")),
-        "positive_history": tuple(name for name in features if name.endswith("_pos")),
-        "negative_history": tuple(name for name in features if name.endswith("_neg")),
-        "label": ("label",),
-    }
+    channels = {channel: tuple(fnmatch.filter(features, pattern)) for channel, pattern in CHANNELS.items()}
     ids = {key: names[name] for key, name in (("user_id", spec.user_id), ("item_id", spec.item_id)) if name in names}
     return spec.replace(features=features, sources=sources, channels=channels, metadata={**spec.metadata, **ids})
 
 
 def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
     known = Encoders.load(spec.folder)
-    renamed = {
-        names[name]: encoder.model_copy(update={"column": getattr(encoder, "column", None) or name})
-        for name, encoder in known.encoders.items()
-        if name in names
-    }
+    renamed = {names[name]: encoder.model_copy(update={"column": getattr(encoder, "column", None) or name})
+               for name, encoder in known.encoders.items() if name in names}  # fmt: skip
     Encoders(renamed, known.vocabularies).save(spec.folder)
     for file in filter(None, (spec.catalogue("user"), spec.catalogue("item"))):
         table = pq.read_table(file)
@@ -170,7 +137,6 @@ def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
 
 
 def _write_published(spec: FeatureSpec) -> None:
-    told = spec.to_dict()
     features: dict[str, dict[str, object]] = {}
     for name, feature in spec.features.items():
         features[name] = {"dtype": str(feature.dtype)}
@@ -178,7 +144,7 @@ def _write_published(spec: FeatureSpec) -> None:
             features[name]["cardinality"] = feature.cardinality - 1
         if feature.length is not None:
             features[name]["dimensions"] = [feature.length]
-    text = yaml.safe_dump({**told, "feature_spec": features, "metadata": {}}, sort_keys=False)
+    text = yaml.safe_dump({**spec.to_dict(), "feature_spec": features, "metadata": {}}, sort_keys=False)
     (spec.folder / PUBLISHED_SPEC).write_text(text, encoding="utf-8")
 
 
@@ -186,65 +152,54 @@ def _write_published(spec: FeatureSpec) -> None:
 
 
 def found_in(raw: Path) -> Path | None:
-    """The specification file of published records, if RAW is one or its folder."""
+    """The specification of published records, if `raw` is that file or its folder."""
     path = raw / FILE_NAME if raw.is_dir() else raw
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        return None
-    return path
+    return path if path.suffix in (".yaml", ".yml") and path.is_file() else None
 
 
 def read(path: Path, out: Path, to: ChunkType, progress: Progress) -> FeatureSpec:
-    """Convert a dataset of the published layout to recspec's own, in another folder and chunk type.
-
-    Raises:
-        SpecError: if channels are missing, or histories and item features differ in number or order.
-    """
+    """Convert a dataset of the published layout to recspec's own, in another folder and chunk type."""
     spec = in_recspecs_words(FeatureSpec.load(path))
     written = transcode(spec, out, to, progress=lambda done, total: progress("reading records", done, total))
     rows = {split: open_split(written, split, [written.label]).num_rows for split in written.splits}
-    notes = Notes()
-    notes.inferred.append("id 0 is padding, and no cardinality counts it: the specification leaves both unsaid")
-    summary = {"rows": rows, **notes.summary()}
+    inferred = ["id 0 is padding, and no cardinality counts it: the specification leaves both unsaid"]
+    summary = {"rows": rows, "inferred": inferred}
     return written.replace(metadata={**written.metadata, "dataset": "amazon", "summary": summary})
 
 
 def in_recspecs_words(spec: FeatureSpec) -> FeatureSpec:
-    """The published specification with its implicit rules: id 0 is padding, which no cardinality counts, and the i-th
-    target, history and negative history share their ids."""
+    """The published specification with its implicit rules stated.
+
+    Id 0 is padding, which no cardinality counts. The i-th target, history and negative history share their ids.
+    """
     problems = [f"channel '{name}' is missing or empty" for name in CHANNELS if not spec.channels.get(name)]
     if problems:
         raise SpecError.of(f"{spec.folder}: no dataset of the published layout", problems)
     targets = spec.channels["target_item_features"]
-    shared: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
     for channel in ("positive_history", "negative_history"):
         lists = spec.channels[channel]
-        if len(lists) != len(targets):
+        if len(lists) == len(targets):
+            pairs += zip(lists, targets, strict=True)
+        else:
             problems.append(
                 f"channel '{channel}' holds {listed(lists)}, but 'target_item_features' {listed(targets)}; expected as "
                 "many, in the same order"
             )
-            continue
-        shared |= dict(zip(lists, targets, strict=True))
-        problems += [
-            f"'{name}' has cardinality {spec.features[name].cardinality}, but '{target}', whose ids it shares by its "
-            f"place in the channel, {spec.features[target].cardinality}"
-            for name, target in zip(lists, targets, strict=True)
-            if spec.features[name].cardinality != spec.features[target].cardinality
-        ]
-    problems += [
-        f"'{name}' declares padding or a vocabulary, so recspec wrote it; use `recspec transcode`"
-        for name in shared
-        if spec.features[name].padding is not None or spec.features[name].vocabulary is not None
-    ]
+    for name, target in pairs:
+        feature, expected = spec.features[name], spec.features[target].cardinality
+        if feature.cardinality != expected:
+            problems.append(
+                f"'{name}' has cardinality {feature.cardinality}, but '{target}', whose ids it shares by its place in "
+                f"the channel, {expected}"
+            )
+        if feature.padding is not None or feature.vocabulary is not None:
+            problems.append(f"'{name}' declares padding or a vocabulary, so recspec wrote it; use `recspec transcode`")
     if problems:
         raise SpecError.of(f"{spec.folder}: the published layout", problems)
-    features = {
-        name: feature.model_copy(
-            update={
-                "cardinality": feature.cardinality + 1 if isinstance(feature.cardinality, int) else feature.cardinality,
-                **({"padding": 0, "vocabulary": shared[name]} if name in shared else {}),
-            }
-        )
-        for name, feature in spec.features.items()
-    }
+    features, shared = {}, dict(pairs)
+    for name, feature in spec.features.items():
+        ids = feature.cardinality
+        further = {"padding": 0, "vocabulary": shared[name]} if name in shared else {}
+        features[name] = feature.model_copy(update={"cardinality": ids + 1 if isinstance(ids, int) else ids, **further})
     return spec.replace(features=features)

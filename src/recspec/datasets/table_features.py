@@ -1,58 +1,80 @@
-"""Features of your own table: which column each is made from, and its kind."""
+"""Features of your own table: their columns, kinds, catalogues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal
 
+import ibis
+import pyarrow as pa
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.datasets.table_settings import Role, Settings
 from recspec.encoding import BucketEncoder
-from recspec.errors import SettingsError, listed, nearest, unknown
-from recspec.prepare import GROUP, ITEM, LABEL, ROW, SERIES, SPLIT, TIMESTAMP, USER, Column, Kind, Notes
+from recspec.errors import DataError, SettingsError, listed, nearest, unknown
+from recspec.prepare import (
+    GROUP,
+    ITEM,
+    LABEL,
+    ROW,
+    SERIES,
+    SPLIT,
+    TIMESTAMP,
+    USER,
+    Backend,
+    Catalogue,
+    Column,
+    Kind,
+    Notes,
+    count_rows,
+    counts_by,
+    fetch,
+    keep_earliest,
+)
 
-RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, SPLIT)
-"""Names of features with a fixed meaning."""
-Value = TypeVar("Value")
+RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, SPLIT)  # names of features with a fixed meaning
 
 
 @dataclass(frozen=True)
 class Tables:
     """The rows, and the files of users and items."""
 
+    backend: Backend
+    settings: Settings
+    notes: Notes
     rows: Table
     users: Table | None
     items: Table | None
 
     def of(self, role: Role) -> Table | None:
-        """The file of users or items."""
         return {"user": self.users, "item": self.items}.get(role)
+
+    @property
+    def time(self) -> str | None:
+        """The column of the time, if the rows have it."""
+        return self.settings.timestamp if self.settings.timestamp in self.rows.columns else None
 
 
 @dataclass(frozen=True)
 class _Place:
+    """A feature and its column; `asked` is its name in the settings."""
+
     role: Role
     asked: str
-    """The name in the settings."""
     name: str
-    """The feature's name."""
     column: str
-    in_file: bool
-    """Whether the column is in the users' or items' file and not in the rows."""
+    in_file: bool  # whether the column is in the users' or items' file and not in the rows
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
     """The features, by role, and their raw columns."""
 
-    user: Sequence[Column]
-    item: Sequence[Column]
-    context: Sequence[Column]
+    columns: Mapping[Role, Sequence[Column]]
     crosses: Sequence[Column]
     places: Sequence[_Place]
 
@@ -67,61 +89,62 @@ class FeaturePlan:
     @property
     def taken(self) -> set[str]:
         """Names of features, which no column for people may have."""
-        columns = (*self.user, *self.item, *self.context, *self.crosses)
-        return {*RESERVED, *(column.name for column in columns)}
+        return {*RESERVED, *(column.name for column in chain(*self.columns.values(), self.crosses))}
+
+    def note_places(self, tables: Tables) -> None:
+        """Note the features whose name differs from their column's."""
+        for place in self.places:
+            if place.name == place.column:
+                continue
+            why = "of the rows, whose plain name is taken"
+            if place.in_file:
+                why = f"of {getattr(tables.settings, f'{place.role}s')}, because the plain name is another column's"
+            tables.notes.changed.append(f"{place.role} feature '{place.name}' is the column '{place.column}' {why}")
 
 
-def plan_features(tables: Tables, settings: Settings, raw: Path) -> FeaturePlan:
-    """Find the column and the kind of each feature.
-
-    Raises:
-        SettingsError: naming every column that does not exist.
-    """
-    problems = _named_columns_problems(tables, settings)
-    places = _places(tables, settings, problems)
-    settings = _by_feature(settings, places)
+def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
+    """Find the column and the kind of each feature."""
+    problems = _named_columns_problems(tables)
+    places = _places(tables, problems)
+    settings = _by_feature(tables.settings, places)
     found: dict[Role, list[Column]] = {"user": [], "item": [], "context": []}
     for place in places:
         table = tables.of(place.role) if place.in_file else tables.rows
         assert table is not None
         called = None if place.in_file or place.name == place.column else place.column
-        found[place.role] += [
-            replace(column, called=called) for column in _columns(place.name, table[place.column], settings, problems)
-        ]
+        columns = _columns(place.name, table[place.column], settings, problems)
+        found[place.role] += [replace(column, called=called) for column in columns]
     for name in (*settings.numeric, *settings.categorical, *settings.lists):
         if name not in settings.features:
             hint = nearest(name, settings.features)
             problems.append(f"'{name}' is set as numeric, categorical or list, but is no feature{hint}")
-    problems += [
-        f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
-        for setting, named in (("hashed", settings.hashed), ("buckets", settings.buckets))
-        for name in named
-        if name not in settings.features
-    ]
-    crosses = _crosses([column for columns in found.values() for column in columns], settings, tables, problems)
+    for setting in ("hashed", "buckets"):
+        problems += [f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
+                     for name in getattr(settings, setting) if name not in settings.features]  # fmt: skip
+    crosses = _crosses([*chain(*found.values())], settings, tables, problems)
     if problems:
         raise SettingsError.of(f"{raw}: settings", problems)
-    return FeaturePlan(found["user"], found["item"], found["context"], crosses, places)
+    return FeaturePlan(found, crosses, places)
 
 
-def _places(tables: Tables, settings: Settings, problems: list[str]) -> list[_Place]:
+def _places(tables: Tables, problems: list[str]) -> list[_Place]:
     """Find each feature's column and give the feature a unique name.
 
     A column of the users' or items' file takes precedence over a column of the rows with the same name. Its feature
     then has the suffix `_user` or `_item`, because in rows to predict the plain name is the rows' own column. Names
     are compared without case, as engines do.
     """
-    columns = {name for name in tables.rows.columns if name != ROW}
+    settings = tables.settings
+    columns = {*tables.rows.columns} - {ROW}
     in_rows = {name.lower() for name in columns}
     places: list[_Place] = []
     for role, names in settings.by_role.items():
         side = tables.of(role)
-        of_file = {name for name in side.columns if name != ROW} if side is not None else set()
+        of_file = {*side.columns} - {ROW} if side is not None else set()
         for asked in dict.fromkeys(names):
             if asked == getattr(settings, role, None):
-                problems.append(
-                    f"{role} feature '{asked}' is the {role}'s id, which is a feature already; leave it out"
-                )
+                own_id = f"the {role}'s id, which is a feature already; leave it out"
+                problems.append(f"{role} feature '{asked}' is {own_id}")
                 continue
             plain = asked.removesuffix(f"_{role}")
             in_file = asked in of_file
@@ -159,33 +182,13 @@ def _by_feature(settings: Settings, places: Sequence[_Place]) -> Settings:
     def all_of(given: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for one in given for name in names.get(one, [one]))
 
-    def table_of(given: Mapping[str, Value]) -> dict[str, Value]:
+    def table_of(given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for one, value in given.items() for name in names.get(one, [one])}
 
-    return settings.model_copy(
-        update={
-            **{f"{role}_features": tuple(p.name for p in places if p.role == role) for role in settings.by_role},
-            **{name: all_of(getattr(settings, name)) for name in ("numeric", "categorical", "lists")},
-            "hashed": table_of(settings.hashed),
-            "buckets": table_of(settings.buckets),
-            "crosses": tuple(all_of(cross) for cross in settings.crosses),
-        }
-    )
-
-
-def note_places(plan: FeaturePlan, files: Mapping[str, str | None], notes: Notes) -> None:
-    """Note the features whose name differs from their column's."""
-    for place in plan.places:
-        if place.in_file and place.name != place.column:
-            notes.changed.append(
-                f"{place.role} feature '{place.name}' is the column '{place.column}' of {files[place.role]}, because "
-                f"the plain name is another column's"
-            )
-        elif place.name != place.column:
-            notes.changed.append(
-                f"{place.role} feature '{place.name}' is the column '{place.column}' of the rows, whose plain name is "
-                "taken"
-            )
+    update: dict[str, object] = {name: all_of(getattr(settings, name)) for name in ("numeric", "categorical", "lists")}
+    update |= {f"{role}_features": tuple(p.name for p in places if p.role == role) for role in settings.by_role}
+    update |= {"hashed": table_of(settings.hashed), "buckets": table_of(settings.buckets)}
+    return settings.model_copy(update={**update, "crosses": tuple(map(all_of, settings.crosses))})
 
 
 def _no_feature(name: str, settings: Settings, tables: Tables, known: Sequence[str]) -> str:
@@ -221,16 +224,14 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
     return found
 
 
-def _named_columns_problems(tables: Tables, settings: Settings) -> list[str]:
+def _named_columns_problems(tables: Tables) -> list[str]:
+    settings = tables.settings
     named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
     if "timestamp" in settings.model_fields_set or settings.chosen_split == "time":
         named["timestamp"] = settings.timestamp
     columns = [name for name in tables.rows.columns if name != ROW]
-    problems = [
-        f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
-        for setting, name in named.items()
-        if name is not None and name not in columns
-    ]
+    problems = [f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
+                for setting, name in named.items() if name is not None and name not in columns]  # fmt: skip
     for setting, table, key in (("users", tables.users, settings.user), ("items", tables.items, settings.item)):
         if table is not None and (key is None or key not in table.columns):
             problems.append(f"setting '{setting}': the file has no column '{key}' to join by; "
@@ -276,3 +277,111 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str]) 
     if name in settings.hashed:
         return Column(name, "hash", separator=separator, size=settings.hashed[name], is_list=chosen == "list")
     return Column(name, chosen, separator=separator)
+
+
+# --- catalogues ------------------------------------------------------------------------------------------------------
+
+
+def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, train: Table) -> Catalogue | None:
+    """The catalogue of users or items: the latest values of features in `train`, and the columns of its file."""
+    settings = tables.settings
+    name, columns = USER if role == "user" else ITEM, plan.columns[role]
+    in_rows = [*plan.in_rows(role)]
+    latest = _latest(tables, train, role, name, in_rows) if in_rows else None
+    side, file, key = tables.of(role), getattr(settings, f"{role}s"), getattr(settings, role)
+    if side is None:
+        return Catalogue(latest.select([name]), name, columns, latest=latest) if latest is not None else None
+    title = settings.title if role == "item" else None
+    if title is not None and title not in side.columns:
+        raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
+    table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
+    features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
+    shown = {column: f"\0{column}" for column in side.columns if column not in (key, ROW)}
+    arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
+    readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
+    return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
+
+
+def _latest(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> pa.Table:
+    order = [TIMESTAMP, ROW] if TIMESTAMP in train.columns else [ROW]
+    train = tables.backend.stage(train.select(key, *order, *names))
+    _note_varying(tables, train, role, key, names)
+    latest = keep_earliest(train, [key], [ibis.desc(each) for each in order])
+    return fetch(tables.backend, latest.select(key, *names).order_by(key))
+
+
+def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> None:
+    """Note features with several values within one user or item, which may belong to the event."""
+    backend = tables.backend
+    each = backend.stage(train.group_by(key).aggregate(**{name: train[name].nunique() for name in names}))
+    if tables.settings.label is None:
+        done = (f"every row has its {role}'s latest value of train; if the value belongs to the event, name the column "
+                "in context_features")  # fmt: skip
+    else:
+        done = (f"rows keep their own; what a request leaves out is taken from {role}s.parquet, which has the latest "
+                "value of train")  # fmt: skip
+    for name in names:
+        several = each.filter(each[name] > 1)
+        found = fetch(backend, several.aggregate(count=several.count(), first=several[key].min())).to_pylist()[0]
+        if not found["count"]:
+            continue
+        own = train.filter((train[key] == found["first"]) & train[name].notnull())
+        values = own.group_by(name).aggregate(_place=own[ROW].min()).order_by("_place").limit(2).select(name)
+        one, other = (_shown(value) for value in fetch(backend, values).column(name).to_pylist())
+        tables.notes.changed.append(
+            f"{role} feature '{name}' varies within {found['count']:,} of {count_rows(backend, each):,} {role}s, such "
+            f"as {role} '{found['first']}' ({one} and {other}); {done}"
+        )
+
+
+def _readable(
+    tables: Tables, plan: FeaturePlan, role: Role, file: str, title: str | None, columns: Sequence[str]
+) -> dict[str, str]:
+    """Columns for people: name in the catalogue -> column of the file; a feature's name has the suffix `_text`."""
+    readable = {"title": title} if title is not None else {}
+    own = plan.in_file(role)
+    for column in columns:
+        if column == title:
+            continue
+        taken = {*plan.taken, *readable}
+        is_free = column.lower() not in {each.lower() for each in taken}
+        name = column if is_free else free_name(f"{column}_text", taken)
+        if name != column and column not in own:
+            tables.notes.changed.append(
+                f"column '{column}' of {file} is '{name}' in the prepared {role}s.parquet, because the plain name is "
+                "taken"
+            )
+        readable[name] = column
+    return readable
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return f"'{text}'" if len(text) <= 40 else f"'{text[:40]}...'"
+
+
+def as_ids(values: Values, like: Values) -> Values:
+    """Ids of a file with the type of ids in the rows; null if they do not convert."""
+    kind = like.type()
+    if values.type() == kind:
+        return values
+    return values.cast("string") if kind.is_string() else values.try_cast(kind)
+
+
+def _one_row_each(tables: Tables, side: Table, key: str, like: Values, file: str) -> Table:
+    """A file of users or items, with ids of the same type as in the rows."""
+    backend, notes = tables.backend, tables.notes
+    without = count_rows(backend, side.filter(side[key].isnull()))
+    if without:
+        notes.dropped.append(f"{without:,} rows of {file}: they have no '{key}'")
+    side = side.mutate(**{key: as_ids(side[key], like)})
+    strange = count_rows(backend, side.filter(side[key].isnull())) - without
+    if strange:
+        notes.dropped.append(f"{strange:,} rows of {file}: no row has an id such as theirs, which is no whole number")
+    side = side.filter(side[key].notnull())
+    counted = counts_by(side, key)
+    twice = fetch(backend, counted.filter(counted["rows"] > 1).order_by(key).limit(5))
+    if twice.num_rows:
+        names = listed(map(str, twice.column(key).to_pylist()))
+        raise DataError(f"{file}: names {names} more than once in column '{key}'; expected one row each")
+    return side.order_by(ROW)

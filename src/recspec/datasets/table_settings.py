@@ -41,15 +41,11 @@ class Settings(HistorySettings):
     item: str | None = Field("item_id", description="column of the item's id; null if there is none")
     timestamp: str | None = Field("timestamp", description="column of the time; the order of the file if null")
     label: str | None = Field(None, description="column to predict, 0 or 1; every row is a 1 if null")
-    positive_from: float | None = Field(
-        None, description="the label is 1 if its column is at least this number, else 0"
-    )
+    positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
     split: Split | None = Field(None, description="if null, leave_one_out without a label and share with one")
     valid: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for valid, unless leave_one_out")
     test: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for test, unless leave_one_out")
-    group: str | None = Field(
-        None, description="column of the group; rows of a group are ranked together; the user if null"
-    )
+    group: str | None = Field(None, description="column of the group, whose rows are ranked together; the user if null")
     user_features: tuple[str, ...] = Field((), description="further columns about the user")
     item_features: tuple[str, ...] = Field((), description="further columns about the item")
     context_features: tuple[str, ...] = Field((), description="further columns about the event")
@@ -63,9 +59,7 @@ class Settings(HistorySettings):
     )
     crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features to hash together as a_x_b")
     cross_cardinality: Cardinality = Field(10_000, description="number of ids of each cross")
-    cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (), description="default cut-offs k of `evaluate`, such as [12]"
-    )
+    cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field((), description="default cut-offs k of `evaluate`")
     users: str | None = Field(None, description="file beside the rows with one row per user; joined by the user's id")
     items: str | None = Field(None, description="file beside the rows with one row per item; joined by the item's id")
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
@@ -73,18 +67,12 @@ class Settings(HistorySettings):
         None, description="separator of a text file's columns; if null, a comma, in .tsv a tab, in sequences blanks"
     )
     encoding: Encoding | None = Field(None, description="encoding of text files, such as cp1252; utf-8 if null")
-    layout: RawLayout = Field(
-        "rows", description="sequences: each line is a user and then their items, the earliest first, without a header"
-    )
+    layout: RawLayout = Field("rows", description="sequences: lines of a user, then items from the earliest; no header")
     files: tuple[str, ...] = Field((), description="files of the folder RAW to read, in this order; all if empty")
     rows: int | None = Field(None, ge=1, description="number of rows to read, from the first; all if null")
-    types: dict[str, RawType] = Field(
-        {}, description="types of columns, string, int64 or float64: {column: type}; ids are text otherwise"
-    )
+    types: dict[str, RawType] = Field({}, description="{column: string, int64 or float64}; ids are text by default")
     missing_values: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
-        (),
-        description="texts that mean a missing value in any column; in numbers n/a, NA, null, none, nan, - "
-        "and ? always do",
+        (), description="texts that mean a missing value; in numbers n/a, NA, null, none, nan, - and ? always do"
     )
     time_format: TimeFormat | None = Field(
         None,
@@ -98,8 +86,7 @@ class Settings(HistorySettings):
     min_interactions: int = Field(1, ge=1, description="without a label: users with fewer items are left out")
     num_negatives: int = Field(100, ge=0, description="without a label: candidates beside the positive in each series")
     unknown_targets: UnknownTargets = Field(
-        "drop",
-        description="split time without a label: drop, or keep with id 0, held-out rows whose item is not in train",
+        "drop", description="split time without a label: drop, or keep with id 0, held-out rows of items not in train"
     )
     seed: int = Field(1, ge=0, description="seed of the negatives, and of splits by share and group")
 
@@ -112,7 +99,9 @@ class Settings(HistorySettings):
             raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out or time")
         if self.label is None and (self.user is None or self.item is None):
             raise ValueError(f"split {split} needs the columns of user and item, where there is no label")
-        if self.label is not None and (given := self._of_interactions()):
+        of_interactions = (*HistorySettings.model_fields, "unknown_targets", "repeats")
+        given = [name for name in of_interactions if getattr(self, name) != type(self).model_fields[name].default]
+        if self.label is not None and given:
             raise ValueError(f"{' and '.join(given)}: of rows without a label; leave out the label or these settings")
         if split == "time" and self.timestamp is None:
             raise ValueError("split time needs the column of the timestamp")
@@ -126,28 +115,17 @@ class Settings(HistorySettings):
         for cross in self.crosses:
             if len(set(cross)) < max(2, len(cross)) or self.crosses.count(cross) > 1:
                 raise ValueError(f"a cross is of two different features or more and named once, found {list(cross)}")
-        if self.layout == "sequences" and (given := self._of_rows()):
+        given = [name for name in ("label", "context_features", "group") if getattr(self, name)]
+        given += ["split"] if split == "time" else []
+        if self.layout == "sequences" and given:
             raise ValueError(f"layout sequences has users and items alone; leave out {' and '.join(given)}")
         if self.valid + self.test >= 1:
             raise ValueError(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
         return self
 
-    def _of_interactions(self) -> list[str]:
-        """Given settings that do not apply to rows with a label."""
-        names = (*HistorySettings.model_fields, "unknown_targets", "repeats")
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
-
-    def _of_rows(self) -> list[str]:
-        """Given settings that do not apply to layout sequences."""
-        names = ("label", "context_features", "group")
-        given = [name for name in names if getattr(self, name)]
-        return [*given, *(["split"] if self.chosen_split == "time" else [])]
-
     @property
     def reading(self) -> Reading:
-        """The options for reading raw files."""
-        names = Reading.__dataclass_fields__
-        return Reading(**{name: getattr(self, name) for name in names})
+        return Reading(**{name: getattr(self, name) for name in Reading.__dataclass_fields__})
 
     @property
     def chosen_split(self) -> Split:
@@ -156,10 +134,8 @@ class Settings(HistorySettings):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """All further columns."""
         return (*self.user_features, *self.item_features, *self.context_features)
 
     @property
     def by_role(self) -> Mapping[Role, tuple[str, ...]]:
-        """All further columns, by role."""
         return {"user": self.user_features, "item": self.item_features, "context": self.context_features}

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from recspec.spec import NO_FILES, Feature, FeatureSpec
 from recspec.storage import Array, Columns, Ragged, open_split
 
-COUNTED_IDS = 1 << 28
-"""Largest id whose distinct values are counted: a byte for each id up to it."""
+COUNTED_IDS = 1 << 28  # largest id whose distinct values are counted: a byte for each id up to it
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
@@ -37,17 +36,13 @@ class FeatureCard:
     cardinality: int | str | None
     vocabulary: str | None
     length: int | None
-    minimum: float | None
-    """None where a list feature holds no value at all."""
+    minimum: float | None  # None where a list feature holds no value at all
     maximum: float | None
-    mean: float | None
-    """Of numbers; None for ids."""
+    mean: float | None  # of numbers; None for ids
     distinct: int | None
     """Different ids that occur; None for numbers, without files, and where ids are too large to be counted."""
-    zero_share: float | None
-    """Share of values that are 0: of ids in data prepared by recspec, the unknown ones."""
-    list_lengths: Mapping[str, float] | None
-    """For a list, quantiles of the values a row holds and their mean."""
+    zero_share: float | None  # share of values that are 0: of ids in data prepared by recspec, the unknown ones
+    list_lengths: Mapping[str, float] | None  # for a list, quantiles of the values a row holds and their mean
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,7 @@ class Card:
     folder: str
     splits: Mapping[str, SplitCard]
     features: Mapping[str, FeatureCard]
-    notes: tuple[str, ...]
-    """What is allowed, but perhaps not meant."""
+    notes: tuple[str, ...]  # what is allowed, but perhaps not meant
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists and numbers."""
@@ -84,7 +78,9 @@ def describe(spec: FeatureSpec) -> Card:
         label_mean = label_sum / reader.num_rows if spec.label in reader.features else None
         splits[split] = SplitCard(reader.num_rows, len(paths), size, label_mean)
     features = {name: figure.card(spec, name) for name, figure in figures.items()}
-    return Card(str(spec.folder), splits, features, tuple(_notes(spec)))
+    auto = [name for name, feature in spec.features.items() if feature.cardinality == "auto"]
+    notes = [f"cardinality of '{name}' is auto: models need a number, which `recspec transcode` finds" for name in auto]
+    return Card(str(spec.folder), splits, features, tuple(notes if spec.splits else [NO_FILES, *notes]))
 
 
 def _add(figures: Mapping[str, _Figures], columns: Columns, label: str) -> float:
@@ -92,20 +88,10 @@ def _add(figures: Mapping[str, _Figures], columns: Columns, label: str) -> float
     for name, column in columns.items():
         if isinstance(column, Ragged):
             figures[name].add_lengths(column.lengths)
-            figures[name].add(column.values)
-        else:
-            figures[name].add(column)
+        figures[name].add(column.values if isinstance(column, Ragged) else column)
     labels = columns.get(label, np.zeros(0))
     assert not isinstance(labels, Ragged)
     return float(labels.sum(dtype=np.float64))
-
-
-def _notes(spec: FeatureSpec) -> list[str]:
-    notes = [] if spec.splits else [NO_FILES]
-    for name, feature in spec.features.items():
-        if feature.cardinality == "auto":
-            notes.append(f"cardinality of '{name}' is auto: models need a number, which `recspec transcode` finds")
-    return notes
 
 
 @dataclass
@@ -153,18 +139,14 @@ class _Figures:
         feature, some = self.feature, self.count > 0
         read = some or bool(self.lengths.any())
         return FeatureCard(
-            roles=spec.roles_of(name),
-            dtype=str(spec.storage_dtype(name)),
-            cardinality=feature.cardinality,
-            vocabulary=spec.vocabulary(name) if feature.is_categorical else None,
-            length=feature.length,
-            minimum=self.minimum if some else None,
-            maximum=self.maximum if some else None,
+            roles=spec.roles_of(name), dtype=str(spec.storage_dtype(name)), cardinality=feature.cardinality,
+            vocabulary=spec.vocabulary(name) if feature.is_categorical else None, length=feature.length,
+            minimum=self.minimum if some else None, maximum=self.maximum if some else None,
             mean=self.total / self.count if some and not feature.is_categorical else None,
             distinct=int(self.seen.sum()) if feature.is_categorical and self.seen is not None and read else None,
             zero_share=self.zeros / self.count if some else None,
             list_lengths=_quantiles(self.lengths) if feature.is_list and read else None,
-        )
+        )  # fmt: skip
 
 
 def _quantiles(counts: NDArray[np.int64]) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """TensorFlow's checkpoints read with numpy alone: the variables of a TensorBundle, and the operations of a graph.
 
 A TensorBundle is `PREFIX.index` and `PREFIX.data-00000-of-0000N`. The index is a table in LevelDB's format: blocks of
-entries sorted by key, whose keys leave out what they share with the one before; a footer says where the index of the
-blocks lies. A value is a protocol buffer, BundleEntryProto: type, shape, file, offset, size, and the masked CRC-32C of
-the bytes. A variable cut into slices has an entry that lists them, and one entry a slice under a binary key.
+entries sorted by key, each key without the bytes it shares with the one before; a footer gives the place of the index
+of the blocks. A value is a protocol buffer, BundleEntryProto: type, shape, file, offset, size, and the masked CRC-32C
+of the bytes. A variable cut into slices has an entry that lists them, and an entry under a binary key for each slice.
 
 Sources of the format: tensorflow/core/protobuf/tensor_bundle.proto, tensorflow/core/util/saved_tensor_slice_util.h,
 tensorflow/core/lib/strings/ordered_code.h, LevelDB's doc/table_format.md.
@@ -26,6 +26,8 @@ from recspec.errors import DataError, listed, nearest
 from recspec.storage import masked_crc
 
 Array: TypeAlias = NDArray[np.generic]
+Message: TypeAlias = Mapping[int, Sequence[int | memoryview]]
+"""The values of a protocol buffer by field number: integers, and the bytes of texts and messages."""
 
 TYPES: Mapping[int, str] = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
@@ -33,21 +35,12 @@ TYPES: Mapping[int, str] = {
     21: "variant", 22: "uint32", 23: "uint64",
 }  # fmt: skip
 """Names of TensorFlow's DataType."""
-
 NUMBERS = frozenset(TYPES.values()) - {"string", "resource", "variant"}
-
-MOST_INDEX_BYTES = 1 << 28
-MOST_GRAPH_BYTES = 1 << 31
-MOST_KEY_BYTES = 1 << 28
-SHOWN = 20
-"""Models that a message lists."""
-DEEPEST = 3
-"""Folders below the one that was named in which models are looked for, as in export/best/1700000000."""
-"""Of all keys together, which leave out what they share and so may be far longer than the file."""
-
-MOST_DIMENSIONS, MOST_ROWS = 8, 1 << 40
-"""Of a variable: beyond what any disk holds, and within what numpy takes."""
-
+MOST_INDEX_BYTES, MOST_GRAPH_BYTES = 1 << 28, 1 << 31
+MOST_KEY_BYTES = 1 << 28  # of all keys together: without the bytes they share, they may be far longer than the file
+MOST_DIMENSIONS, MOST_ROWS = 8, 1 << 40  # of a variable: more than any disk holds, and within numpy's limits
+SHOWN = 20  # models listed in a message
+DEEPEST = 3  # folders below the given one in which models are looked for, as in export/best/1700000000
 _FOOTER_BYTES, _TRAILER_BYTES = 48, 5
 _MAGIC = 0xDB4775248B80FB57
 _VARINT_BYTES = 10
@@ -55,12 +48,12 @@ _VARINT_BYTES = 10
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a variable: where it begins and how long it is in each dimension; a length of None is all of it."""
+    """A part of a variable: start and length in each dimension; a length of None is all of it."""
 
     extents: tuple[tuple[int, int | None], ...]
 
     def within(self, shape: Sequence[int]) -> tuple[slice, ...] | None:
-        """The part as an index into an array of this shape, or None where it does not fit."""
+        """The part as an index into an array of this shape; None if it does not fit."""
         if len(self.extents) != len(shape):
             return None
         places = [slice(start, size if length is None else start + length)
@@ -71,14 +64,13 @@ class Slice:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index says of a variable."""
+    """A variable or a slice in the index."""
 
     type: str
     shape: tuple[int, ...]
     shard: int = 0
     offset: int = 0
-    size: int = 0
-    """Bytes."""
+    size: int = 0  # bytes
     checksum: int | None = None
     slices: tuple[Slice, ...] = ()
 
@@ -92,25 +84,18 @@ class TensorBundle:
 
     prefix: Path
     num_shards: int
-    entries: Mapping[str, Entry]
-    """By name, in order of names."""
+    entries: Mapping[str, Entry]  # variables, in order of names
     parts: Mapping[tuple[str, Slice], Entry] = field(repr=False)
-    """The slices of variables that are cut."""
 
     @classmethod
     def open(cls, prefix: Path) -> TensorBundle:
-        """Read the index.
-
-        Raises:
-            DataError: if it is missing, damaged or cut off, or made in a way that is not read here.
-        """
+        """Read the index."""
         path = prefix.with_name(f"{prefix.name}.index")
         try:
-            data = _whole(path, MOST_INDEX_BYTES)
             header: bytes | None = None
             entries: dict[str, Entry] = {}
             parts: dict[tuple[str, Slice], Entry] = {}
-            for key, value in _table(data):
+            for key, value in _table(_whole(path, MOST_INDEX_BYTES)):
                 if not key:
                     header = value
                 elif key[0] == 0:
@@ -126,11 +111,7 @@ class TensorBundle:
             raise DataError(f"{path}: damaged or cut off: {error}") from None
 
     def read(self, name: str) -> Array:
-        """A variable, put together where it was cut into slices; bfloat16 as float32.
-
-        Raises:
-            DataError: naming the variable, for one that is unknown, holds no numbers, or is damaged.
-        """
+        """A variable, joined from its slices if it has any; bfloat16 as float32."""
         if name not in self.entries:
             raise DataError(f"{self.prefix}: no variable '{name}'{nearest(name, self.entries)}")
         entry = self.entries[name]
@@ -148,23 +129,20 @@ class TensorBundle:
             shape = tuple(where.stop - where.start for where in place)
             if (own.type, own.shape) != (entry.type, shape):
                 raise _Damaged(f"its slice {part.extents} is {own}; expected {entry.type} {shape}")
-            pieces.append((place, self._read(own)))  # before any room is made: the files bound how much they can be
+            pieces.append((place, self._read(own)))  # before memory is taken for the whole: the files bound its size
         if sum(array.size for _, array in pieces) != math.prod(entry.shape):
             raise _Damaged("its slices are not the whole of it")
-        covered = np.zeros(entry.shape, bool)
-        for place, _ in pieces:
-            covered[place] = True
+        covered, joined = np.zeros(entry.shape, bool), np.empty(entry.shape, pieces[0][1].dtype)
+        for place, array in pieces:
+            covered[place], joined[place] = True, array
         if not covered.all():
             raise _Damaged("its slices overlap")
-        joined = np.empty(entry.shape, _numpy_type(entry.type, stored=False))
-        for place, array in pieces:
-            joined[place] = array
         return joined
 
     def _read(self, entry: Entry) -> Array:
         if entry.type not in NUMBERS:
             raise _Damaged(f"holds {entry.type}, which is not read; only numbers are")
-        stored = _numpy_type(entry.type, stored=True)
+        stored = np.dtype("u2" if entry.type == "bfloat16" else entry.type).newbyteorder("<")
         if entry.size != math.prod(entry.shape) * stored.itemsize:
             raise _Damaged(f"takes {entry.size:,} bytes; its shape and type ask for another number")
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
@@ -187,13 +165,7 @@ class TensorBundle:
 
 
 class _Damaged(Exception):
-    """What is wrong, for a caller who knows where."""
-
-
-def _numpy_type(name: str, *, stored: bool) -> np.dtype[np.generic]:
-    if name == "bfloat16":
-        return np.dtype("<u2" if stored else np.float32)
-    return np.dtype(name).newbyteorder("<")
+    """What is wrong, for a caller that knows the place."""
 
 
 # --- where a checkpoint lies -----------------------------------------------------------------------------------------
@@ -201,41 +173,34 @@ def _numpy_type(name: str, *, stored: bool) -> np.dtype[np.generic]:
 
 @dataclass(frozen=True)
 class Saved:
-    """What was found under the path that a user named."""
+    """The files of a model."""
 
-    prefix: Path
-    """Of the variables' files."""
-    graph: Path | None
-    """The file with the operations, if it is there: saved_model.pb, or PREFIX.meta."""
+    prefix: Path  # of the variables' files
+    graph: Path | None  # the file with the operations, if it exists: saved_model.pb, or PREFIX.meta
 
 
 def find(path: Path) -> Saved:
-    """The checkpoint or SavedModel that a user named: a folder of either, a prefix, or one of a checkpoint's files.
-
-    A folder of checkpoints stands for the one that its file `checkpoint` calls the latest.
-
-    Raises:
-        DataError: saying what is there instead.
-    """
+    """The SavedModel or checkpoint at a path: a folder, whose latest checkpoint counts, a prefix, or a file of it."""
     if path.is_dir():
         return _in_folder(path)
     if path.name == "saved_model.pb":
         return _in_folder(path.parent)
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
     if not _has_index(prefix):
-        known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
-        known = [re.sub(r"\.index$", "", name) for name in known]
+        known = [found.name.removesuffix(".index") for found in path.parent.iterdir()] if path.parent.is_dir() else []
         what = "no index (PREFIX.index) beside it" if path.exists() else "no such folder or checkpoint"
         raise DataError(f"{path}: {what}{nearest(path.name, known)}")
-    meta = prefix.with_name(f"{prefix.name}.meta")
-    return Saved(prefix, meta if meta.is_file() else None)
+    return _saved(prefix, prefix.with_name(f"{prefix.name}.meta"))
+
+
+def _saved(prefix: Path, graph: Path) -> Saved:
+    return Saved(prefix, graph if graph.is_file() else None)
 
 
 def _in_folder(folder: Path) -> Saved:
     variables = folder / "variables" / "variables"
     if _has_index(variables):
-        graph = folder / "saved_model.pb"
-        return Saved(variables, graph if graph.is_file() else None)
+        return _saved(variables, folder / "saved_model.pb")
     if (folder / "checkpoint").is_file():
         return find(_latest(folder))
     found = _models_in(folder)
@@ -252,7 +217,7 @@ def _in_folder(folder: Path) -> Saved:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Checkpoints' prefixes right in a folder; and SavedModels and folders of checkpoints up to `DEEPEST` below it."""
+    """Prefixes of checkpoints in a folder, and SavedModels and folders of checkpoints up to `DEEPEST` below it."""
     found = {file.with_suffix("") for file in folder.glob("*.index")}
     for depth in range(1, DEEPEST + 1):
         below = "*/" * depth
@@ -262,7 +227,7 @@ def _models_in(folder: Path) -> list[Path]:
 
 
 def _latest(folder: Path) -> Path:
-    """The prefix that the text file `checkpoint` names; one that was moved with its folder is found there."""
+    """The prefix in the text file `checkpoint`; if its folder was moved, the prefix of that name in this folder."""
     file = folder / "checkpoint"
     text = _whole(file, 1 << 20).decode(errors="replace")
     found = re.search(r'^\s*model_checkpoint_path:\s*"((?:[^"\\]|\\.)*)"', text, re.MULTILINE)
@@ -313,14 +278,14 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """Offset and size of a block, and where the next thing stands."""
+    """Offset and size of a block, and the place after them."""
     offset, at = _varint(data, at)
     size, at = _varint(data, at)
     return (offset, size), at
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    """The entries of a block, without its restart points, which only a search needs."""
+    """The entries of a block, without its restart points, which serve searches only."""
     end = offset + size + _TRAILER_BYTES
     if end > len(data) - _FOOTER_BYTES or size < 4:
         raise _Damaged("a block lies beyond its end")
@@ -349,7 +314,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += own + length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number, and the place after it."""
     number = 0
     for position, byte in enumerate(data[at : at + _VARINT_BYTES]):
@@ -362,104 +327,86 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 # --- protocol buffers ------------------------------------------------------------------------------------------------
 
 
-def _fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field of a message: an integer, or the bytes of what has a length."""
+def _message(data: bytes | memoryview) -> Message:
     view, at = memoryview(data), 0
+    found: dict[int, list[int | memoryview]] = {}
     while at < len(view):
-        tag, at = _varint(bytes(view[at : at + _VARINT_BYTES]), 0)[0], _after_varint(view, at)
-        number, wire = tag >> 3, tag & 7
+        tag, at = _varint(view, at)
+        wire = tag & 7
+        value: int | memoryview
         if wire == 0:
-            value, _ = _varint(bytes(view[at : at + _VARINT_BYTES]), 0)
-            at = _after_varint(view, at)
-            yield number, value
-            continue
-        if wire == 2:
-            length, _ = _varint(bytes(view[at : at + _VARINT_BYTES]), 0)
-            at = _after_varint(view, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
+            value, at = _varint(view, at)
+        elif wire in (1, 2, 5):
+            length, at = _varint(view, at) if wire == 2 else (8 if wire == 1 else 4, at)
+            if at + length > len(view):
+                raise _Damaged("a protocol buffer is cut off")
+            content = view[at : at + length]
+            value, at = content if wire == 2 else int.from_bytes(content, "little"), at + length
         else:
             raise _Damaged(f"a protocol buffer has a field of wire type {wire}")
-        if at + length > len(view):
-            raise _Damaged("a protocol buffer is cut off")
-        yield number, view[at : at + length] if wire == 2 else int.from_bytes(view[at : at + length], "little")
-        at += length
+        found.setdefault(tag >> 3, []).append(value)
+    return found
 
 
-def _after_varint(view: memoryview, at: int) -> int:
-    while at < len(view) and view[at] >= 0x80:
-        at += 1
-    return at + 1
-
-
-def _signed(number: int) -> int:
-    """An int64 that a varint holds as its two's complement."""
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _bytes(value: int | memoryview) -> memoryview:
-    if isinstance(value, int):
-        raise _Damaged("a protocol buffer has a number where a message should be")
-    return value
-
-
-def _int(value: int | memoryview) -> int:
-    if not isinstance(value, int):
+def _integers(message: Message, number: int) -> list[int]:
+    found = [value for value in message.get(number, ()) if isinstance(value, int)]
+    if len(found) < len(message.get(number, ())):
         raise _Damaged("a protocol buffer has a message where a number should be")
-    return value
+    return found
+
+
+def _integer(message: Message, number: int) -> int:
+    return [0, *_integers(message, number)][-1]
+
+
+def _signed(message: Message, number: int) -> int:
+    """An int64, stored as its two's complement."""
+    value = _integer(message, number)
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _parts(message: Message, number: int) -> list[memoryview]:
+    found = [value for value in message.get(number, ()) if isinstance(value, memoryview)]
+    if len(found) < len(message.get(number, ())):
+        raise _Damaged("a protocol buffer has a number where a message should be")
+    return found
+
+
+def _texts(message: Message, number: int) -> list[str]:
+    return [bytes(part).decode() for part in _parts(message, number)]
 
 
 def _num_shards(header: bytes) -> int:
-    num_shards = 0
-    for number, value in _fields(header):
-        if number == 1:
-            num_shards = _int(value)
-        if number == 2 and value != 0:
-            raise _Damaged("its numbers are big-endian, which is not read")
-    return num_shards
+    message = _message(header)
+    if any(_integers(message, 2)):
+        raise _Damaged("its numbers are big-endian, which is not read")
+    return _integer(message, 1)
 
 
 def _entry(data: bytes) -> Entry:
     """A BundleEntryProto."""
-    kind, slices = 0, []
-    shape: tuple[int, ...] = ()
-    numbers: dict[int, int] = {}
-    for number, value in _fields(data):
-        if number == 1:
-            kind = _int(value)
-        elif number == 2:
-            shape = _shape(_bytes(value))
-        elif number == 7:
-            slices.append(_slice(_bytes(value)))
-        elif isinstance(value, int):
-            numbers[number] = value
-    size = [numbers.get(number, 0) for number in (3, 4, 5)]
-    name = TYPES.get(kind, f"type number {kind}")
-    return Entry(name, shape, size[0], size[1], size[2], numbers.get(6), tuple(slices))
+    message = _message(data)
+    kind, shard, offset, size = (_integer(message, number) for number in (1, 3, 4, 5))
+    shapes = [_shape(_message(part)) for part in _parts(message, 2)]
+    checksum = _integer(message, 6) if 6 in message else None
+    slices = tuple(_slice(_message(part)) for part in _parts(message, 7))
+    return Entry(TYPES.get(kind, f"type number {kind}"), [(), *shapes][-1], shard, offset, size, checksum, slices)
 
 
-def _shape(data: memoryview) -> tuple[int, ...]:
+def _shape(message: Message) -> tuple[int, ...]:
     """A TensorShapeProto."""
-    dims = []
-    for number, value in _fields(data):
-        if number == 2:
-            sizes = [_signed(_int(size)) for inner, size in _fields(_bytes(value)) if inner == 1]
-            dims.append(sizes[0] if sizes else 0)
-    if any(size < 0 for size in dims):
+    sizes = tuple(_signed(_message(part), 1) for part in _parts(message, 2))
+    if any(size < 0 for size in sizes):
         raise _Damaged("a variable has a dimension of unknown size")
-    if len(dims) > MOST_DIMENSIONS or max(dims, default=0) > MOST_ROWS:
+    if len(sizes) > MOST_DIMENSIONS or max(sizes, default=0) > MOST_ROWS:
         raise _Damaged("a variable has more dimensions, or a longer one, than any model's")
-    return tuple(dims)
+    return sizes
 
 
-def _slice(data: memoryview) -> Slice:
+def _slice(message: Message) -> Slice:
     """A TensorSliceProto."""
-    extents = []
-    for number, value in _fields(data):
-        if number == 1:
-            found = {inner: _signed(_int(size)) for inner, size in _fields(_bytes(value))}
-            extents.append((found.get(1, 0), found.get(2)))
-    return Slice(tuple(extents))
+    extents = [_message(part) for part in _parts(message, 1)]
+    return Slice(tuple((_signed(each, 1), _signed(each, 2) if 2 in each else None) for each in extents))
 
 
 # --- keys of slices --------------------------------------------------------------------------------------------------
@@ -514,44 +461,26 @@ class Operation:
     name: str
     type: str
     inputs: tuple[str, ...]
-    numbers: Mapping[str, int]
-    """Its integer attributes."""
+    numbers: Mapping[str, int]  # integer attributes
 
 
 def operations(graph: Path) -> list[Operation]:
-    """The operations of saved_model.pb (of its first graph) or of a .meta file; those inside functions are left out.
-
-    Raises:
-        DataError: if the file is damaged.
-    """
-    data = memoryview(_whole(graph, MOST_GRAPH_BYTES))
+    """The operations of saved_model.pb (of its first graph) or of a .meta file, without those inside functions."""
+    data: bytes | memoryview = _whole(graph, MOST_GRAPH_BYTES)
     try:
         if graph.suffix == ".pb":
-            data = next((_bytes(value) for number, value in _fields(data) if number == 2), memoryview(b""))
-        graphs = (_bytes(value) for number, value in _fields(data) if number == 2)
-        return [_operation(_bytes(value)) for own in graphs for number, value in _fields(own) if number == 1]
+            data = [*_parts(_message(data), 2), memoryview(b"")][0]
+        graphs = [_message(part) for part in _parts(_message(data), 2)]
+        return [_operation(_message(node)) for own in graphs for node in _parts(own, 1)]
     except (_Damaged, UnicodeDecodeError) as error:
         raise DataError(f"{graph}: damaged or cut off: {error}") from None
 
 
-def _operation(data: memoryview) -> Operation:
+def _operation(node: Message) -> Operation:
     """A NodeDef."""
-    texts: dict[int, str] = {}
-    inputs: list[str] = []
     numbers: dict[str, int] = {}
-    for number, value in _fields(data):
-        if number in (1, 2):
-            texts[number] = bytes(_bytes(value)).decode()
-        elif number == 3:
-            inputs.append(bytes(_bytes(value)).decode())
-        elif number == 5:
-            numbers.update(_integer(_bytes(value)))
-    return Operation(texts.get(1, ""), texts.get(2, ""), tuple(inputs), numbers)
-
-
-def _integer(data: memoryview) -> Iterator[tuple[str, int]]:
-    """An attribute, if its value is an integer."""
-    parts = dict(_fields(data))
-    for number, value in _fields(_bytes(parts.get(2, memoryview(b"")))):
-        if number == 3:
-            yield bytes(_bytes(parts.get(1, memoryview(b"")))).decode(), _signed(_int(value))
+    for attribute in map(_message, _parts(node, 5)):
+        for value in map(_message, _parts(attribute, 2)):
+            numbers |= dict.fromkeys(_texts(attribute, 1), _signed(value, 3)) if 3 in value else {}
+    name, kind = (["", *_texts(node, number)][-1] for number in (1, 2))
+    return Operation(name, kind, tuple(_texts(node, 3)), numbers)

@@ -1,8 +1,8 @@
-"""The feature columns of a TensorFlow model, as a JSON file describes them, and what they are in recspec.
+"""The feature columns of a TensorFlow model, as a JSON file describes them, and their features in recspec.
 
-A checkpoint holds weights only, and a SavedModel its feature columns as hundreds of operations; which raw column is
-hashed into how many buckets, or what words a vocabulary holds, this file says. docs/serving.md gives its form. Ids
-differ by one: TensorFlow's begin at 0, recspec's at 1, and 0 is a missing value's, for which TensorFlow adds nothing.
+A checkpoint holds weights only, and a SavedModel holds its feature columns as hundreds of operations. The file names
+the raw columns, buckets and vocabularies; docs/serving.md gives its form. TensorFlow's ids begin at 0 and recspec's at
+1: id 0 is a missing value, for which TensorFlow adds nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,16 +32,10 @@ from recspec.encoding import (
 from recspec.errors import DataError, listed, nearest, unknown
 from recspec.spec import Feature
 
-MOST_BYTES = 1 << 28
-"""Of the file of columns, and of a vocabulary's."""
-
-MOST_BUCKETS = 2**31 - 1
-
-IGNORED = ("-1",)
-"""What TensorFlow drops from dense columns of whole numbers, as it drops empty texts."""
-
-Part = Literal["user", "item", "context"]
-Whole = Literal["int64", "int32"]
+MOST_BYTES = 1 << 28  # of the file of columns, and of a vocabulary's
+IGNORED = ("-1",)  # values that TensorFlow drops from columns of whole numbers, as it drops empty texts
+NumBuckets = Annotated[int, Field(gt=0, le=2**31 - 1)]
+IdType = Literal["string", "int64", "int32"]
 
 
 class _Column(BaseModel):
@@ -49,27 +43,7 @@ class _Column(BaseModel):
 
     name: str = Field(min_length=1, description="the column's name in TensorFlow, and the raw column's")
     wide: bool = Field(False, description="whether the linear part reads it")
-    role: Part = Field("context", description="the feature's role in recspec")
-
-    @property
-    def raw(self) -> tuple[str, ...]:
-        """The raw columns it is made from."""
-        return (self.name,)
-
-    @property
-    def num_weights(self) -> int:
-        """Rows of its weights in the linear part; ids where it is categorical."""
-        return 1
-
-    @property
-    def deep_name(self) -> str | None:
-        """The name that it is sorted by among the MLP's inputs; None where the MLP does not read it."""
-        return None
-
-    @property
-    def deep_width(self) -> int:
-        """Numbers that it takes in the MLP's input."""
-        return 1
+    role: Literal["user", "item", "context"] = Field("context", description="the feature's role in recspec")
 
 
 class Numeric(_Column):
@@ -83,29 +57,15 @@ class Numeric(_Column):
     std: float = Field(1.0, gt=0, description="of a normalizer_fn (x - mean) / std")
 
     @property
-    def deep_name(self) -> str | None:
-        return self.name if self.deep else None
-
-    @property
     def is_normalized(self) -> bool:
-        """Whether the file says what its normalizer_fn does."""
+        """Whether the file states its normalizer_fn."""
         return bool({"mean", "std"} & self.model_fields_set)
 
 
 class _Ids(_Column):
     embedding_dim: int | None = Field(None, gt=0, le=1 << 16, description="width of its embedding_column")
     indicator: bool = Field(False, description="whether the MLP reads it through an indicator_column")
-    combiner: Literal["mean", "sum", "sqrtn"] = Field("mean", description="any: of one value all are the same")
-
-    @property
-    def deep_name(self) -> str | None:
-        if self.embedding_dim is not None:
-            return f"{self.name}_embedding"
-        return f"{self.name}_indicator" if self.indicator else None
-
-    @property
-    def deep_width(self) -> int:
-        return self.embedding_dim or self.num_weights
+    combiner: Literal["mean", "sum", "sqrtn"] = Field("mean", description="any: one value has one mean and sum")
 
     @model_validator(mode="after")
     def _enters_once(self) -> _Ids:
@@ -118,13 +78,9 @@ class Identity(_Ids):
     """`categorical_column_with_identity`."""
 
     kind: Literal["identity"]
-    dtype: Whole = "int64"
-    num_buckets: int = Field(gt=0, le=MOST_BUCKETS)
+    dtype: Literal["int64", "int32"] = "int64"
+    num_buckets: NumBuckets
     default_value: int | None = Field(None, ge=0, description="in place of a value out of range")
-
-    @property
-    def num_weights(self) -> int:
-        return self.num_buckets
 
     @model_validator(mode="after")
     def _default_is_an_id(self) -> Identity:
@@ -137,32 +93,23 @@ class Hash(_Ids):
     """`categorical_column_with_hash_bucket`."""
 
     kind: Literal["hash"]
-    dtype: Literal["string", "int64", "int32"] = "string"
-    num_buckets: int = Field(gt=0, le=MOST_BUCKETS, description="hash_bucket_size")
-
-    @property
-    def num_weights(self) -> int:
-        return self.num_buckets
+    dtype: IdType = "string"
+    num_buckets: NumBuckets = Field(description="hash_bucket_size")
 
 
 class Words(_Ids):
     """`categorical_column_with_vocabulary_list` or `_file`."""
 
     kind: Literal["vocabulary"]
-    dtype: Literal["string", "int64", "int32"] | None = None
+    dtype: IdType | None = None
     vocabulary: tuple[Annotated[str, Field(strict=True)], ...] | tuple[Annotated[int, Field(strict=True)], ...] = Field(
         min_length=1
     )
-    num_oov_buckets: int = Field(0, ge=0, le=MOST_BUCKETS)
-    default_value: int = Field(-1, ge=-1, description="the id of values that the vocabulary does not hold; -1 is none")
-
-    @property
-    def num_weights(self) -> int:
-        return len(self.vocabulary) + self.num_oov_buckets
+    num_oov_buckets: int = Field(0, ge=0, le=2**31 - 1)
+    default_value: int = Field(-1, ge=-1, description="id of values outside the vocabulary; -1 is none")
 
     @property
     def is_whole(self) -> bool:
-        """Whether its values are whole numbers."""
         return isinstance(self.vocabulary[0], int)
 
     @model_validator(mode="after")
@@ -176,8 +123,8 @@ class Words(_Ids):
             )
         if self.num_oov_buckets and self.default_value != -1:
             raise ValueError("has num_oov_buckets and a default_value; TensorFlow takes one of them")
-        if self.default_value >= self.num_weights:
-            raise ValueError(f"default_value is {self.default_value}; expected one below {self.num_weights}")
+        if self.default_value >= num_weights(self):
+            raise ValueError(f"default_value is {self.default_value}; expected one below {num_weights(self)}")
         return self
 
 
@@ -188,18 +135,6 @@ class Bucketized(_Ids):
     key: str = Field(min_length=1, description="the number's raw column")
     boundaries: tuple[float, ...] = Field(min_length=1)
     deep: bool = Field(False, description="whether the MLP reads its buckets as they are, one-hot")
-
-    @property
-    def raw(self) -> tuple[str, ...]:
-        return (self.key,)
-
-    @property
-    def num_weights(self) -> int:
-        return len(self.boundaries) + 1
-
-    @property
-    def deep_name(self) -> str | None:
-        return self.name if self.deep else super().deep_name
 
     @model_validator(mode="after")
     def _fits_together(self) -> Bucketized:
@@ -215,19 +150,9 @@ class Cross(_Ids):
 
     kind: Literal["cross"]
     keys: tuple[str, ...] = Field(min_length=2, description="raw columns and bucketized ones, in hashing order")
-    num_buckets: int = Field(gt=0, le=MOST_BUCKETS, description="hash_bucket_size")
-    dtypes: dict[str, Literal["string", "int64", "int32"]] = Field(
-        {}, description="of keys that are no column of their own; string when not given"
-    )
+    num_buckets: NumBuckets = Field(description="hash_bucket_size")
+    dtypes: dict[str, IdType] = Field({}, description="of keys without a column of their own; string by default")
     hash_key: int | None = None
-
-    @property
-    def raw(self) -> tuple[str, ...]:
-        return self.keys
-
-    @property
-    def num_weights(self) -> int:
-        return self.num_buckets
 
     @model_validator(mode="after")
     def _fits_together(self) -> Cross:
@@ -242,13 +167,40 @@ class Cross(_Ids):
 
 Column: TypeAlias = Numeric | Identity | Hash | Words | Bucketized | Cross
 KINDS: Mapping[str, type[Column]] = {
-    "numeric": Numeric,
-    "identity": Identity,
-    "hash": Hash,
-    "vocabulary": Words,
-    "bucketized": Bucketized,
+    "numeric": Numeric, "identity": Identity, "hash": Hash, "vocabulary": Words, "bucketized": Bucketized,
     "cross": Cross,
-}
+}  # fmt: skip
+
+
+def num_weights(column: Column) -> int:
+    """Rows of a column's weights in the linear part: its ids, or 1 for a number."""
+    match column:
+        case Numeric():
+            return 1
+        case Words():
+            return len(column.vocabulary) + column.num_oov_buckets
+        case Bucketized():
+            return len(column.boundaries) + 1
+    return column.num_buckets
+
+
+def embedding_dim(column: Column) -> int | None:
+    """The width of a column's embedding, if it has one."""
+    return None if isinstance(column, Numeric) else column.embedding_dim
+
+
+def deep_width(column: Column) -> int:
+    """The width of a column in the MLP's input."""
+    return embedding_dim(column) or num_weights(column)
+
+
+def deep_name(column: Column) -> str | None:
+    """The name that sorts a column among the MLP's inputs; None if the MLP does not read it."""
+    if isinstance(column, (Numeric, Bucketized)) and column.deep:
+        return column.name
+    if embedding_dim(column) is not None:
+        return f"{column.name}_embedding"
+    return f"{column.name}_indicator" if not isinstance(column, Numeric) and column.indicator else None
 
 
 @dataclass(frozen=True)
@@ -260,11 +212,7 @@ class Columns:
 
     @classmethod
     def load(cls, path: Path) -> Columns:
-        """Read the file of columns.
-
-        Raises:
-            DataError: with every problem, each with its place.
-        """
+        """Read the file of columns."""
         data = _json(path)
         if not isinstance(data, dict) or not isinstance(data.get("columns"), list) or not data["columns"]:
             raise DataError(f'{path}: expected an object with a list "columns", one object a feature column')
@@ -276,7 +224,9 @@ class Columns:
         for place, value in enumerate(data["columns"]):
             found = _column(value, path.parent)
             if isinstance(found, list):
-                problems += [f"columns[{place}]{_called(value)}{problem}" for problem in found]
+                name = value.get("name") if isinstance(value, dict) else None
+                called = f" '{name}'" if isinstance(name, str) else ""
+                problems += [f"columns[{place}]{called}{problem}" for problem in found]
             else:
                 columns.append(found)
         problems += _fit_together(columns, str(label), whole=len(columns) == len(data["columns"]))
@@ -286,30 +236,26 @@ class Columns:
 
     @property
     def wide(self) -> tuple[Column, ...]:
-        """Those that the linear part reads."""
         return tuple(column for column in self.columns if column.wide)
 
     @property
     def deep(self) -> tuple[Column, ...]:
-        """Those that the MLP reads, in the order in which TensorFlow lays them side by side: sorted by name."""
-        return tuple(sorted((c for c in self.columns if c.deep_name is not None), key=lambda c: str(c.deep_name)))
+        """The columns of the MLP, in the order of its input: TensorFlow sorts them by name."""
+        read = [column for column in self.columns if deep_name(column) is not None]
+        return tuple(sorted(read, key=lambda column: str(deep_name(column))))
 
     @property
     def read(self) -> tuple[Column, ...]:
-        """Those that either part reads."""
-        return tuple(column for column in self.columns if column.wide or column.deep_name is not None)
+        return tuple(column for column in self.columns if column.wide or deep_name(column) is not None)
 
     def features(self) -> dict[str, Feature]:
-        """What each column that is read is in a prepared dataset."""
-        return {
-            column.name: Feature(dtype="float32")
-            if isinstance(column, Numeric)
-            else Feature(dtype="int64", cardinality=column.num_weights + 1)
-            for column in self.read
-        }
+        """The feature of each column that is read."""
+        ids = {column.name: None if isinstance(column, Numeric) else num_weights(column) + 1 for column in self.read}
+        return {name: Feature(dtype="int64", cardinality=each) if each else Feature(dtype="float32")
+                for name, each in ids.items()}  # fmt: skip
 
     def encoders(self) -> Encoders:
-        """How raw values become recspec's ids, which are TensorFlow's plus one, and 0 where TensorFlow has none."""
+        """Encoders from raw values to recspec's ids: TensorFlow's plus one, or 0 if TensorFlow has none."""
         vocabularies = {}
         for column in self.read:
             if isinstance(column, Identity):
@@ -320,56 +266,50 @@ class Columns:
         return Encoders({column.name: self._encoder(column) for column in self.read}, vocabularies)
 
     def _encoder(self, column: Column) -> Encoder:
-        if isinstance(column, Numeric):
-            if column.is_normalized:
+        match column:
+            case Numeric(is_normalized=True):
                 return ScaleEncoder(missing=column.default_value, mean=column.mean, std=column.std)
-            return NumberEncoder(missing=column.default_value)
-        if isinstance(column, Identity):
-            otherwise = 0 if column.default_value is None else column.default_value + 1
-            return VocabularyEncoder(vocabulary=column.name, missing_values=IGNORED, otherwise=otherwise)
-        if isinstance(column, Hash):
-            whole = column.dtype != "string"
-            return HashEncoder(cardinality=column.num_buckets + 1, whole=whole, missing_values=IGNORED if whole else ())
-        if isinstance(column, Words):
-            return VocabularyEncoder(
-                vocabulary=column.name,
-                missing_values=IGNORED if column.is_whole else (),
-                buckets=column.num_oov_buckets,
-                otherwise=column.default_value + 1,
-            )
-        if isinstance(column, Bucketized):
-            return BucketEncoder(column=column.key, boundaries=column.boundaries)
+            case Numeric():
+                return NumberEncoder(missing=column.default_value)
+            case Identity():
+                otherwise = 0 if column.default_value is None else column.default_value + 1
+                return VocabularyEncoder(vocabulary=column.name, missing_values=IGNORED, otherwise=otherwise)
+            case Hash():
+                whole = column.dtype != "string"
+                missing = IGNORED if whole else ()
+                return HashEncoder(cardinality=column.num_buckets + 1, whole=whole, missing_values=missing)
+            case Words(name=name, num_oov_buckets=buckets):
+                missing, otherwise = IGNORED if column.is_whole else (), column.default_value + 1
+                return VocabularyEncoder(vocabulary=name, missing_values=missing, buckets=buckets, otherwise=otherwise)
+            case Bucketized():
+                return BucketEncoder(column=column.key, boundaries=column.boundaries)
         return self._cross_encoder(column)
 
-    def _cross_encoder(self, column: Cross) -> CrossEncoder:
+    def _cross_encoder(self, cross: Cross) -> CrossEncoder:
         by_name = {other.name: other for other in self.columns}
-        raw: list[str] = []
-        boundaries: dict[str, tuple[float, ...]] = {}
-        whole = []
-        for key in column.keys:
-            other = by_name.get(key)
-            raw.append(other.key if isinstance(other, Bucketized) else key)
-            if isinstance(other, Bucketized):
-                boundaries[other.key] = other.boundaries
-            elif _dtype_of_key(column, key, other) != "string":
-                whole.append(key)
-        cardinality = column.num_buckets + 1
+        others = {key: by_name.get(key) for key in cross.keys}
         return CrossEncoder(
-            columns=tuple(raw), cardinality=cardinality, boundaries=boundaries, whole=tuple(whole), needs_all=True
-        )
+            columns=tuple(_raw_column(key, other) for key, other in others.items()), cardinality=cross.num_buckets + 1,
+            boundaries={other.key: other.boundaries for other in others.values() if isinstance(other, Bucketized)},
+            whole=tuple(key for key, other in others.items() if _is_whole(cross, key, other)), needs_all=True,
+        )  # fmt: skip
 
 
-def _dtype_of_key(cross: Cross, key: str, column: Column | None) -> str:
-    """What a raw column that is crossed holds."""
+def _raw_column(key: str, column: Column | None) -> str:
+    return column.key if isinstance(column, Bucketized) else key
+
+
+def _is_whole(cross: Cross, key: str, column: Column | None) -> bool:
+    """Whether a key of a cross is a raw column of whole numbers."""
     if isinstance(column, Words):
-        return "int64" if column.is_whole else "string"
+        return column.is_whole
     if isinstance(column, (Identity, Hash)):
-        return column.dtype
-    return cross.dtypes.get(key, "string")
+        return column.dtype != "string"
+    return not isinstance(column, Bucketized) and cross.dtypes.get(key, "string") != "string"
 
 
 def _fit_together(columns: Sequence[Column], label: str, *, whole: bool) -> Iterator[str]:
-    """Problems between columns; without the `whole` file none that a column left out may have made."""
+    """Problems between columns; unless the file is `whole`, none that a malformed column may have caused."""
     by_name: dict[str, Column] = {}
     for column in columns:
         if column.name in by_name:
@@ -377,11 +317,12 @@ def _fit_together(columns: Sequence[Column], label: str, *, whole: bool) -> Iter
         by_name[column.name] = column
     if label in by_name:
         yield f"the label is called '{label}', as a column is; name another one with \"label\""
-    keys = {key for column in columns if isinstance(column, (Cross, Bucketized)) for key in column.raw}
+    keys = {key for column in columns if isinstance(column, Cross) for key in column.keys}
+    keys |= {column.key for column in columns if isinstance(column, Bucketized)}
     for column in columns:
         if isinstance(column, Cross):
             yield from _fit_keys(column, by_name)
-        if whole and not column.wide and column.deep_name is None and column.name not in keys:
+        if whole and not column.wide and deep_name(column) is None and column.name not in keys:
             how = '"deep": true' if isinstance(column, Numeric) else 'an "embedding_dim" or "indicator": true'
             yield f"column '{column.name}' is read by neither part; give it \"wide\": true, or {how}"
     for role in ("user", "item"):
@@ -391,7 +332,6 @@ def _fit_together(columns: Sequence[Column], label: str, *, whole: bool) -> Iter
 
 
 def _fit_keys(cross: Cross, by_name: Mapping[str, Column]) -> Iterator[str]:
-    raw: list[str] = []
     for key in cross.keys:
         column = by_name.get(key)
         if isinstance(column, (Numeric, Cross)):
@@ -399,8 +339,7 @@ def _fit_keys(cross: Cross, by_name: Mapping[str, Column]) -> Iterator[str]:
             yield f"column '{cross.name}': the key '{key}' is a {column.kind} column; name {instead} instead"
         if column is not None and key in cross.dtypes:
             yield f"column '{cross.name}': dtypes names '{key}', whose own column says it"
-        raw.append(column.key if isinstance(column, Bucketized) else key)
-    if len(set(raw)) < len(raw):
+    if len({_raw_column(key, by_name.get(key)) for key in cross.keys}) < len(cross.keys):
         yield f"column '{cross.name}': two keys are made from one raw column, which is not mapped"
 
 
@@ -417,14 +356,12 @@ def _json(path: Path) -> Any:
 
 
 def _column(value: object, folder: Path) -> Column | list[str]:
-    """A column, or what is wrong with it."""
+    """A column, or its problems."""
     if not isinstance(value, dict):
         return [f" is {str(value)[:60]!r}; expected an object with name and kind"]
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        return [
-            f": {unknown('kind', str(kind), KINDS)}" if kind is not None else f": has no kind; one of {listed(KINDS)}"
-        ]
+        return [f": has no kind; one of {listed(KINDS)}" if kind is None else f": {unknown('kind', str(kind), KINDS)}"]
     value = dict(value)
     if kind == "vocabulary" and "vocabulary_file" in value:
         if "vocabulary" in value:
@@ -453,7 +390,6 @@ def _lines(file: Path, dtype: object) -> list[str] | list[int]:
 
 
 def _told(found: Any, fields: Sequence[str]) -> str:
-    """One problem that pydantic found."""
     place, what = found["loc"], found["msg"].removeprefix("Value error, ")
     if found["type"] == "extra_forbidden":
         return f": {unknown('key', str(place[0]), fields)}"
@@ -465,11 +401,3 @@ def _told(found: Any, fields: Sequence[str]) -> str:
         return ".vocabulary: expected texts, or whole numbers, at least one"
     shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return f"{shown} is {str(found['input'])[:60]!r}: {what}"
-
-
-def _called(value: object) -> str:
-    name = value.get("name") if isinstance(value, dict) else None
-    return f" '{name}'" if isinstance(name, str) else ""
-
-
-assert set(KINDS.values()) == set(get_args(Column)), "a kind of column is not in the table"
