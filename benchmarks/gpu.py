@@ -569,6 +569,9 @@ def check_kernels(scene: Scene) -> Figures:
     """
     if why_not := kernels.why_not("triton", scene.device):
         return {"skipped": why_not}
+    sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
+    from tests.nn import plain_kernels
+
     device = scene.device
     rows, batch, width, features = (40, 8, 8, 3) if scene.small else (50_000, 65_536, 128, 26)
     store = torch.randn(rows * features, width, device=device)
@@ -579,12 +582,12 @@ def check_kernels(scene: Scene) -> Figures:
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "gather_rows": (
             lambda: kernels.gather_rows(store, ids, firsts, firsts + rows, torch.float32),
-            lambda: kernels.gather_rows_plain(store, ids, firsts, firsts + rows, torch.float32),
+            lambda: plain_kernels.gather_rows(store, ids, firsts, firsts + rows, torch.float32),
         ),
-        "dots": (lambda: kernels.dots(vectors), lambda: kernels.dots_plain(vectors)),
+        "dots": (lambda: kernels.dots(vectors), lambda: plain_kernels.dots(vectors)),
         "dots_backward": (
             lambda: kernels.dots_backward(vectors, slope),
-            lambda: kernels.dots_backward_plain(vectors, slope),
+            lambda: plain_kernels.dots_backward(vectors, slope),
         ),
     }
     places = (ids + firsts).flatten()
@@ -593,7 +596,7 @@ def check_kernels(scene: Scene) -> Figures:
     for rule in rules:
         calls[f"update_rows {rule}"] = (
             _updated(kernels.update_rows, rule, store, places, gradient),
-            _updated(kernels.update_rows_plain, rule, store, places, gradient),
+            _updated(plain_kernels.update_rows, rule, store, places, gradient),
         )
     found: Figures = {}
     with arithmetic("fp32", deterministic=False):

@@ -403,20 +403,6 @@ def test_a_ranking_from_counts_equals_the_one_from_rows() -> None:
         assert getattr(from_rows, name).tolist() == getattr(from_counts, name).tolist(), name
 
 
-def test_joined_rankings_count_as_one() -> None:
-    rng = np.random.default_rng(6)
-    groups = np.sort(rng.integers(0, 40, 500))
-    scores, labels = rng.normal(size=500).round(1), rng.random(500) < 0.1
-    whole = rank_groups(scores, labels, groups)
-    thirds = (groups < 13, groups == 99, groups >= 13)
-    parts = [rank_groups(scores[rows], labels[rows], groups[rows]) for rows in thirds]
-    joined = Ranking.joined(parts)
-    assert joined.num_left_out == whole.num_left_out
-    for metric in AT_K:
-        assert metric(joined, 5) == metric(whole, 5)
-    assert math.isnan(mrr(Ranking.joined([])))
-
-
 def test_group_auc_of_a_ranking_counts_merged_duplicates_once() -> None:
     ranking = rank_groups([0.5, 0.9, 0.9, 0.1], [1, 0, 0, 0], [0] * 4, candidates=[1, 2, 2, 3])
     assert metrics.mean_area(ranking) == 0.5

@@ -1,4 +1,4 @@
-"""How long calls take: percentiles over many of them, the first ones left out."""
+"""Percentiles of call times, without the first calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of a call, and rows a second."""
+    """Milliseconds of a call."""
 
     batch_size: int
     calls: int
@@ -29,23 +29,18 @@ class Latency:
         return 1000 * self.batch_size / self.mean
 
     def to_dict(self) -> dict[str, object]:
-        """Rounded to a microsecond and a row."""
+        """The figures, rounded to microseconds and rows."""
         figures = {f"p{part}_ms": round(getattr(self, f"p{part}"), 3) for part in PERCENTILES}
-        return {
-            "batch_size": self.batch_size,
-            **figures,
-            "mean_ms": round(self.mean, 3),
-            "rows_per_second": round(self.rows_per_second),
-            "calls": self.calls,
-        }
+        figures |= {"mean_ms": round(self.mean, 3), "rows_per_second": round(self.rows_per_second)}
+        return {"batch_size": self.batch_size, **figures, "calls": self.calls}
 
 
 def measure(
     call: Callable[[], object], batch_size: int, *, seconds: float, warmup: int = 10, at_least: int = 20
 ) -> Latency:
-    """Time a call over and over for some seconds, and `at_least` so many times; `warmup` calls come first.
+    """Time a call for some seconds, and `at_least` so many times, after `warmup` calls.
 
-    A call longer than a tenth of `seconds` is warmed up once and made three times.
+    A call that takes longer than a tenth of `seconds` has one warm-up call and is timed three times.
     """
     first = _timed(call)
     if first > seconds / 10:
@@ -60,7 +55,7 @@ def measure(
 
 
 def of_times(seconds: list[float], batch_size: int) -> Latency:
-    """Percentiles of measured seconds; linear between two of them."""
+    """Percentiles of measured seconds, by linear interpolation."""
     milliseconds = 1000 * np.array(seconds)
     p50, p90, p95, p99 = (float(value) for value in np.percentile(milliseconds, PERCENTILES))
     return Latency(batch_size, len(seconds), p50, p90, p95, p99, float(milliseconds.mean()))

@@ -1,6 +1,6 @@
 """What the machine offers: bf16 units, memory, cores for each process, and an allocator set for training.
 
-Linux is asked directly; elsewhere every answer falls back to the safe one.
+Most answers come from Linux's own files; elsewhere every answer is the safe one.
 """
 
 from __future__ import annotations
@@ -38,26 +38,24 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def fast_bf16(cpuinfo: str) -> bool:
-    """Likewise, of what Linux says of a CPU."""
+    """`cpu_multiplies_bf16` from the text of /proc/cpuinfo."""
     return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
 
 
 @cache
 def cpu_is_intels() -> bool:
-    """Whether the CPU is Intel's, whose own library multiplies fp32 as fast there as oneDNN does."""
+    """Whether the CPU is Intel's, where Intel's own library multiplies fp32 as fast as oneDNN."""
     return "GenuineIntel" in _read("/proc/cpuinfo")
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory instead of handing every large tensor back to the kernel; False where it can't.
+    """Let glibc keep freed memory instead of handing every large tensor back to the kernel; False if it can't.
 
     By default each tensor over 32 MB is mapped and unmapped at every step, and the page faults cost 1.3 to 3 times an
-    embedding step (docs/decisions.md). Same effect as MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_ in the
-    environment, without having to know; where the user set either, nothing is changed.
+    embedding step (docs/decisions.md). The effect is that of MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_ in the
+    environment. If the user set an allocator's variable, nothing changes.
     """
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
-        return False
-    if platform.libc_ver()[0] != "glibc":
+    if _allocator_variables() or platform.libc_ver()[0] != "glibc":
         return False
     global _keeps_freed_memory
     mallopt = ctypes.CDLL(None).mallopt
@@ -69,51 +67,50 @@ def freed_memory() -> tuple[str, str]:
     """What this process does with freed memory, and the reason."""
     if _keeps_freed_memory:
         return "kept by the process", "returning it and asking anew costs page faults at every step"
-    asked = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
-    if asked:
-        return "left to the system's allocator", f"the environment sets {', '.join(sorted(asked))}"
+    if asked := _allocator_variables():
+        return "left to the system's allocator", f"the environment sets {', '.join(asked)}"
     return "left to the system's allocator", "recspec.machine.keep_freed_memory() was not called, or not on glibc"
+
+
+def _allocator_variables() -> list[str]:
+    return sorted(name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES")
 
 
 def pick_threads(
     asked: int | None, torchs: int, environment: Mapping[str, str], quota: int | None, *, processes: int = 1
 ) -> tuple[int, str]:
-    """Threads of a process's computations on a CPU, and why.
+    """Threads of a process's computations on a CPU, and the reason.
 
-    Args:
-        asked: what the settings say.
-        torchs: torch's own number.
-        environment: the process's.
-        quota: cores that its container may use at once, if that is limited.
-        processes: of this run on this machine.
+    `asked` is the number in the settings, `torchs` torch's own; `quota` the cores that the container may use at once,
+    None for no limit; `processes` the number of this run's processes on this machine.
     """
     if asked is not None:
         return asked, "as asked"
     if "OMP_NUM_THREADS" in environment:
         torchrun = "; torchrun sets it to 1 where nobody did" if processes > 1 and torchs == 1 else ""
         return torchs, f"as OMP_NUM_THREADS says{torchrun}"
-    if quota is not None and max(1, quota // processes) < torchs:
-        return max(1, quota // processes), f"the container may use {quota} cores at once"
+    if quota is not None and (own := max(1, quota // processes)) < torchs:
+        return own, f"the container may use {quota} cores at once"
     return torchs, "the cores that torch found"
 
 
 def cores_at_once() -> int | None:
-    """Cores that this process's container may use at once; None where Linux does not limit them."""
+    """Cores that this process's container may use at once; None for no limit."""
     return parse_quota(_read("/sys/fs/cgroup/cpu.max"))
 
 
 def parse_quota(text: str) -> int | None:
-    """`200000 100000` as Linux writes a control group's time and period -> 2 cores; None for `max` or anything else."""
+    """`200000 100000`, a control group's time and period as Linux writes them -> 2 cores; None for any other text."""
     match = re.fullmatch(r"(\d+) (\d+)\s*", text)
     return max(1, int(match[1]) // int(match[2])) if match and int(match[2]) else None
 
 
 def wait_politely() -> None:
-    """Let OpenMP's threads sleep when they wait for each other; before torch is loaded, which reads this once.
+    """Let OpenMP's threads sleep while they wait for each other; torch reads this once, when it is loaded.
 
-    By default a waiting thread spins. Where other work shares the cores it spins in the way of the thread it waits for:
-    300 products of 16384 x 64 x 64 took 17.9 s on two threads beside two busy processes, and 2.3 s with a short spin
-    (docs/decisions.md). Where the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing is changed.
+    By default a waiting thread spins. If other work shares the cores, it slows the thread that it waits for: 300
+    products of 16384 x 64 x 64 took 17.9 s on two threads beside two busy processes, and 2.3 s with a short spin
+    (docs/decisions.md). If the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing changes.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -122,27 +119,27 @@ def wait_politely() -> None:
 def cores_of(
     mode: str, local_rank: int, local_world_size: int, cores: Iterable[int], siblings: Mapping[int, tuple[int, ...]]
 ) -> tuple[int, ...] | None:
-    """The cores that a process of this machine should run on, ascending; None: leave it where the system puts it.
+    """The cores that a process of this machine should run on, ascending; None leaves it where the system puts it.
 
         disabled             None
         all                  every core
-        single               one core, the processes in turns; they share where there are fewer cores
+        single               one core for each process in turn; they share cores if there are fewer
         single_unique        one physical core, and no other process on it
-        unique_interleaved   physical cores dealt out in turns: of 4 and 2 processes, 0 and 2 to the first
+        unique_interleaved   physical cores dealt out in turn: of 4 and 2 processes, 0 and 2 to the first
         unique_contiguous    physical cores in neighbouring shares: 0 and 1 to the first
 
-    A physical core is a core and those of its `siblings` (threads of one core, itself among them) that are in `cores`;
+    A physical core is a core with its `siblings` (threads of one core, itself included) as far as they are in `cores`;
     the last three modes give all of it.
 
     Raises:
-        SettingsError: an unknown mode, or one that needs more physical cores than there are.
+        SettingsError: for an unknown mode, or one that needs more physical cores than there are.
     """
     if mode not in AFFINITIES:
         raise SettingsError(unknown("affinity", mode, AFFINITIES))
-    mine = sorted(set(cores))
-    physical = list(dict.fromkeys(tuple(c for c in mine if c == core or c in siblings.get(core, ())) for core in mine))
     if mode == "disabled":
         return None
+    mine = sorted(set(cores))
+    physical = list(dict.fromkeys(tuple(c for c in mine if c == core or c in siblings.get(core, ())) for core in mine))
     if mode == "all":
         return tuple(mine)
     if mode == "single":
@@ -164,7 +161,7 @@ def cores_of(
 
 
 def pin(mode: str, local_rank: int = 0, local_world_size: int = 1) -> tuple[int, ...] | None:
-    """Keep this process, its threads and those they start on `cores_of` the cores it may use; gives these.
+    """Keep this process, its threads and those they start on `cores_of` the cores it may use; returns these.
 
     Raises:
         SettingsError: as `cores_of`, or if the system can't pin a process.
@@ -173,17 +170,13 @@ def pin(mode: str, local_rank: int = 0, local_world_size: int = 1) -> tuple[int,
         raise SettingsError(f"affinity '{mode}': {platform.system()} can't keep a process on cores; take disabled")
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     chosen = cores_of(mode, local_rank, local_world_size, allowed, {core: _siblings(core) for core in allowed})
-    if chosen is not None:
-        for thread in _threads():
-            with suppress(ProcessLookupError):  # it has ended since it was listed
-                os.sched_setaffinity(thread, chosen)
-    return chosen
-
-
-def _threads() -> list[int]:
-    """Threads of this process; the calling one alone where the system does not list them."""
+    if chosen is None:
+        return None
     tasks = Path("/proc/self/task")
-    return [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]
+    for thread in [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]:  # 0: the calling thread
+        with suppress(ProcessLookupError):  # it has ended since it was listed
+            os.sched_setaffinity(thread, chosen)
+    return chosen
 
 
 def _siblings(core: int) -> tuple[int, ...]:
@@ -191,7 +184,7 @@ def _siblings(core: int) -> tuple[int, ...]:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """`0-2,8` as Linux writes sets of cores -> (0, 1, 2, 8); nothing for what is no such set."""
+    """`0-2,8`, a set of cores as Linux writes it -> (0, 1, 2, 8); nothing for any other text."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip()):
         return ()
     ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
@@ -199,13 +192,13 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def peak_memory() -> int:
-    """Most memory this process has held so far, in bytes."""
+    """The most memory that this process has held so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def total_memory() -> int:
-    """Bytes of memory that the machine has."""
+    """The machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -227,7 +220,7 @@ def parse_bytes(text: str) -> int:
     """`2GB`, `512MiB`, `1000` -> bytes.
 
     Raises:
-        ValueError: if it is none of these.
+        ValueError: for any other text.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
     if match is None:

@@ -4,15 +4,15 @@
     ranking = rank_groups(scores, labels, groups)          where each group's positives stand
     hit_rate(ranking, k=10), ndcg(ranking, k=10), ...      one number over the groups
 
-**Ties.** Every metric here gives equally scored candidates the value expected when their order is drawn at random. So a
+**Ties.** Every metric gives equally scored candidates the value expected if their order is drawn at random. So a
 constant model has AUC 1/2 and HR@10 of 10/100 among 100 candidates, and neither the order of the rows nor the sort
-decides a number. The expectations are exact (McSherry and Najork, "Computing information retrieval performance measures
-efficiently in the presence of tied scores", 2008), nothing is drawn.
+changes a number. The expectations are exact; nothing is drawn (McSherry and Najork, "Computing information retrieval
+performance measures efficiently in the presence of tied scores", 2008).
 
-**Empty.** A metric that is not defined is NaN: AUC where one class is absent, log loss of no row, a mean over no group.
-Groups without a positive are left out of every ranking metric, and `Ranking.num_left_out` counts them.
+**Empty.** An undefined metric is NaN: AUC if one class is absent, log loss of no row, a mean over no group. Groups
+without a positive are left out of every ranking metric, and `Ranking.num_left_out` counts them.
 
-A NaN score or a label other than 0 and 1 is a `DataError`: a NaN compares with nothing, so it would rank first.
+A NaN score or a label other than 0 and 1 raises `DataError`: a NaN compares with nothing, so it would rank first.
 
 Shapes: N rows, G groups with a positive, T tie blocks (runs of equally scored candidates of a group, with a positive).
 """
@@ -33,35 +33,31 @@ from recspec.errors import DataError, SettingsError
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Rows turned to fp64 at a time by log_loss: 8 MB a temporary.
 ROWS_PER_BLOCK = 1 << 20
+"""Rows that log_loss converts to fp64 at once: 8 MB a temporary."""
 
 
 def auc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Area under the ROC curve: the chance that a random positive scores higher than a random negative, ties one half.
 
-    Exact: pairs are counted in integers, so neither row order nor the number of ranks changes a digit. NaN when there
-    is no positive or no negative.
+    Exact: pairs are counted in integers, so neither row order nor the number of ranks changes a digit. NaN without a
+    positive or without a negative.
     """
     scores, positive = _checked(scores, labels)
     negatives = np.sort(scores[~positive])
     positives = np.sort(scores[positive])  # sorted, so that the searches below walk through memory in order
     if not len(positives) or not len(negatives):
         return float("nan")
-    return twice_in_order(negatives, positives) / (2 * len(positives) * len(negatives))
-
-
-def twice_in_order(negatives: NDArray[Any], positives: NDArray[Any]) -> int:
-    """Twice the pairs whose positive scores higher than its negative, a tie being half a pair. Both come sorted."""
-    below = np.searchsorted(negatives, positives, side="left").sum(dtype=np.int64)
-    not_above = np.searchsorted(negatives, positives, side="right").sum(dtype=np.int64)
-    return int(below) + int(not_above)
+    below, not_above = (
+        int(np.searchsorted(negatives, positives, side=side).sum(dtype=np.int64)) for side in ("left", "right")
+    )
+    return (below + not_above) / (2 * len(positives) * len(negatives))
 
 
 def group_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> float:
     """GAUC: the AUC of each group, averaged with the group's number of rows as weight (Zhou et al., DIN, 2018, eq. 7).
 
-    Groups with one class only have no AUC and are left out. NaN when none is left.
+    Groups of one class have no AUC and are left out. NaN if none is left.
     """
     return mean_area(rank_groups(scores, labels, groups))
 
@@ -72,19 +68,14 @@ def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
     Computed in fp64 as max(x, 0) - y x + log1p(exp(-|x|)), which neither overflows nor loses small losses.
     """
     logits, positive = _checked(logits, labels)
-    total = 0.0
-    for start in range(0, len(logits), ROWS_PER_BLOCK):
-        x = logits[start : start + ROWS_PER_BLOCK].astype(np.float64)
-        y = positive[start : start + ROWS_PER_BLOCK]
-        # max(x, 0) - y x is x where the row is negative and x > 0, and -x where it is positive and x < 0
-        total += float((np.maximum(np.where(y, -x, x), 0) + np.log1p(np.exp(-np.abs(x)))).sum())
-    return total / len(logits) if len(logits) else float("nan")
+    # max(x, 0) - y x is x where the row is negative and x > 0, and -x where it is positive and x < 0
+    return _mean_loss(logits, positive, lambda x, y: np.maximum(np.where(y, -x, x), 0) + np.log1p(np.exp(-np.abs(x))))
 
 
 def accuracy(logits: ArrayLike, labels: ArrayLike) -> float:
-    """Share of rows whose class is guessed right: positive above probability 1/2. NaN for no row.
+    """Share of rows whose class is predicted: positive above probability 1/2. NaN for no row.
 
-    A logit of exactly 0 says neither class and counts one half.
+    A logit of exactly 0 predicts neither class and counts one half.
     """
     logits, positive = _checked(logits, labels)
     right = np.count_nonzero((logits > 0) & positive) + np.count_nonzero((logits < 0) & ~positive)
@@ -104,21 +95,25 @@ def log_loss_of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> fl
             f"{int(outside.sum())} of {len(outside)} probabilities are outside [0, 1], the first is "
             f"{probabilities[row]} in row {row}; for logits use log_loss"
         )
-    total = 0.0
-    for start in range(0, len(probabilities), ROWS_PER_BLOCK):
-        p = probabilities[start : start + ROWS_PER_BLOCK].astype(np.float64)
-        y = positive[start : start + ROWS_PER_BLOCK]
-        with np.errstate(divide="ignore"):
-            total -= float(np.where(y, np.log(p), np.log1p(-p)).sum())
-    return total / len(probabilities) if len(probabilities) else float("nan")
+    with np.errstate(divide="ignore"):
+        return _mean_loss(probabilities, positive, lambda p, y: -np.where(y, np.log(p), np.log1p(-p)))
+
+
+def _mean_loss(
+    values: NDArray[Any], positive: NDArray[np.bool_], loss: Callable[[Values, NDArray[np.bool_]], Values]
+) -> float:
+    """The mean of a loss of values and labels, computed in fp64, a block of rows at a time; NaN for no row."""
+    blocks = [slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(values), ROWS_PER_BLOCK)]
+    total = sum(float(loss(values[rows].astype(np.float64), positive[rows]).sum()) for rows in blocks)
+    return total / len(values) if len(values) else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
     """Where the positives of each group stand among the group's candidates.
 
-    One entry a tie block that holds a positive, ascending by group, then best first. Made by `rank_groups` from rows or
-    by `Ranking.of_positives` from counts; rankings of separate groups are joined by `Ranking.joined`.
+    One entry a tie block that holds a positive, ascending by group, then best first. `rank_groups` makes it from rows,
+    `Ranking.of_positives` from counts.
     """
 
     group: Counts  # (T,) from 0 to G - 1
@@ -130,9 +125,7 @@ class Ranking:
     num_duplicates: int = 0  # rows that repeated a candidate of their group
 
     @classmethod
-    def of_positives(
-        cls, group: Counts, higher: Counts, tied: Counts, num_candidates: Counts, *, num_left_out: int = 0
-    ) -> Ranking:
+    def of_positives(cls, group: Counts, higher: Counts, tied: Counts, num_candidates: Counts) -> Ranking:
         """From one entry a positive: how many candidates score higher, and how many the same, itself included.
 
         `group` counts from 0 without gaps, in any order.
@@ -141,26 +134,17 @@ class Ranking:
         group, higher, tied = group[order], higher[order], tied[order]
         starts = _run_starts(group, higher)
         positives = np.diff(np.append(starts, len(group)))
-        return cls(group[starts], higher[starts], tied[starts], positives, num_candidates, num_left_out)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Ranking]) -> Ranking:
-        """The ranking of all the groups of several rankings, no group in two of them."""
-        first_group = np.cumsum([0] + [part.num_groups for part in parts])
-        return cls(
-            _concatenated([part.group + first for part, first in zip(parts, first_group, strict=False)]),
-            _concatenated([part.higher for part in parts]),
-            _concatenated([part.tied for part in parts]),
-            _concatenated([part.positives for part in parts]),
-            _concatenated([part.num_candidates for part in parts]),
-            sum(part.num_left_out for part in parts),
-            sum(part.num_duplicates for part in parts),
-        )
+        return cls(group[starts], higher[starts], tied[starts], positives, num_candidates)
 
     @property
     def num_groups(self) -> int:
-        """Groups with a positive: what every mean is taken over."""
+        """Groups with a positive, over which every mean is taken."""
         return len(self.num_candidates)
+
+    @property
+    def longest(self) -> int:
+        """Candidates of the longest list."""
+        return int(self.num_candidates.max(initial=0))
 
     @cached_property
     def num_positives(self) -> Counts:
@@ -181,10 +165,10 @@ class Ranking:
 def rank_groups(
     scores: ArrayLike, labels: ArrayLike, groups: ArrayLike, *, candidates: ArrayLike | None = None
 ) -> Ranking:
-    """Ranks the rows of each group by score, highest first. Groups come in any row order and any size.
+    """Rank the rows of each group by score, highest first. Groups come in any row order and any size.
 
-    With `candidates` (item ids), a candidate that a group lists twice is counted once, and its positive row is the one
-    kept. One sort of integer keys, no loop over groups.
+    With `candidates` (item ids), a candidate that a group lists twice counts once, by its positive row if it has one.
+    One sort of integer keys, no loop over groups.
     """
     scores, positive = _checked(scores, labels)
     codes, num_groups = _codes(_column(groups, len(scores), "groups"))
@@ -206,15 +190,8 @@ def rank_groups(
 
     held = positives > 0
     ranked, group = np.unique(group[held], return_inverse=True)
-    return Ranking(
-        group,
-        higher[held],
-        tied[held],
-        positives[held],
-        candidates_of[ranked],
-        num_left_out=num_groups - len(ranked),
-        num_duplicates=num_rows - len(scores),
-    )
+    left_out, duplicates = num_groups - len(ranked), num_rows - len(scores)
+    return Ranking(group, higher[held], tied[held], positives[held], candidates_of[ranked], left_out, duplicates)
 
 
 def hit_rate(ranking: Ranking, k: int) -> float:
@@ -251,12 +228,16 @@ def mean_average_precision(ranking: Ranking, k: int | None = None) -> float:
 
 
 def mean_area(ranking: Ranking) -> float:
-    """GAUC of a ranking: `areas` averaged with the number of candidates as weight, groups without one left out."""
-    values = areas(ranking)
-    defined = ~np.isnan(values)
-    if not defined.any():
+    """GAUC of a ranking: the mean AUC of groups of both classes, ties one half, weighted by their candidates."""
+    negatives = ranking.num_candidates - ranking.num_positives
+    tied_negatives = ranking.tied - ranking.positives
+    above = ranking.higher - ranking.positives_above
+    below = negatives[ranking.group] - above - tied_negatives
+    twice = _sums(ranking.positives * (2 * below + tied_negatives), ranking._starts)
+    pairs = 2.0 * ranking.num_positives * negatives
+    if not (defined := pairs > 0).any():
         return float("nan")
-    return float(np.average(values[defined], weights=ranking.num_candidates[defined]))
+    return float(np.average(twice[defined] / pairs[defined], weights=ranking.num_candidates[defined]))
 
 
 def hits(ranking: Ranking, k: int) -> Values:
@@ -277,7 +258,7 @@ def hits(ranking: Ranking, k: int) -> Values:
         step = np.clip(left - taken, 0, None) / np.maximum(tied - taken, 1)
         chance *= np.where(taken < positives, step, 1.0)
     missed[open_blocks] = chance
-    return 1.0 - _products(missed, ranking._starts)
+    return 1.0 - np.multiply.reduceat(missed, ranking._starts)
 
 
 def recalls(ranking: Ranking, k: int) -> Values:
@@ -293,7 +274,7 @@ def precisions(ranking: Ranking, k: int) -> Values:
 def discounted_gains(ranking: Ranking, k: int) -> Values:
     """(G,) NDCG of each group. All positive: 1."""
     k = _cut_off(k)
-    longest = min(k, int(ranking.num_candidates.max(initial=0)))
+    longest = min(k, ranking.longest)
     discounts = 1.0 / np.log2(np.arange(2, longest + 2))
     gain = _block_means(ranking, discounts, k) * ranking.positives
     best = np.concatenate(([0.0], np.cumsum(discounts)))
@@ -304,9 +285,8 @@ def reciprocal_ranks(ranking: Ranking, k: int | None = None) -> Values:
     """(G,) 1 / position of the first positive, 0 where it stands after k. All positive: 1."""
     first = ranking._starts
     higher, tied, positives = ranking.higher[first], ranking.tied[first], ranking.positives[first]
-    end = int(ranking.num_candidates.max(initial=0)) if k is None else _cut_off(k)
-    values = _block_means(ranking, 1.0 / np.arange(1, min(end, int(ranking.num_candidates.max(initial=0))) + 1), end)
-    values = values[first]
+    end = ranking.longest if k is None else _cut_off(k)
+    values = _block_means(ranking, 1.0 / np.arange(1, min(end, ranking.longest) + 1), end)[first]
     several = np.flatnonzero((positives > 1) & (tied > 1))
     if len(several):
         shapes = np.stack((higher[several], tied[several], positives[several]), axis=1)
@@ -317,7 +297,7 @@ def reciprocal_ranks(ranking: Ranking, k: int | None = None) -> Values:
 
 def average_precisions(ranking: Ranking, k: int | None = None) -> Values:
     """(G,) average precision of each group, up to k. All positive: 1."""
-    longest = int(ranking.num_candidates.max(initial=0))
+    longest = ranking.longest
     k = max(longest, 1) if k is None else _cut_off(k)
     higher, tied, positives = ranking.higher, ranking.tied, ranking.positives
     slots = np.clip(k - higher, 0, tied)
@@ -329,36 +309,19 @@ def average_precisions(ranking: Ranking, k: int | None = None) -> Values:
     return _sums(gain, ranking._starts) / np.minimum(ranking.num_positives, k)
 
 
-def areas(ranking: Ranking) -> Values:
-    """(G,) AUC of each group, ties one half. All positive: NaN."""
-    negatives = ranking.num_candidates - ranking.num_positives
-    tied_negatives = ranking.tied - ranking.positives
-    above = ranking.higher - ranking.positives_above
-    below = negatives[ranking.group] - above - tied_negatives
-    twice = _sums(ranking.positives * (2 * below + tied_negatives), ranking._starts)
-    pairs = 2.0 * ranking.num_positives * negatives
-    values: Values = np.divide(twice, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
-    return values
-
-
 AT_K: Mapping[str, Callable[[Ranking, int], Values]] = MappingProxyType(
-    {
-        "hit_rate": hits,
-        "ndcg": discounted_gains,
-        "recall": recalls,
-        "mean_average_precision": average_precisions,
-    }
+    {"hit_rate": hits, "ndcg": discounted_gains, "recall": recalls, "mean_average_precision": average_precisions}
 )
 """What `evaluate` reports at each cut-off: name in the output -> the groups' values."""
 
 
 def check_cut_offs(ranking: Ranking, ks: Sequence[int]) -> None:
-    """Refuses a cut-off that is longer than every list, where HR@k would be 1 whatever the model.
+    """Refuse a cut-off longer than every list, where HR@k is 1 for any model.
 
     Raises:
         SettingsError: naming the cut-offs and the longest list.
     """
-    longest = int(ranking.num_candidates.max(initial=0))
+    longest = ranking.longest
     too_long = sorted({k for k in ks if k > longest})
     if ranking.num_groups and too_long:
         raise SettingsError(
@@ -369,8 +332,7 @@ def check_cut_offs(ranking: Ranking, ks: Sequence[int]) -> None:
 
 def certain(ranking: Ranking, ks: Sequence[int]) -> tuple[str, ...]:
     """Names in the output that are 1 for any model: HR@k and recall@k where no list is longer than k."""
-    longest = int(ranking.num_candidates.max(initial=0))
-    return tuple(f"{name}@{k}" for k in ks if k >= longest > 0 for name in ("hit_rate", "recall"))
+    return tuple(f"{name}@{k}" for k in ks if k >= ranking.longest > 0 for name in ("hit_rate", "recall"))
 
 
 def _block_means(ranking: Ranking, weights: Values, k: int) -> Values:
@@ -417,7 +379,7 @@ def _mean(values: Values) -> float:
 
 
 def _checked(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Scores as a float array and labels as booleans, after what would make a metric lie is refused."""
+    """Scores as a float array and labels as booleans; raises `DataError` for values that would falsify a metric."""
     scores = np.asarray(scores)
     if scores.dtype.kind != "f":
         scores = scores.astype(np.float64)
@@ -448,28 +410,18 @@ def _column(values: ArrayLike, num_rows: int, what: str) -> NDArray[Any]:
 
 
 def _codes(values: NDArray[Any]) -> tuple[Counts, int]:
-    """The place of each value among the distinct ones, ascending, and how many distinct ones there are."""
-    if not len(values):
-        return np.zeros(0, dtype=np.int64), 0
-    if values.dtype.kind in "iu" and (dense := _dense_codes(values)) is not None:
-        return dense
-    order = np.argsort(values)
-    ordered = values[order]
-    codes = np.empty(len(values), dtype=np.int64)
-    codes[order] = np.cumsum(np.concatenate(([False], ordered[1:] != ordered[:-1])))
-    return codes, int(codes[order[-1]]) + 1
+    """The place of each value among the distinct ones, ascending, and the number of distinct ones.
 
-
-def _dense_codes(values: NDArray[Any]) -> tuple[Counts, int] | None:
-    """`_codes` of integers from a table of those present, where that is smaller than a few times the rows: no sort."""
-    low, high = int(values.min()), int(values.max())
-    if high - low > 4 * len(values):
-        return None
-    shifted = values.astype(np.int64) - low
-    present = np.zeros(high - low + 1, dtype=np.int64)
-    present[shifted] = 1
-    codes = np.cumsum(present) - 1
-    return codes[shifted], int(codes[-1]) + 1
+    Integers in a range of a few times their number take a table of those present instead of a sort.
+    """
+    if values.dtype.kind in "iu" and len(values):
+        low, high = int(values.min()), int(values.max())
+        if high - low <= 4 * len(values):
+            shifted = values.astype(np.int64) - low
+            codes = np.cumsum(np.bincount(shifted) > 0) - 1
+            return codes[shifted], int(codes[-1]) + 1
+    distinct, codes = np.unique(values, return_inverse=True)
+    return codes, len(distinct)
 
 
 def _first_of_each(groups: Counts, candidates: NDArray[Any], positive: NDArray[np.bool_]) -> Counts:
@@ -501,12 +453,4 @@ def _run_starts(*columns: Counts) -> Counts:
 
 def _sums(values: NDArray[Any], starts: Counts) -> NDArray[Any]:
     """Sums of the runs that begin at `starts`."""
-    return np.add.reduceat(values, starts) if len(starts) else values[:0]
-
-
-def _products(values: Values, starts: Counts) -> Values:
-    return np.multiply.reduceat(values, starts) if len(starts) else values[:0]
-
-
-def _concatenated(parts: Sequence[Counts]) -> Counts:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    return np.add.reduceat(values, starts)

@@ -9,10 +9,9 @@ import torch
 
 from recspec.batch import Batch
 from recspec.errors import SettingsError
-from recspec.models.base import Model
 from recspec.models.dien import Dien, DienSettings
+from recspec.nn.event_networks import NextEvent
 from recspec.nn.events import jagged_events, padded_events
-from recspec.nn.next_event import NextEvent
 from recspec.spec import FeatureSpec
 from tests.models.test_din import ITEM, a_batch, a_spec
 
@@ -49,17 +48,17 @@ def test_is_the_formula_row_by_row(gru_hidden: int | None, softmax: bool) -> Non
         weights = evolution.unit(states, target, one)
         weights = weights.softmax(0) if softmax else weights.sigmoid()
         rows.append(torch.cat([target[0], evolution.augru(states, one, weights)[1][0]]))
-    wanted = model.head(torch.cat([torch.stack(rows), model.inputs(batch).side], dim=1))
+    wanted = model.head(torch.cat([torch.stack(rows), model.inputs(batch, [model.histories.target(batch)])[1]], dim=1))
     torch.testing.assert_close(model(batch), wanted)
 
 
 @pytest.mark.parametrize("floats", [1, 1000, 1 << 22], ids=["a request", "some", "all"])
 def test_scores_items_as_pairs(floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.models.din.SCORE_FLOATS", floats)
+    monkeypatch.setattr("recspec.models.base.SCORE_FLOATS", floats)
     model, batch = a_dien(), a_batch(11)
     items = {name: batch[name] for name in ITEM}
     request = {name: value[:5] for name, value in batch.items() if name in model.features() and name not in ITEM}
-    torch.testing.assert_close(model.score_items(request, items), Model.score_items(model, request, items))
+    torch.testing.assert_close(model.score_items(request, items), model.pair_scores(request, items))
     assert model.score_items({name: value[:0] for name, value in request.items()}, items).shape == (0, 11)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from recspec.batch import Batch
 from recspec.errors import SettingsError, SpecError
-from recspec.models.base import Model
-from recspec.models.din import SCORE_FLOATS, Din, DinSettings
+from recspec.models.base import SCORE_FLOATS, Model
+from recspec.models.din import Din, DinSettings
 from recspec.spec import FeatureSpec
 
 
@@ -103,7 +103,7 @@ class TestAttention:
                 weights = model.unit.out(model.unit.mlp(torch.cat([happened, t, happened - t, happened * t], 1)))[:, 0]
             weights = weights.softmax(0) if softmax else weights
             rows.append(torch.cat([target[0], weights @ happened]))
-        side = model.inputs(batch).side
+        side = model.inputs(batch, [model.histories.target(batch)])[1]
         assert side.shape == (6, 4 * 3 + 2)  # user_id, brand, genres, hour; age and price
         wanted = model.head(torch.cat([torch.stack(rows), side], dim=1))
         torch.testing.assert_close(model(batch), wanted)
@@ -112,11 +112,11 @@ class TestAttention:
     def test_scores_items_as_pairs(
         self, attention: str, softmax: bool, floats: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("recspec.models.din.SCORE_FLOATS", floats)
+        monkeypatch.setattr("recspec.models.base.SCORE_FLOATS", floats)
         model, batch = a_din(attention=attention, softmax=softmax), a_batch(11)
         items = {name: batch[name] for name in ITEM}
         request = {name: value[:5] for name, value in batch.items() if name in model.features() and name not in ITEM}
-        wanted = Model.score_items(model, request, items)
+        wanted = model.pair_scores(request, items)
         torch.testing.assert_close(model.score_items(request, items), wanted)
         for rows, candidates in ((0, 11), (5, 0)):
             some = {name: value[:rows] for name, value in request.items()}
@@ -187,3 +187,38 @@ def test_a_loss_without_gradient_is_the_same() -> None:
     with torch.no_grad():
         found = model.loss(a_batch())
     torch.testing.assert_close(found, model.loss(a_batch()).detach())
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_one_table_a_vocabulary() -> None:
+    batch, histories = a_batch(), (inputs := Din(a_spec(), DinSettings(embedding_dim=3)).inputs).histories
+    tables = inputs.embeddings
+    assert tables.ids_per_row("3") == 2 * (1 + 2 * 4) + 1 + 1 + 4 + 1
+    events = histories.events(batch)
+    asked = [histories.target(batch), *histories.at(batch, events, sampled=True)]
+    (target, happened, sampled), side = inputs(batch, asked)
+    assert target.shape == (6, 6)
+    assert happened.shape == sampled.shape == (int((batch["history_item_id"] != 0).sum()), 6)
+    for ids, categories, vectors in (
+        ("item_id", "category", target),
+        ("history_item_id", "history_category", happened),
+        ("negative_history_item_id", "negative_history_category", sampled),
+    ):
+        flat = {"item_id": batch[ids], "category": batch[categories]}
+        if flat["item_id"].dim() == 2:
+            flat = {name: events.flat(value) for name, value in flat.items()}
+        assert torch.equal(vectors, tables(flat, ("item_id", "category")))
+    numbers = torch.stack([batch["age"], batch["price"]], dim=1)
+    assert torch.equal(side, torch.cat([tables(batch, inputs.others), numbers], dim=1))
+
+
+def test_only_what_is_asked_for_is_looked_up() -> None:
+    batch, histories = a_batch(), (inputs := Din(a_spec(), DinSettings(embedding_dim=3)).inputs).histories
+    items = {name: batch[name] for name in ("item_id", "category")}
+    (target,), side = inputs(items, [histories.target(items)])
+    assert (target.shape, side.shape) == ((6, 6), (6, 0))
+    request = {name: value for name, value in batch.items() if name.startswith("history")}
+    (happened,), side = inputs(request, histories.at(request, histories.events(request)))
+    assert (happened.shape[1], side.shape) == (6, (6, 0))

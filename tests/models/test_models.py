@@ -108,7 +108,7 @@ class TestEveryModel:
         request = {feature: tensor for feature, tensor in batch.items() if feature not in item_names}
         with torch.inference_mode():
             scores = model.score_items(request, items)
-            pairs = Model.score_items(model, request, items)
+            pairs = model.pair_scores(request, items)
         assert scores.shape == (5, data.num_ids(data.item_id))
         torch.testing.assert_close(scores, pairs, atol=1e-5, rtol=1e-5)
 

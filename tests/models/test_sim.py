@@ -15,7 +15,6 @@ from recspec import metrics
 from recspec.batch import Batch, num_rows, take
 from recspec.errors import DataError, SettingsError
 from recspec.models import sim
-from recspec.models.base import Model
 from recspec.models.sim import Sim, SimSettings, _buckets
 from recspec.spec import FeatureSpec
 
@@ -148,13 +147,13 @@ def test_the_joint_loss_of_two_rows_worked_by_hand() -> None:
 
 def test_the_latest_events_are_the_short_part_and_those_before_are_searched() -> None:
     present = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]]).bool()
-    windows = sim._Windows.of(present, SimSettings(short_length=2, long_length=3))
+    searched, there, places = sim._windows(present, SimSettings(short_length=2, long_length=3))
     long = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()  # the third is padded in front
-    assert torch.equal(windows.long, long)
-    assert windows.short.all()
-    assert windows.places.tolist() == [[5, 6], [0, 1], [5, 6]]
-    everything = sim._Windows.of(present, SimSettings(short="none"))
-    assert torch.equal(everything.long, present)
+    assert torch.equal(searched, long)
+    assert there.all()
+    assert places.tolist() == [[5, 6], [0, 1], [5, 6]]
+    everything, _, _ = sim._windows(present, SimSettings(short="none"))
+    assert torch.equal(everything, present)
 
 
 @pytest.mark.parametrize("feature", ["item_id", "category", None])
@@ -185,7 +184,7 @@ def test_hard_search_keeps_the_latest_events_that_share_the_id(feature: str | No
             total = (laid @ own).softmax(0) @ laid
         mean = sum(kept, torch.zeros(8)) / (len(kept) + 1)
         made.append(torch.cat([own, total, mean]))
-    side = model._read(batch, sampled=False).side
+    side = model._read(batch).side
     torch.testing.assert_close(model(batch), model.head(torch.cat([torch.stack(made), side], dim=1)))
 
 
@@ -278,14 +277,14 @@ def test_scores_of_items_are_those_of_pairs(way: str, monkeypatch: pytest.Monkey
     }  # fmt: skip
     request = {name: values for name, values in batch.items() if name in model.features() and name not in items}
     with torch.inference_mode():
-        pairs = Model.score_items(model, request, items)
+        pairs = model.pair_scores(request, items)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         monkeypatch.setattr(sim, "SCORES", 7 * 12 * 2)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         nobody = {name: values[:0] for name, values in request.items()}
         assert model.score_items(nobody, items).shape == (0, NUM_ITEMS)
         without = {**request, **{name: values[:, :0] for name, values in request.items() if "history" in name}}
-        expected = Model.score_items(model, without, items)
+        expected = model.pair_scores(without, items)
         torch.testing.assert_close(model.score_items(without, items), expected, atol=1e-5, rtol=1e-5)
 
 

@@ -10,7 +10,6 @@ import torch
 from recspec.bundle import folder as bundle
 from recspec.errors import SettingsError
 from recspec.evaluation import evaluate_model
-from recspec.models.base import Model
 from recspec.models.wide_deep import WideDeep, WideDeepSettings
 from recspec.spec import FeatureSpec
 from recspec.storage.random_data import synthesize
@@ -189,7 +188,7 @@ def test_items_are_scored_as_their_pairs_whatever_the_crosses(crosses: tuple[tup
         "tags": torch.tensor([[1, 2, 0], [0, 0, 0], [5, 0, 0], [1, 1, 1], [2, 3, 4], [3, 0, 0], [4, 5, 0]]),
     }  # fmt: skip
     with torch.inference_mode():
-        torch.testing.assert_close(model.score_items(request, items), Model.score_items(model, request, items))
+        torch.testing.assert_close(model.score_items(request, items), model.pair_scores(request, items))
         none = {name: tensor[:0] for name, tensor in items.items()}
         assert model.score_items(request, none).shape == (2, 0)
 
@@ -270,7 +269,7 @@ def test_the_first_layers_parts_are_kept_by_a_model_that_only_answers() -> None:
 
     def scores_are_those_of_pairs() -> None:
         with torch.inference_mode():
-            torch.testing.assert_close(model.score_items(request, items), Model.score_items(model, request, items))
+            torch.testing.assert_close(model.score_items(request, items), model.pair_scores(request, items))
 
     scores_are_those_of_pairs()
     assert model.deep._first_parts is None

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recspec.nn.activations import Activation
 from recspec.nn.blocks import Scratch, Tail
-from recspec.nn.mlp import ActivatedMlp
+from recspec.nn.mlp import ActivatedMlp, Activation
 
 
 def a_tail(mlp: ActivatedMlp) -> tuple[Tensor, ...]:
@@ -36,7 +35,7 @@ def of_blocks(mlp: ActivatedMlp, tail: Sequence[Tensor], first: Tensor, slope: T
         layers = network.layers(first[some].clone(), scratch)
         assert network.forward(layers, logits[some]) is not None
         slopes[some] = network.backward(slope[some], layers, scratch)
-    return [logits, slopes, *network.gradients()]
+    return [logits, slopes, *network.slopes]
 
 
 @pytest.mark.parametrize("kind", ["relu", "sigmoid"])
@@ -61,7 +60,7 @@ def test_a_block_worked_by_hand() -> None:
     assert network.forward(layers, torch.empty(1)).tolist() == [17.0]
     # With a gradient of 1: 5 of the second layer's unit, so (5 * 3, stopped) of the first's.
     assert network.backward(torch.tensor([1.0]), layers, scratch).tolist() == [[15.0, 0.0]]
-    assert [gradient.tolist() for gradient in network.gradients()] == [[[5.0, 0.0]], [5.0], [[2.0]], [1.0]]
+    assert [gradient.tolist() for gradient in network.slopes] == [[[5.0, 0.0]], [5.0], [[2.0]], [1.0]]
 
 
 def test_a_block_of_sigmoids_worked_by_hand() -> None:

@@ -34,6 +34,7 @@ from recspec.nn.hand_written import (
 from recspec.nn.history_search import attend, attend_by_rows, mean_with_one_more
 from recspec.nn.recurrent import _padded_recurrence
 from recspec.nn.stored_rows import Column, Places
+from tests.nn import plain_kernels
 
 B, L, W = 30, 5, 3
 
@@ -196,7 +197,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hand_written, "BLOCK", 8)
     monkeypatch.setattr("recspec.nn.dropout.DROPPED", 256)
     for name in ("gather_rows", "dots", "dots_backward"):
-        monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_plain"))
+        monkeypatch.setattr(kernels, name, getattr(plain_kernels, name))
     EVENTS.__dict__.pop("blocks", None)
 
 

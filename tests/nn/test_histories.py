@@ -7,7 +7,6 @@ import torch
 
 from recspec.batch import Batch
 from recspec.errors import SpecError
-from recspec.nn.embeddings import Embeddings
 from recspec.nn.histories import Histories
 from recspec.spec import FeatureSpec
 
@@ -94,38 +93,6 @@ class TestHistories:
             Histories(a_spec(history=["history_item_id", "negative_history_item_id"], negative_history=[]), "Din")
         with pytest.raises(SpecError, match="Din needs a feature in the role 'history'"):
             Histories(a_spec(history=[]), "Din")
-
-    @pytest.mark.parametrize("others", [(), ("user_id",)])
-    def test_vectors_are_those_of_one_table_a_vocabulary(self, others: tuple[str, ...]) -> None:
-        found, batch = Histories(a_spec(), "Din"), a_batch()
-        tables = Embeddings(found.spec, {"item_id": 3, "category": 2, "user_id": 2}, more_ids=found.ids_per_event)
-        assert tables.ids_per_row("3") == 9
-        events = found.events(batch)
-        got = found.vectors(tables, batch, events, sampled=True, others=others)
-        assert got.target is not None
-        assert got.events is not None
-        assert got.sampled is not None
-        assert got.target.shape == (4, 5)
-        assert got.events.shape == got.sampled.shape == (7, 5)
-        for ids, categories, vectors in (
-            ("item_id", "category", got.target),
-            ("history_item_id", "history_category", got.events),
-            ("negative_history_item_id", "negative_history_category", got.sampled),
-        ):
-            flat = {"item_id": batch[ids], "category": batch[categories]}
-            if flat["item_id"].dim() == 2:
-                flat = {name: events.flat(value) for name, value in flat.items()}
-            assert torch.equal(vectors, tables(flat, ("item_id", "category")))
-        assert got.others is None if not others else torch.equal(got.others, tables(batch, others))  # type: ignore[arg-type]
-
-    def test_only_what_is_asked_for_is_looked_up(self) -> None:
-        found, batch = Histories(a_spec(), "Din"), a_batch()
-        tables = Embeddings(found.spec, dict.fromkeys(found.pairs, 2))
-        items = {name: batch[name] for name in ("item_id", "category")}
-        assert found.vectors(tables, items).target is not None
-        request = {name: value for name, value in batch.items() if name not in items}
-        got = found.vectors(tables, request, found.events(request), target=False)
-        assert (got.target is None, got.events is None, got.sampled is None) == (True, False, True)
 
     @pytest.mark.parametrize(("last", "kept"), [
         (2, [[1, 2], [], [5, 6], [7]]),

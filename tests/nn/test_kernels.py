@@ -29,6 +29,7 @@ from recspec.training.optimizers import Optimizers
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.closeness import assert_close
+from tests.nn import plain_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -89,7 +90,7 @@ def test_rows_of_many_tables_are_gathered_as_by_torch(width: int, rows: int) -> 
     store, firsts, stops = tables(width)
     ids = ids_of(rows, torch.int32 if rows == 1 else torch.int64)
     found, places = kernels.gather_rows(store, ids, firsts, stops, torch.float32)
-    expected, their_places = kernels.gather_rows_plain(store, ids, firsts, stops, torch.float32)
+    expected, their_places = plain_kernels.gather_rows(store, ids, firsts, stops, torch.float32)
     assert torch.equal(found, expected)
     assert torch.equal(places, their_places)
 
@@ -110,7 +111,7 @@ def test_gathered_rows_come_in_the_type_asked_for(dtype: torch.dtype) -> None:
 def test_an_id_outside_its_table_gives_no_other_tables_row() -> None:
     store, firsts, stops = tables(4)
     ids = torch.tensor([[4, 2, 39], [5, 0, 0], [0, -1, 0], [0, 0, 40]], device=DEVICE)
-    for gather in (kernels.gather_rows, kernels.gather_rows_plain):
+    for gather in (kernels.gather_rows, plain_kernels.gather_rows):
         found, places = gather(store, ids, firsts, stops, torch.float32)
         assert places.tolist() == [[4, 7, 47], [-1, 5, 8], [0, -1, 8], [0, 5, -1]]
         assert found.isnan().any(2).tolist() == (places < 0).tolist()
@@ -165,7 +166,7 @@ def test_rows_are_updated_as_by_torch(rule: kernels.Rule, width: int, name: str)
         "corrections": torch.tensor([0.19, 0.0199], device=DEVICE),
     }
     results = []
-    for update in (kernels.update_rows, kernels.update_rows_plain):
+    for update in (kernels.update_rows, plain_kernels.update_rows):
         own, state = weight.clone(), [each.clone() for each in states]
         update(rule, own, ids, gradient, state, **settings)
         results.append((own, *state))
@@ -177,7 +178,7 @@ def test_rows_are_updated_as_by_torch(rule: kernels.Rule, width: int, name: str)
 
 
 @with_triton
-@pytest.mark.parametrize("update", [kernels.update_rows, kernels.update_rows_plain])
+@pytest.mark.parametrize("update", [kernels.update_rows, plain_kernels.update_rows])
 def test_an_update_by_hand(update: object) -> None:
     # Row 1 is seen twice, with (1, 2) and (2, 2): its gradient is (3, 4), whose squares' mean is 12.5.
     ids, gradient = torch.tensor([1, 0, 1], device=DEVICE), torch.tensor([[1.0, 2.0], [0, 0], [2, 2]], device=DEVICE)
@@ -189,7 +190,7 @@ def test_an_update_by_hand(update: object) -> None:
 
 @with_triton
 def test_ids_outside_the_table_update_nothing() -> None:
-    for update in (kernels.update_rows, kernels.update_rows_plain):
+    for update in (kernels.update_rows, plain_kernels.update_rows):
         weight = torch.zeros(3, 2, device=DEVICE)
         update("sgd", weight, torch.tensor([-1, 3, 1], device=DEVICE), torch.ones(3, 2, device=DEVICE), [], lr=1.0)
         assert weight.tolist() == [[0, 0], [-1, -1], [0, 0]]
@@ -207,12 +208,12 @@ def test_dot_products_and_their_gradient_are_torchs(features: int, width: int, r
     start, pairs = drawn(rows, features, width), features * (features - 1) // 2
     slope = drawn(rows, pairs)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    found, expected = hand_written.Dots.apply(ours), kernels.dots_plain(theirs)
+    found, expected = hand_written.Dots.apply(ours), plain_kernels.dots(theirs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     (found * slope).sum().backward()
     (expected * slope).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(ours.grad, kernels.dots_backward_plain(start, slope), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.grad, plain_kernels.dots_backward(start, slope), rtol=1e-4, atol=1e-4)
 
 
 @with_triton
@@ -224,10 +225,10 @@ def test_dot_products_in_half_precision(dtype: torch.dtype) -> None:
     x, slope = drawn(3, 7, 19, dtype=dtype), drawn(3, 21, dtype=dtype)
     close = {"rtol": 2e-2, "atol": 5e-2}
     assert kernels.dots(x).dtype == dtype
-    torch.testing.assert_close(kernels.dots(x).float(), kernels.dots_plain(x.float()), **close)
+    torch.testing.assert_close(kernels.dots(x).float(), plain_kernels.dots(x.float()), **close)
     found = kernels.dots_backward(x, slope)
     assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), kernels.dots_backward_plain(x.float(), slope.float()), **close)
+    torch.testing.assert_close(found.float(), plain_kernels.dots_backward(x.float(), slope.float()), **close)
 
 
 @with_triton
@@ -253,7 +254,7 @@ def test_a_rate_that_lies_beside_the_table_is_read_when_rows_are_updated(rule: k
 @with_triton
 def test_dot_products_of_vectors_that_lie_apart() -> None:
     apart = drawn(2, 5, 6)[:, ::2]
-    torch.testing.assert_close(kernels.dots(apart), kernels.dots_plain(apart), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kernels.dots(apart), plain_kernels.dots(apart), rtol=1e-4, atol=1e-4)
 
 
 # --- without a GPU ---------------------------------------------------------------------------------------------------

@@ -6,18 +6,62 @@ Shapes: B rows; R requests (users); N items.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, cast
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar, TypeVar, cast
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from recspec import config
-from recspec.batch import Batch, num_rows, repeat_rows, tile_rows
-from recspec.nn import Embeddings, RowsHeld, cross_entropy
+from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
+from recspec.nn import Embeddings, RowsHeld, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
+SCORE_FLOATS = 1 << 22
+"""Floats of the widest layer that `score_items` computes at once: 16 MB."""
+
 SCORE_BLOCK = 1 << 18
-"""Rows that `score_items` builds at once: 2^18 rows of some hundred floats take a few hundred MB."""
+"""Rows that `pair_scores` builds at once: 2^18 rows of some hundred floats take a few hundred MB."""
+
+Value = TypeVar("Value")
+
+
+def _positive(value: Value) -> Value:
+    widths = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+    if any(isinstance(width, int) and width < 1 for width in widths):
+        raise ValueError("every width is at least 1")
+    return value
+
+
+POSITIVE = AfterValidator(_positive)
+"""Refuses a width below 1 in a setting of one or several widths."""
+Widths = Annotated[tuple[int, ...], Field(min_length=1), POSITIVE]
+UniformStd = Annotated[
+    float | None,
+    Field(ge=0, description="standard deviation of initial embeddings; null: uniform within 1 / sqrt(rows)"),
+]
+TableSize = Annotated[
+    int | None,
+    Field(ge=2, description="maximum rows of a table; ids beyond share rows by remainder. null: a row for each id"),
+]
+
+
+def list_problems(spec: FeatureSpec, numbers: Sequence[str], who: str) -> list[str]:
+    """A sentence for each list of numbers, which a model does not take."""
+    return [
+        f"feature '{name}' is a list of numbers, which {who} does not take; take it out of channel_spec"
+        for name in numbers
+        if spec.features[name].is_list
+    ]
+
+
+def scores_of_sums(ours: Tensor, theirs: Tensor, floats: int, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """Scores (R, N) of the sums (..., N, D) of requests' parts (R, D) and items' (N, D), `floats` numbers at once."""
+    if torch.compiler.is_compiling():  # a program takes any number of items
+        return score(ours.unsqueeze(1) + theirs)
+    step = max(1, floats // max(1, theirs.numel()))
+    return torch.cat([score(part.unsqueeze(1) + theirs) for part in torch.split(ours, step)])
 
 
 def counts_of(name: str) -> str:
@@ -31,7 +75,9 @@ class Model(nn.Module, ABC):
     It opens no file, prints nothing, and knows no device, rank or optimizer.
     """
 
-    needs: ClassVar[tuple[str, ...]]
+    name: ClassVar[str]
+
+    needs: ClassVar[tuple[str, ...]] = ("label",)
     """Roles that the specification must fill."""
 
     Settings: ClassVar[type[config.Settings]]
@@ -85,20 +131,30 @@ class Model(nn.Module, ABC):
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request, equal to `forward` on the pairs.
 
-        `request` holds R rows of user, context and history features, `items` N rows of item features. Models that can
-        compute a request's part once override this.
+        `request` holds R rows of user, context and history features, `items` N rows of item features.
         """
         requests, candidates = num_rows(request), num_rows(items)
-        if torch.compiler.is_compiling():  # a program takes any number of candidates
+        if not torch.compiler.is_compiling() and not (requests and candidates):  # a program takes any number of items
+            return torch.zeros(requests, candidates, device=self.device)
+        return self.side_scores(request, items) if may_replace(self) else self.pair_scores(request, items)
+
+    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`score_items` of a model without hooks; models that can compute a request's part once override this."""
+        return self.pair_scores(request, items)
+
+    def pair_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`score_items` by `forward` on the pairs."""
+        requests, candidates = num_rows(request), num_rows(items)
+        if torch.compiler.is_compiling():
             pairs = {**repeat_rows(request, candidates), **tile_rows(items, requests)}
             return cast(Tensor, self(pairs)).view(requests, candidates)
-        step = max(1, SCORE_BLOCK // max(candidates, 1))
+        step = max(1, SCORE_BLOCK // candidates)
         rows = []
         for start in range(0, requests, step):
-            block = {name: tensor[start : start + step] for name, tensor in request.items()}
+            block = take(request, slice(start, start + step))
             pairs = {**repeat_rows(block, candidates), **tile_rows(items, num_rows(block))}
             rows.append(self(pairs).view(num_rows(block), candidates))
-        return torch.cat(rows) if rows else torch.zeros(0, candidates)
+        return torch.cat(rows)
 
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""
@@ -106,9 +162,8 @@ class Model(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         """The device of its batches; tables whose rows are fetched may lie elsewhere."""
-        fetched = {
-            id(each.stores[key]) for each in self.modules() if isinstance(each, Embeddings) for key in each.fetch
-        }
+        tables = [each for each in self.modules() if isinstance(each, Embeddings)]
+        fetched = {id(each.stores[key]) for each in tables for key in each.fetch}
         return next(parameter.device for parameter in self.parameters() if id(parameter) not in fetched)
 
     def num_parameters(self) -> int:

@@ -8,18 +8,17 @@ N items to score; L the longest history of a block.
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
-from recspec.models.base import Model
-from recspec.models.din import Head, Inputs, SequenceSettings, blocks, columns_of
-from recspec.nn import AttentionUnit, Events, Gru, NextEvent, RowsHeld, at_least_fp32, events_of, may_replace
+from recspec.models.base import Widths
+from recspec.models.din import Head, SequenceModel, SequenceSettings, blocks, columns_of
+from recspec.nn import AttentionUnit, Events, Gru, Histories, NextEvent, RowsHeld, at_least_fp32, events_of
 from recspec.spec import FeatureSpec
 
 
@@ -37,47 +36,27 @@ class DienSettings(SequenceSettings):
         description="weight of the auxiliary loss, which needs the role negative_history; null: 1 if the dataset has "
         "that role, else 0",
     )
-    auxiliary_hidden: tuple[int, ...] = Field(
-        (100, 50), min_length=1, description="widths of the auxiliary network's hidden layers"
-    )
-
-    @field_validator("auxiliary_hidden")
-    @classmethod
-    def _has_width(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
-        if any(width < 1 for width in widths):
-            raise ValueError("every width is at least 1")
-        return widths
+    auxiliary_hidden: Widths = Field((100, 50), description="widths of the auxiliary network's hidden layers")
 
 
-class Dien(Model):
+class Dien(SequenceModel):
     """DIEN: interests as states of a GRU over a history, their evolution towards the item by AUGRU, then an MLP.
 
     In training, an auxiliary network tells the next event from a sampled item by each state. Predictions do not use it.
     """
 
-    name: ClassVar[str] = "dien"
-    steady_shapes: ClassVar[bool] = False
-    needs: ClassVar[tuple[str, ...]] = ("item", "history", "label")
-    Settings: ClassVar[type[config.Settings]] = DienSettings
+    name = "dien"
+    Settings = DienSettings
     settings: DienSettings
 
     def __init__(self, spec: FeatureSpec, settings: DienSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
-        self.inputs = Inputs(spec, settings, self.name, held)
-        self.auxiliary = _auxiliary_weight(settings, has_negatives=bool(self.inputs.histories.negatives))
+        self.auxiliary = auxiliary_weight(self.name, settings.auxiliary, self.histories)
         width = self.inputs.event_dim
         self.evolution = Evolution(width, settings)
         self.head = Head(width + self.evolution.hidden_dim + self.inputs.side_dim, settings)
         if self.auxiliary:
             self.next_event = NextEvent(self.evolution.hidden_dim, width, settings.auxiliary_hidden)
-
-    def features(self) -> tuple[str, ...]:
-        """The inputs and the histories."""
-        return self.inputs.features
-
-    def loss_features(self) -> tuple[str, ...]:
-        """Those of `forward`, and the sampled ids if there is an auxiliary loss."""
-        return (*self.features(), *(self.inputs.histories.negatives.values() if self.auxiliary else ()))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
@@ -89,40 +68,33 @@ class Dien(Model):
         loss = self.head.loss(joined, batch[self.spec.label])
         return loss + self.auxiliary * auxiliary if self.auxiliary else loss
 
-    def score_items(self, request: Batch, items: Batch) -> Tensor:
-        """Logits (R, N) of every item for every request; the GRU runs once a request, AUGRU once a pair."""
-        if not may_replace(self):
-            return super().score_items(request, items)
-        requests, candidates = num_rows(request), num_rows(items)
-        if not torch.compiler.is_compiling() and not (requests and candidates):
-            return torch.zeros(requests, candidates, device=self.device)
-        events = self._events(request)
-        ours, theirs = self.inputs(request, events, target=False), self.inputs(items)
-        states = self.evolution.interests(ours.events, events)
+    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`score_items`, with the GRU run once a request and AUGRU once a pair."""
+        candidates = num_rows(items)
+        events = self.histories.events(request, last=self.settings.length)
+        (values,), of_ours = self.inputs(request, self.histories.at(request, events))
+        (wanted,), of_theirs = self.inputs(items, [self.histories.target(items)])
+        states = self.evolution.interests(values, events)
         own, others = self.inputs.side_columns(request, items)
         back = sorted(range(len(own) + len(others)), key=[*own, *others].__getitem__)
         scores = []
         for rows, happened, present in blocks(events, states, candidates * 3 * self.evolution.hidden_dim):
             pairs = events_of(present.repeat_interleave(candidates, dim=0))
-            target = theirs.target.repeat(happened.shape[0], 1)
+            target = wanted.repeat(happened.shape[0], 1)
             last = self.evolution(pairs.flat(happened.repeat_interleave(candidates, dim=0)), target, pairs)
-            both = ours.side[rows].repeat_interleave(candidates, dim=0), theirs.side.repeat(happened.shape[0], 1)
+            both = of_ours[rows].repeat_interleave(candidates, dim=0), of_theirs.repeat(happened.shape[0], 1)
             side = columns_of(torch.cat(both, dim=1), back)
             scores.append(self.head(torch.cat([target, last, side], dim=1)).view(-1, candidates))
         return torch.cat(scores)
 
     def _joined(self, batch: Batch, *, sampled: bool) -> tuple[Tensor, Tensor]:
         """The MLP's input (B, its width) and the auxiliary loss, 0 if not `sampled`."""
-        events = self._events(batch)
-        read = self.inputs(batch, events, sampled=sampled)
-        states = self.evolution.interests(read.events, events)
-        last = self.evolution(states, read.target, events)
-        joined = torch.cat([read.target, last, read.side], dim=1)
-        none = joined.new_zeros(())
-        return joined, self.next_event(states, read.events, read.sampled, events) if sampled else none
-
-    def _events(self, batch: Batch) -> Events:
-        return self.inputs.histories.events(batch, last=self.settings.length)
+        events = self.histories.events(batch, last=self.settings.length)
+        asked = [self.histories.target(batch), *self.histories.at(batch, events, sampled=sampled)]
+        (target, happened, *negatives), side = self.inputs(batch, asked)
+        states = self.evolution.interests(happened, events)
+        joined = torch.cat([target, self.evolution(states, target, events), side], dim=1)
+        return joined, self.next_event(states, happened, *negatives, events) if sampled else joined.new_zeros(())
 
 
 class Evolution(nn.Module):
@@ -147,17 +119,11 @@ class Evolution(nn.Module):
         return cast(Tensor, self.augru(states, events, weights)[1])
 
 
-def _auxiliary_weight(settings: DienSettings, *, has_negatives: bool) -> float:
-    """The auxiliary loss's weight.
-
-    Raises:
-        SettingsError: if one is asked for and there are no sampled ids.
-    """
-    if settings.auxiliary is None:
-        return 1.0 if has_negatives else 0.0
-    if settings.auxiliary and not has_negatives:
+def auxiliary_weight(who: str, asked: float | None, histories: Histories) -> float:
+    """The auxiliary loss's weight; raises `SettingsError` if one is asked for and there are no sampled ids."""
+    if asked and not histories.negatives:
         raise SettingsError(
-            f"dien: auxiliary is {settings.auxiliary}, and no feature plays the role 'negative_history', which that "
+            f"{who}: auxiliary is {asked}, and no feature plays the role 'negative_history', which that "
             "loss tells the history from; prepare the dataset with --set negative_history=true, or set auxiliary to 0"
         )
-    return settings.auxiliary
+    return float(bool(histories.negatives)) if asked is None else asked

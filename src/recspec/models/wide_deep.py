@@ -11,8 +11,9 @@ Shapes: B rows; X the width of the MLP's input; D of its first hidden layer; R r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, cast
+from collections.abc import Collection, Sequence
+from math import prod
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
-from recspec.models.base import Model
+from recspec.models import base
+from recspec.models.base import POSITIVE, Model, Widths, scores_of_sums
 from recspec.nn import Embeddings, Mlp, RowsHeld, aligned_linear, embedding_widths, ids_and_numbers, may_replace
 from recspec.spec import FeatureSpec
 
@@ -32,19 +34,18 @@ INDICATOR_MOST_IDS = 10_000
 HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
 """Odd 64-bit constants (xxHash's second and fourth prime) that spread a cross over its buckets."""
 
-SCORE_FLOATS = 1 << 22
-"""Floats of the MLP's first hidden layer that `score_items` computes at once: 16 MB."""
-
 
 class WideDeepSettings(config.Settings):
     """Sizes of Wide & Deep; the defaults are those published for Outbrain, except the embeddings' widths."""
 
-    hidden: tuple[int, ...] = Field((1024,) * 5, min_length=1, description="widths of the MLP's hidden layers")
+    hidden: Widths = Field((1024,) * 5, description="widths of the MLP's hidden layers")
     dropout: float = Field(0.1, ge=0, lt=1, description="share of units dropped after each hidden ReLU")
     embedding_dim: int | Literal["rule"] = Field(
         16, description="width of every embedding; `rule`: 6 times the fourth root of the cardinality"
     )
-    embedding_dims: dict[str, int] = Field({}, description="feature -> its own width, instead of embedding_dim")
+    embedding_dims: Annotated[dict[str, int], POSITIVE] = Field(
+        {}, description="feature -> its own width, instead of embedding_dim"
+    )
     embedding_std: float | None = Field(
         None, ge=0, description="standard deviation of initial embeddings; null: sqrt(2 / (rows + width))"
     )
@@ -68,13 +69,6 @@ class WideDeepSettings(config.Settings):
             raise ValueError("a width is at least 1; for a feature without an embedding see `indicators`")
         return value
 
-    @field_validator("hidden", "embedding_dims")
-    @classmethod
-    def _positive(cls, value: tuple[int, ...] | dict[str, int]) -> tuple[int, ...] | dict[str, int]:
-        if any(width < 1 for width in (value.values() if isinstance(value, dict) else value)):
-            raise ValueError("every width is at least 1")
-        return value
-
     @model_validator(mode="after")
     def _some_part(self) -> WideDeepSettings:
         if not (self.use_wide or self.use_deep):
@@ -93,18 +87,15 @@ class WideDeep(Model):
     at 0, embeddings and hidden layers Glorot, hidden biases at 0.
     """
 
-    name: ClassVar[str] = "wide_deep"
-    needs: ClassVar[tuple[str, ...]] = ("label",)
-    Settings: ClassVar[type[config.Settings]] = WideDeepSettings
+    name = "wide_deep"
+    Settings = WideDeepSettings
     settings: WideDeepSettings
 
     def __init__(self, spec: FeatureSpec, settings: WideDeepSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
         _check(spec, settings)
         if settings.use_wide:
-            self.wide = Wide(
-                spec, _chosen(spec, settings.wide_features), settings.crosses, settings.cross_buckets, held
-            )
+            self.wide = Wide(spec, _chosen(spec, settings.wide_features), settings, held)
         if settings.use_deep:
             self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings, held)
 
@@ -126,61 +117,45 @@ class WideDeep(Model):
         if self.settings.use_deep:
             self.deep.prepare_for_inference()
 
-    def score_items(self, request: Batch, items: Batch) -> Tensor:
-        """Logits (R, N) of every item for every request.
+    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`score_items`, with a feature's share of the linear part and of the MLP's first layer computed once.
 
-        A feature's share of the linear part and of the MLP's first layer is computed once for its request or item.
         Crosses of features of both sides need the pairs.
         """
-        if not may_replace(self):
-            return super().score_items(request, items)
         crosses = self.wide.crosses if self.settings.use_wide else ()
         if any(set(cross) & set(request) and set(cross) & set(items) for cross in crosses):
-            return super().score_items(request, items)
-        requests, candidates = num_rows(request), num_rows(items)
+            return self.pair_scores(request, items)
         scores: Tensor | float = 0.0
         if self.settings.use_wide:
             scores = (self.wide.part(request) + self.wide.bias)[:, None] + self.wide.part(items)
             if not self.settings.use_deep:
                 return scores
         ours, theirs = self.deep.first_layer(request), self.deep.first_layer(items)
-        if torch.compiler.is_compiling():
-            return scores + self.deep.after_first(ours.unsqueeze(1) + theirs)
-        if not (requests and candidates):
-            return torch.zeros(requests, candidates, device=self.device)
-        step = max(1, SCORE_FLOATS // theirs.numel())
-        rows = [self.deep.after_first(part.unsqueeze(1) + theirs) for part in torch.split(ours, step)]
-        return scores + torch.cat(rows)
+        return scores + scores_of_sums(ours, theirs, base.SCORE_FLOATS, self.deep.after_first)
 
 
 class Wide(nn.Module):
     """The linear part: a weight for every id, number and combination of ids, all 0 at first."""
 
     def __init__(
-        self,
-        spec: FeatureSpec,
-        features: Sequence[str],
-        crosses: Sequence[Sequence[str]],
-        cross_buckets: int,
-        held: RowsHeld | None = None,
+        self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, held: RowsHeld | None = None
     ) -> None:
         super().__init__()
         self.ids, self.numbers = ids_and_numbers(spec, features)
-        self.crosses = tuple(tuple(cross) for cross in crosses)
-        self.sizes = {name: spec.num_ids(name) for cross in crosses for name in cross}
-        self.cross_buckets = cross_buckets
+        self.crosses, self.cross_buckets = settings.crosses, settings.cross_buckets
+        self.sizes = {name: spec.num_ids(name) for cross in self.crosses for name in cross}
         self.bias = nn.Parameter(torch.zeros(1))
         if self.ids:
             self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0, held=held)
         if self.numbers:
             self.slopes = nn.Parameter(torch.zeros(len(self.numbers)))
         if self.crosses:
-            self.cross_weights = nn.Parameter(torch.zeros(len(self.crosses) * cross_buckets, 1))
+            self.cross_weights = nn.Parameter(torch.zeros(len(self.crosses) * self.cross_buckets, 1))
 
     @property
     def features(self) -> tuple[str, ...]:
         """The features that the linear part reads."""
-        return tuple(dict.fromkeys((*self.ids, *self.numbers, *(name for cross in self.crosses for name in cross))))
+        return tuple(dict.fromkeys((*self.ids, *self.numbers, *self.sizes)))
 
     def forward(self, batch: Batch) -> Tensor:
         """The linear part's logits (B,)."""
@@ -195,21 +170,18 @@ class Wide(nn.Module):
             slopes = [self.slopes[self.numbers.index(name)] for name in numbers]
             own = torch.stack(slopes) if len(numbers) < len(self.numbers) else self.slopes
             parts.append(torch.stack([batch[name] for name in numbers], dim=1) @ own)
-        crosses = [(place, cross) for place, cross in enumerate(self.crosses) if set(cross) <= set(batch)]
-        if crosses:
+        if crosses := [(place, cross) for place, cross in enumerate(self.crosses) if set(cross) <= set(batch)]:
             buckets = [self.bucket(batch, cross) + place * self.cross_buckets for place, cross in crosses]
             parts.append(F.embedding(torch.stack(buckets, dim=1), self.cross_weights).sum((1, 2)))
         return sum(parts[1:], parts[0]) if parts else torch.zeros(num_rows(batch), device=self.bias.device)
 
     def bucket(self, batch: Batch, cross: Sequence[str]) -> Tensor:
         """The bucket (B,) of each row's combination: its number if all combinations fit, else its hash."""
-        combinations = 1
-        for name in cross:
-            combinations *= self.sizes[name]
+        all_fit = prod(self.sizes[name] for name in cross) <= self.cross_buckets
         mixed = torch.zeros_like(batch[cross[0]], dtype=torch.int64)
         for name in cross:
             ids = batch[name].long()
-            mixed = mixed * self.sizes[name] + ids if combinations <= self.cross_buckets else _mixed(mixed, ids)
+            mixed = mixed * self.sizes[name] + ids if all_fit else _mixed(mixed, ids)
         return mixed.remainder(self.cross_buckets)
 
 
@@ -217,23 +189,18 @@ class Deep(nn.Module):
     """The MLP over embeddings, one-hot ids and numbers."""
 
     def __init__(
-        self,
-        spec: FeatureSpec,
-        features: Sequence[str],
-        settings: WideDeepSettings,
-        held: RowsHeld | None = None,
+        self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, held: RowsHeld | None = None
     ) -> None:
         super().__init__()
         ids, self.numbers = ids_and_numbers(spec, features)
         self.indicators = {name: spec.num_ids(name) for name in ids if name in settings.indicators}
         embedded = [name for name in ids if name not in self.indicators]
-        widths = embedding_widths(spec, embedded, settings.embedding_dim, settings.embedding_dims)
-        if widths:
-            self.embeddings = Embeddings(
-                spec, widths, combiner=settings.combiner, std=settings.embedding_std, held=held
-            )
-        self.width = sum(widths.values()) + sum(self.indicators.values()) + len(self.numbers)
-        self.features = (*widths, *self.indicators, *self.numbers)
+        self.widths = embedding_widths(spec, embedded, settings.embedding_dim, settings.embedding_dims)
+        if embedded:
+            std, combiner = settings.embedding_std, settings.combiner
+            self.embeddings = Embeddings(spec, self.widths, combiner=combiner, std=std, held=held)
+        self.width = sum(self.widths.values()) + sum(self.indicators.values()) + len(self.numbers)
+        self.features = (*embedded, *self.indicators, *self.numbers)
         self.mlp = Mlp((self.width, *settings.hidden), dropout=settings.dropout)
         self._first_parts: dict[tuple[str, ...], Tensor] | None = None
         """Parts of the first layer's weight by features, after `prepare_for_inference`."""
@@ -253,7 +220,7 @@ class Deep(nn.Module):
         """The MLP's input (B, X), or the part from the features `names`."""
         names = self.features if names is None else names
         parts: list[Tensor] = []
-        if any(name in names for name in self._embedded):
+        if any(name in names for name in self.widths):
             parts.append(self.embeddings(batch, None if names is self.features else names))
         parts += [_one_hot(batch[name], size) for name, size in self.indicators.items() if name in names]
         if numbers := [batch[name] for name in self.numbers if name in names]:
@@ -282,7 +249,7 @@ class Deep(nn.Module):
         self._first_parts = {}
 
     def train(self, mode: bool = True) -> Self:
-        """As in torch; drops the kept parts of the weights."""
+        """Drop the kept parts of the weights, then switch as torch does."""
         self._first_parts = None
         return super().train(mode)
 
@@ -298,16 +265,12 @@ class Deep(nn.Module):
         """Logits (...) from the first linear layer's output (..., D), which this overwrites."""
         return self.mlp.logits(x, self.out)
 
-    @property
-    def _embedded(self) -> Mapping[str, int]:
-        return self.embeddings.widths if hasattr(self, "embeddings") else {}
-
     def _columns(self, names: Collection[str]) -> Tensor:
         """The columns of the MLP's input from the features `names`."""
-        order = self.embeddings.order() if self._embedded else ()
-        widths = {name: self._embedded[name] for name in order} | self.indicators | dict.fromkeys(self.numbers, 1)
-        chosen = [name in names for name, width in widths.items() for _ in range(width)]
-        return torch.tensor([place for place, taken in enumerate(chosen) if taken])
+        order = self.embeddings.order() if self.widths else ()
+        widths = {name: self.widths[name] for name in order} | self.indicators | dict.fromkeys(self.numbers, 1)
+        owners = [name for name, width in widths.items() for _ in range(width)]
+        return torch.tensor([place for place, name in enumerate(owners) if name in names])
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -334,11 +297,7 @@ def _mixed(hashed: Tensor, ids: Tensor) -> Tensor:
 
 
 def _check(spec: FeatureSpec, settings: WideDeepSettings) -> None:
-    """Refuse settings that name features the specification does not have.
-
-    Raises:
-        SettingsError: with every problem.
-    """
+    """Raise a `SettingsError` with every problem if settings name features that the specification does not have."""
     inputs, ids = spec.inputs(), spec.inputs(categorical=True)
     scalar_ids = spec.inputs(categorical=True, is_list=False)
     problems = [
@@ -361,7 +320,7 @@ def _check(spec: FeatureSpec, settings: WideDeepSettings) -> None:
     ]
     problems += [
         f"feature '{name}' is a list of numbers, which wide_deep does not take; leave it out of wide_features and "
-        f"deep_features"
+        "deep_features"
         for name in dict.fromkeys((*_chosen(spec, settings.wide_features), *_chosen(spec, settings.deep_features)))
         if name in inputs and spec.features[name].is_list and name not in ids
     ]

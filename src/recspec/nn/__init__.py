@@ -1,9 +1,8 @@
 """Blocks that two or more models use."""
 
 from recspec.nn import kernels
-from recspec.nn.activations import Activation, Dice, follow_together
-from recspec.nn.attention import AttentionUnit
 from recspec.nn.embeddings import Embeddings, RowsHeld, embedding_widths, ids_and_numbers
+from recspec.nn.event_networks import AttentionUnit, NextEvent
 from recspec.nn.events import Events, events_of
 from recspec.nn.hand_written import may_replace
 from recspec.nn.histories import Histories
@@ -12,43 +11,14 @@ from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_par
 from recspec.nn.kernels import segments, sum_rows
 from recspec.nn.losses import at_least_fp32, cross_entropy
 from recspec.nn.meta import without_memory
-from recspec.nn.mlp import ActivatedMlp, Mlp, aligned_linear, start_glorot
-from recspec.nn.next_event import NextEvent
+from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
 from recspec.nn.recurrent import Gru
 from recspec.nn.stored_rows import Column
 
 __all__ = [
-    "ActivatedMlp",
-    "Activation",
-    "AttentionUnit",
-    "Column",
-    "CrossNetwork",
-    "Dice",
-    "Embeddings",
-    "Events",
-    "Gru",
-    "Histories",
-    "History",
-    "Mlp",
-    "NextEvent",
-    "PaddedHistory",
-    "RowsHeld",
-    "StoredHistory",
-    "TargetQueries",
-    "aligned_linear",
-    "at_least_fp32",
-    "cross_entropy",
-    "dot_interaction",
-    "embedding_widths",
-    "events_of",
-    "follow_together",
-    "ids_and_numbers",
-    "kernels",
-    "latest_best",
-    "linear_of_parts",
-    "may_replace",
-    "segments",
-    "start_glorot",
-    "sum_rows",
-    "without_memory",
-]
+    "ActivatedMlp", "Activation", "AttentionUnit", "Column", "CrossNetwork", "Dice", "Embeddings", "Events", "Gru",
+    "Histories", "History", "Mlp", "NextEvent", "PaddedHistory", "RowsHeld", "StoredHistory", "TargetQueries",
+    "aligned_linear", "at_least_fp32", "cross_entropy", "dot_interaction", "embedding_widths", "events_of",
+    "follow_together", "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace", "segments",
+    "start_glorot", "sum_rows", "without_memory",
+]  # fmt: skip

@@ -39,8 +39,9 @@ class Tail:
         self.kind = kind
         self.weights, self.biases = tail[::2], tail[1::2]
         self._transposed = [weight.t() for weight in self.weights]  # views, made once for all blocks
-        self._slopes = [torch.zeros_like(each) for each in tail]
-        self._of_last = self._slopes[-2][0]
+        self.slopes = [torch.zeros_like(each) for each in tail]
+        """The gradients of `tail`, after all blocks."""
+        self._of_last = self.slopes[-2][0]
 
     def layers(self, first: Tensor, scratch: Scratch) -> list[Tensor]:
         """The first layer's output (n, W_0) and, in `scratch`, room for the further ones' (n, W_i)."""
@@ -56,20 +57,16 @@ class Tail:
 
     def backward(self, gradient: Tensor, layers: Sequence[Tensor], scratch: Scratch) -> Tensor:
         """The gradient of the first layer's output from that of `forward`'s; valid in `scratch` until the next call."""
-        self._slopes[-1].add_(gradient.sum())
+        self.slopes[-1].add_(gradient.sum())
         self._of_last.addmv_(layers[-1].t(), gradient)
         last = scratch(f"of {len(layers) - 1}", *layers[-1].shape)
         slope = self._through(torch.outer(gradient, self.weights[-1][0], out=last), layers[-1])
         for place in range(len(layers) - 1, 0, -1):
-            self._slopes[2 * place - 2].addmm_(slope.t(), layers[place - 1])
-            self._slopes[2 * place - 1].add_(slope.sum(0))
+            self.slopes[2 * place - 2].addmm_(slope.t(), layers[place - 1])
+            self.slopes[2 * place - 1].add_(slope.sum(0))
             below = scratch(f"of {place - 1}", *layers[place - 1].shape)
             slope = self._through(torch.mm(slope, self.weights[place - 1], out=below), layers[place - 1])
         return slope
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients of `tail`, after all blocks."""
-        return self._slopes
 
     def _activate(self, x: Tensor) -> Tensor:
         return x.sigmoid_() if self.kind == "sigmoid" else x.relu_()

@@ -67,24 +67,19 @@ class Embeddings(nn.Module):
         self.num_rows: dict[str, int] = {}
         self.rows_of_hashed: dict[str, int] = {}
         """Rows of tables with fewer rows than their feature has ids."""
-        tables: dict[int, dict[str, range]] = {}
+        self.tables: dict[str, dict[str, range]] = {}
+        """The rows of each store's tables, by vocabulary."""
         for name, width in widths.items():
-            store = tables.setdefault(width, {})
+            store, num_ids = self.tables.setdefault(str(width), {}), spec.num_ids(name)
             first = max((table.stop for table in store.values()), default=0)
-            rows = spec.num_ids(name) if max_rows is None else min(max_rows, spec.num_ids(name))
+            rows = num_ids if max_rows is None else min(max_rows, num_ids)
             table = store.setdefault(spec.vocabulary(name), range(first, first + rows))
             self.first_row[name], self.num_rows[name] = table.start, len(table)
-            if rows < spec.num_ids(name):
+            if rows < num_ids:
                 self.rows_of_hashed[name] = rows
-        self.tables: dict[str, dict[str, range]] = {str(width): store for width, store in tables.items()}
-        """The rows of each store's tables, by vocabulary."""
-        self.stores = nn.ParameterDict(
-            {
-                key: _filled_tables(
-                    [len(table) for table in store.values()], int(key), start, std, held and held(self, key)
-                )
-                for key, store in self.tables.items()
-            }
+        sizes = {key: [len(table) for table in store.values()] for key, store in self.tables.items()}
+        self.stores = nn.ParameterDict(  # sorts the stores of a plain dict
+            {key: _filled_tables(own, int(key), start, std, held and held(self, key)) for key, own in sizes.items()}
         )
         self.sparse: set[str] = set()
         """Stores whose gradient holds only the rows of the batch; training sets it."""
@@ -108,12 +103,7 @@ class Embeddings(nn.Module):
     def order(self, names: Collection[str] | None = None) -> tuple[str, ...]:
         """The features in the order of their vectors in `forward`'s output for `names`."""
         chosen = self.widths if names is None else names
-        return tuple(
-            name
-            for store in self.stores
-            for part in (self._scalars(int(store), chosen), self._lists(int(store), chosen))
-            for name in part
-        )
+        return tuple(name for key in self.stores for part in self._laid(key, chosen) for name in part)
 
     def forward(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
         """The vectors of all features, or of `names`, side by side: (B, sum of their widths)."""
@@ -125,12 +115,11 @@ class Embeddings(nn.Module):
 
     def _parts(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store."""
-        store, width = self.stores[key], int(key)
         if key in self.fetch:
             return self._fetched(batch, key, names)
         if key in self.updates and self.training and torch.is_grad_enabled():
-            return self._updating(batch, store, key, names)
-        scalars, lists = self._scalars(width, names), self._lists(width, names)
+            return self._updating(batch, key, names)
+        store, (scalars, lists) = self.stores[key], self._laid(key, names)
         parts = [self._gathered(batch, store, key, scalars)] if scalars else []
         return parts + [self._pooled(batch[name], store, name, key) for name in lists]
 
@@ -144,19 +133,19 @@ class Embeddings(nn.Module):
             return self(batch, names) if names else None, self(ids, ids)
         asked, rows = {**{name: batch[name] for name in names}, **ids}, len(batch[next(iter(names))])
         ours, theirs = list[Tensor](), list[Tensor]()
-        for key, store in self.stores.items():
+        for key in self.stores:
             if key not in self.updates:
                 ours += self._parts(batch, key, names)
                 theirs += self._parts(ids, key, ids)
-            elif laid := (*self._scalars(int(key), asked), *self._lists(int(key), asked)):
-                vectors = torch.cat(self._updating(asked, store, key, asked), dim=1)
+            elif laid := [name for part in self._laid(key, asked) for name in part]:
+                vectors = torch.cat(self._updating(asked, key, asked), dim=1)
                 for name, part in zip(laid, torch.split(vectors, int(key), dim=1), strict=True):
                     (theirs if name in ids else ours).append(part[: len(ids[name]) if name in ids else rows])
         return torch.cat(ours, dim=1), torch.cat(theirs, dim=1)
 
     def _fetched(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store, of which it fetches all rows of the batch at once."""
-        scalars, lists = self._scalars(int(key), names), self._lists(int(key), names)
+        scalars, lists = self._laid(key, names)
         if not scalars and not lists:
             return []
         wanted = [(self._rows(name, batch[name]) + self.first_row[name]).flatten() for name in scalars]
@@ -195,14 +184,13 @@ class Embeddings(nn.Module):
         vectors = Gather.apply(store, ids, *self._bounds[place], store.dtype, key in self.sparse)  # type: ignore[no-untyped-call]
         return cast(Tensor, vectors.flatten(1))
 
-    def _updating(self, batch: Batch, store: Tensor, key: str, names: Collection[str]) -> list[Tensor]:
+    def _updating(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store, by one lookup whose backward pass updates the store.
 
         Features may have different numbers of rows; shorter ones are padded with zeros at the end.
         """
-        width = int(key)
-        laid = (*self._scalars(width, names), *self._lists(width, names))
-        if not laid:
+        scalars, lists = self._laid(key, names)
+        if not (laid := scalars + lists):
             return []
         order = sorted(laid, key=self.first_row.__getitem__)
         ids, counts = [], []
@@ -211,43 +199,40 @@ class Embeddings(nn.Module):
             present = batch[name] != 0 if name in self.lists else None
             ids.append(own if present is None else own[present])
             counts.append(torch.ones_like(own) if present is None else present.sum(1))
-        self._check(order, ids)
+        every, sizes = torch.cat(ids), torch.tensor([self.num_rows[name] for name in order])
+        if bool(((every < 0) | (every >= sizes.repeat_interleave(torch.tensor([len(own) for own in ids])))).any()):
+            self.check(dict(zip(order, ids, strict=True)))
         most = max(len(own) for own in counts)
         count = torch.cat([F.pad(own, (0, most - len(own))) for own in counts])
         averaged = self.combiner == "mean" and any(name in self.lists for name in order)
         vectors = kernels.fbgemm_lookup(
-            store,
+            self.stores[key],
             [self.first_row[name] for name in order],
             [self.num_rows[name] for name in order],
-            torch.cat(ids),
+            every,
             F.pad(count.cumsum(0), (1, 0)),
             (1 / count).repeat_interleave(count) if averaged else None,
             self.updates[key],
         )
-        if order == list(laid):
+        if order == laid:
             return [vectors]
-        part_of = dict(zip(order, torch.split(vectors, width, dim=1), strict=True))
+        part_of = dict(zip(order, torch.split(vectors, int(key), dim=1), strict=True))
         return [part_of[name] for name in laid]
 
-    def _check(self, names: Sequence[str], ids: Sequence[Tensor]) -> None:
-        """Refuse ids outside their tables, where nothing else does.
+    def check(self, ids: Batch, *, called: Mapping[str, str] | None = None) -> None:
+        """Refuse ids outside their tables, where nothing else does; `called` gives features other names in messages.
 
         Raises:
             DataError: naming every feature.
         """
-        sizes = torch.tensor([self.num_rows[name] for name in names])
-        lengths = torch.tensor([len(own) for own in ids])
-        every = torch.cat(list(ids))
-        if bool(((every < 0) | (every >= sizes.repeat_interleave(lengths))).any()):
-            raise DataError.of(
-                "a batch holds ids outside their tables",
-                [
-                    f"feature '{name}': ids from {int(own.min())} to {int(own.max())}; "
-                    f"its table has rows 0 to {self.num_rows[name] - 1}"
-                    for name, own in zip(names, ids, strict=True)
-                    if len(own) and not 0 <= int(own.min()) <= int(own.max()) < self.num_rows[name]
-                ],
-            )
+        problems = [
+            f"feature '{called[name] if called else name}': ids from {int(own.min())} to {int(own.max())}; "
+            f"its table has rows 0 to {self.num_rows[name] - 1}"
+            for name, own in ids.items()
+            if own.numel() and not 0 <= int(own.min()) <= int(own.max()) < self.num_rows[name]
+        ]
+        if problems:
+            raise DataError.of("a batch holds ids outside their tables", problems)
 
     def _rows(self, name: str, ids: Tensor) -> Tensor:
         """The row of each id in its table; id 0 keeps row 0."""
@@ -266,11 +251,10 @@ class Embeddings(nn.Module):
             return total if self.combiner == "sum" else total / present.sum(1).clamp(min=1)
         return F.embedding_bag(bags, store, mode=self.combiner, padding_idx=first, sparse=key in self.sparse)
 
-    def _scalars(self, width: int, names: Collection[str]) -> list[str]:
-        return [name for name, own in self.widths.items() if own == width and name in names and name not in self.lists]
-
-    def _lists(self, width: int, names: Collection[str]) -> list[str]:
-        return [name for name, own in self.widths.items() if own == width and name in names and name in self.lists]
+    def _laid(self, key: str, names: Collection[str]) -> tuple[list[str], list[str]]:
+        """The scalar features and the lists of a store, in the order of their vectors."""
+        own = [name for name, width in self.widths.items() if width == int(key) and name in names]
+        return [name for name in own if name not in self.lists], [name for name in own if name in self.lists]
 
 
 MANY = 1 << 14
@@ -343,8 +327,5 @@ def embedding_widths(
 
     `rule` is 6 x cardinality ^ (1/4): Wang et al., Deep & Cross Network for Ad Click Predictions, 2017, section 4.1.
     """
-
-    def common(name: str) -> int:
-        return round(6 * math.pow(spec.num_ids(name), 0.25)) if width == "rule" else width
-
-    return {name: own[name] if name in own else common(name) for name in names}
+    common = {name: round(6 * math.pow(spec.num_ids(name), 0.25)) if width == "rule" else width for name in names}
+    return {name: own.get(name, common[name]) for name in names}

@@ -12,7 +12,6 @@ Shapes: B rows; L the history's length in this batch; T events; W any width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -61,13 +60,12 @@ class Events:
     @property
     def in_large_steps(self) -> bool:
         """Whether steps hold enough rows, on a CPU and in the jagged form, for code that takes them one by one."""
-        many = bool(self.sizes) and len(self.rows) >= SLICED * len(self.sizes)
-        return many and self.present is None and self.rows.device.type == "cpu"
+        return bool(self.sizes) and len(self.rows) >= SLICED * len(self.sizes) and self.rows.device.type == "cpu"
 
     @cached_property
     def blocks(self) -> Blocks:
         """The blocks of the jagged form, which forward and backward passes share."""
-        return Blocks.of(self)
+        return Blocks(self)
 
     @property
     def there(self) -> Tensor:
@@ -85,7 +83,8 @@ class Events:
         """(T, ...) -> (B, L, ...), with `fill` at places without an event."""
         shape = (self.num_rows, self.length, *x.shape[1:])
         if self.present is not None:
-            return torch.where(self._mask(x), x, fill).view(shape)
+            mask = self.present.view(-1, *[1] * (x.dim() - 1))
+            return torch.where(mask, x, fill).view(shape)
         empty = x.new_full((self.num_rows * self.length, *x.shape[1:]), fill)
         return empty.index_copy(0, self.places, x).view(shape)
 
@@ -98,8 +97,7 @@ class Events:
     def sum(self, x: Tensor) -> Tensor:
         """The sum over each row's events: (T, W) -> (B, W); zeros for an empty history."""
         if self.present is not None:
-            kept = torch.where(self._mask(x), x, 0)
-            return kept.view(self.num_rows, self.length, x.shape[1]).sum(1)
+            return self.padded(x).sum(1)
         return x.new_zeros(self.num_rows, x.shape[1]).index_add(0, self.rows, x)
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -130,10 +128,6 @@ class Events:
     def follows(self, earlier: Tensor, later: Tensor) -> Tensor | None:
         """The pairs of `successors` that join two events; None for all."""
         return None if self.present is None else self.present[earlier] & self.present[later]
-
-    def _mask(self, x: Tensor) -> Tensor:
-        assert self.present is not None
-        return self.present.view(-1, *[1] * (x.dim() - 1))
 
 
 def events_of(present: Tensor) -> Events:
@@ -166,42 +160,31 @@ def padded_events(present: Tensor) -> Events:
     return Events(places, places // length, present.sum(1), length, present=present.flatten())
 
 
-@dataclass(frozen=True)
 class Blocks:
     """Blocks of rows of a step in the order of a recurrence: all steps of some rows, then of the next rows."""
 
-    rows: Sequence[slice]
-    """The rows of each block, as places in `Events.order`."""
-    first: Sequence[bool]
-    """Whether a block's step is the first."""
-    sizes: Sequence[int]
-    """The number of events of each block, step by step."""
-    stay: Sequence[int]
-    """The number of those events that have a next event."""
-    places: Sequence[int]
-    """The place of each block in `sizes`."""
-    earlier: Sequence[int]
-    """The place in `sizes` of the same rows one step before; 0 at the first step."""
-
-    @classmethod
-    def of(cls, events: Events) -> Blocks:
-        """The blocks of events in the jagged form."""
-        sizes = [min(BLOCK, size - first) for size in events.sizes for first in range(0, size, BLOCK)]
+    def __init__(self, events: Events) -> None:
+        """Blocks of events in the jagged form."""
+        self.sizes = [min(BLOCK, size - first) for size in events.sizes for first in range(0, size, BLOCK)]
+        """The number of events of each block, step by step."""
+        self.stay = [0] * len(self.sizes)
+        """The number of those events that have a next event."""
+        self.rows, self.first = list[slice](), list[bool]()
+        """The rows of each block, as places in `Events.order`; whether its step is the first."""
+        self.places, self.earlier = list[int](), list[int]()
+        """The place of each block in `sizes`, and of the same rows one step before; 0 at the first step."""
         starts = [0, *accumulate(-(-size // BLOCK) for size in events.sizes)]  # the first block of each step
-        stay = [0] * len(sizes)
-        rows, first, places, earlier = list[slice](), list[bool](), list[int](), list[int]()
         for column in range(-(-events.num_rows // BLOCK)):
             for step, start in enumerate(starts[:-1]):
                 place = start + column
                 if place >= starts[step + 1]:
                     break
-                rows.append(slice(column * BLOCK, column * BLOCK + sizes[place]))
-                first.append(step == 0)
-                places.append(place)
-                earlier.append(starts[step - 1] + column if step else 0)
+                self.rows.append(slice(column * BLOCK, column * BLOCK + self.sizes[place]))
+                self.first.append(step == 0)
+                self.places.append(place)
+                self.earlier.append(starts[step - 1] + column if step else 0)
                 if step:
-                    stay[earlier[-1]] = sizes[place]
-        return cls(rows, first, sizes, stay, places, earlier)
+                    self.stay[self.earlier[-1]] = self.sizes[place]
 
     def cut(self, x: Tensor) -> list[Tensor]:
         """The part of each block, of a tensor with one entry an event."""

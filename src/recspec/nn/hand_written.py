@@ -22,7 +22,7 @@ from recspec.nn import kernels
 from recspec.nn.blocks import Scratch, Tail
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.events import BLOCK, Events
-from recspec.nn.stored_rows import Places, bags_of_rows, dots_of_rows, gradient_of, weighted_sums
+from recspec.nn.stored_rows import Column, Places, dots_of_rows, weighted_sums
 
 
 def may_replace(*modules: nn.Module) -> bool:
@@ -40,28 +40,12 @@ def may_replace(*modules: nn.Module) -> bool:
 def _is_plain(module: nn.Module | None) -> bool:
     if module is None:
         return True
-    if not type(module).__module__.startswith(("torch.nn.modules.", "recspec.")):
-        return False
     held = vars(module)
+    if "forward" in held or not type(module).__module__.startswith(("torch.nn.modules.", "recspec.")):
+        return False
     if held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"] or held["_backward_pre_hooks"]:
         return False
-    return "forward" not in held and all(map(_is_plain, held["_modules"].values()))
-
-
-def times(gradients: Sequence[Tensor | None], factor: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of a loss that was computed with them, times the loss's own gradient, which is mostly 1.
-
-    Raises:
-        NotImplementedError: for second derivatives (`create_graph`), which these losses do not have.
-    """
-    if torch.is_grad_enabled():
-        raise NotImplementedError(
-            "this loss computes its gradients with it and has no second derivatives (create_graph); use torch's binary "
-            "cross-entropy of the model's logits instead"
-        )
-    if factor.item() == 1.0:
-        return tuple(gradients)
-    return tuple(None if gradient is None else gradient * factor for gradient in gradients)
+    return all(map(_is_plain, held["_modules"].values()))
 
 
 @contextmanager
@@ -92,17 +76,8 @@ class EventWeights(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        events: Events,
-        kind: str,
-        happened: Tensor,
-        target: Tensor,
-        of_targets: Tensor,
-        by_event: Tensor,
-        by_product: Tensor,
-        *tail: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, events: Events, kind: str, *given: Tensor) -> Tensor:
+        happened, target, of_targets, by_event, by_product, *tail = given
         order = cast(Tensor, events.order)
         target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
         kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
@@ -142,7 +117,7 @@ class EventWeights(torch.autograd.Function):
                 torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
         rank = cast(Tensor, events.rank)
         to_rows = of_target.index_select(0, rank), of_first.index_select(0, rank)
-        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *network.gradients()
+        return None, None, of_happened, *to_rows, of_by_event, of_by_product, *network.slopes
 
 
 class NextEventLoss(torch.autograd.Function):
@@ -153,19 +128,9 @@ class NextEventLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        events: Events,
-        states: Tensor,
-        happened: Tensor,
-        sampled: Tensor,
-        by_state: Tensor,
-        by_event: Tensor,
-        bias: Tensor,
-        *tail: Tensor,
-    ) -> Tensor:
-        given = (states, happened, sampled, by_state, by_event, bias)
-        slopes = [torch.zeros_like(each) for each in given]
+    def forward(ctx: Any, events: Events, *given: Tensor) -> Tensor:
+        states, happened, sampled, by_state, by_event, bias, *tail = given
+        slopes = [torch.zeros_like(each) for each in given[:6]]
         of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias = slopes
         share = ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows)).to(states.dtype).reciprocal()
         share = share.index_select(0, cast(Tensor, events.order))
@@ -181,8 +146,7 @@ class NextEventLoss(torch.autograd.Function):
             own = share[rows]
             size = len(own)
             known = torch.addmm(bias, state, by_state.t(), out=scratch("known", size, len(bias)))
-            # Both answers share the network's tensors.
-            first = scratch("0", 2 * size, len(bias))
+            first = scratch("0", 2 * size, len(bias))  # both answers share the network's tensors
             right, wrong = slice(0, size), slice(size, 2 * size)
             for half, each in ((right, right_event), (wrong, wrong_event)):
                 torch.addmm(known, each, by_event.t(), out=first[half])
@@ -200,13 +164,19 @@ class NextEventLoss(torch.autograd.Function):
             of_by_state.addmm_(of_known.t(), state)
             of_bias += of_known.sum(0)
             torch.mm(of_known, by_state, out=of_state)
-        slopes += network.gradients()
+        slopes += network.slopes
         ctx.save_for_backward(*slopes)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *times(ctx.saved_tensors, gradient)
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "this loss computes its gradients with it and has no second derivatives (create_graph); use torch's "
+                "binary cross-entropy of the model's logits instead"
+            )
+        scale = gradient.item()  # mostly 1
+        return None, *(ctx.saved_tensors if scale == 1.0 else (slope * gradient for slope in ctx.saved_tensors))
 
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -223,13 +193,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        attention: Tensor | None,
-        weight_x: Tensor,
-        weight_h: Tensor,
-        bias: Tensor,
-        events: Events,
+        ctx: Any, x: Tensor, attention: Tensor | None, weight_x: Tensor, weight_h: Tensor, bias: Tensor, events: Events
     ) -> tuple[Tensor, Tensor]:
         hidden = weight_h.shape[1]
         both = 2 * hidden
@@ -269,12 +233,11 @@ class Recurrence(torch.autograd.Function):
         x, attention, weight_x, weight_h, gates, candidates, recalled, states = ctx.saved_tensors
         events: Events = ctx.events
         hidden = weight_h.shape[1]
-        # (B, H): the gradient of each row's state so far.
-        carried = (
-            x.new_zeros(events.num_rows, hidden)
-            if of_last is None
-            else of_last.index_select(0, cast(Tensor, events.order))
-        )
+        # The gradient of each row's state so far (B, H).
+        if of_last is None:
+            carried = x.new_zeros(events.num_rows, hidden)
+        else:
+            carried = of_last.index_select(0, cast(Tensor, events.order))
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
         by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
@@ -334,9 +297,8 @@ def last_states(states: Tensor, events: Events) -> Tensor:
     places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + cast(Tensor, events.rank)
     # An empty history stands behind all others; its place may lie outside the first step.
     found = states.index_select(0, places.clamp(max=len(states) - 1))
-    if events.sizes[0] == events.num_rows:
-        return found
-    return found.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
+    full = events.sizes[0] == events.num_rows
+    return found if full else found.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
 
 
 class ReluDropout(torch.autograd.Function):
@@ -414,22 +376,15 @@ class AttendByRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        queries: Tensor,
-        places: Places,
-        mean: bool,
-        columns: Sequence[tuple[Tensor, slice, bool]],
-        *stores: Tensor,
+        ctx: Any, queries: Tensor, places: Places, mean: bool, columns: Sequence[Column], *stores: Tensor
     ) -> tuple[Tensor, Tensor]:
-        rows, slices, sparse = (list(each) for each in zip(*columns, strict=True))
-        tables = [store[part] for store, part in zip(stores, slices, strict=True)]
-        scores = dots_of_rows(tables, rows, places, queries)
+        scores = dots_of_rows(columns, places, queries)
         weights = [places.take(places.lay(own, -torch.inf).softmax(1)) for own in scores]
         if mean:
             weights.append((1 + places.lengths).to(queries.dtype).reciprocal().index_select(0, places.rows))
-        sums = weighted_sums(tables, rows, places, weights)
-        ctx.save_for_backward(queries, *weights, *rows, *stores)
-        ctx.places, ctx.slices, ctx.sparse, ctx.heads, ctx.sums = places, slices, sparse, len(scores), len(weights)
+        sums = weighted_sums(columns, places, weights)
+        ctx.save_for_backward(queries, *weights, *stores)  # a store that changes before the backward pass is an error
+        ctx.places, ctx.columns, ctx.heads = places, columns, len(scores)
         found = torch.stack(scores)
         ctx.mark_non_differentiable(found)
         return found, sums
@@ -438,28 +393,22 @@ class AttendByRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
         queries, *rest = ctx.saved_tensors
-        places, heads, columns = ctx.places, ctx.heads, len(ctx.sparse)
-        weights, rows, stores = rest[: ctx.sums], rest[ctx.sums : ctx.sums + columns], rest[ctx.sums + columns :]
-        tables = [store[part] for store, part in zip(stores, ctx.slices, strict=True)]
-        slopes = dots_of_rows(tables, rows, places, gradient[:, :heads])
+        places, heads, columns = ctx.places, ctx.heads, ctx.columns
+        weights = rest[: -len(columns)]
+        slopes = dots_of_rows(columns, places, gradient[:, :heads])
         for head in range(heads):
             # Not G U: for large vectors its last digits differ from those of dw, and q would multiply the difference.
             mean = gradient.new_zeros(places.num_rows).index_add_(0, places.rows, slopes[head] * weights[head])
             slopes[head].sub_(mean.index_select(0, places.rows)).mul_(weights[head])
-        of_queries = weighted_sums(tables, rows, places, slopes)
+        of_queries = weighted_sums(columns, places, slopes)
         pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
-        of_stores: list[Tensor | None] = []
+        of_stores: list[Tensor | None] = [None] * len(columns)
         start = 0
-        for store, table, own, sparse, part, wanted in zip(
-            stores, tables, rows, ctx.sparse, ctx.slices, ctx.needs_input_grad[4:], strict=True
-        ):
-            terms = [(each, by[:, start : start + table.shape[1]]) for each, by in pairs]
-            start += table.shape[1]
-            if wanted:
-                seen, values = bags_of_rows(table, own, places, terms)
-                of_stores.append(gradient_of(store, seen + (part.start or 0), values, sparse=sparse))
-            else:
-                of_stores.append(None)
+        for place, column in enumerate(columns):
+            stop = start + column.store.shape[1]
+            if ctx.needs_input_grad[4 + place]:
+                of_stores[place] = column.gradient(places, [(each, by[:, start:stop]) for each, by in pairs])
+            start = stop
         return (of_queries, None, None, None, *of_stores)
 
 

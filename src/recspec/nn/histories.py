@@ -1,19 +1,14 @@
 """The features that describe a user's events, and their pairs with the features of an item.
 
-Shapes: B rows; T events; D width of an event's vector.
+Shapes: B rows; T events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from collections.abc import Mapping, Sequence
 
 from recspec.batch import Batch
 from recspec.errors import SpecError, listed
-from recspec.nn.embeddings import Embeddings
 from recspec.nn.events import Events, events_of
 from recspec.spec import FILE_NAME, FeatureSpec
 
@@ -32,25 +27,21 @@ class Histories:
             SpecError: naming every feature of a history without an item feature, or whose item feature is taken.
         """
         spec.require(("item", "history"), who)
-        numbers = tuple(name for name in spec.role("history") if not spec.features[name].is_categorical)
         self.pairs: Mapping[str, str] = _paired(spec, "history")
         """Item feature -> its history."""
         self.negatives: Mapping[str, str] = _paired(spec, "negative_history", self.pairs)
         """Item feature -> the sampled ids for its history; empty if the dataset has none."""
-        self.time_gaps = numbers
+        self.time_gaps = tuple(name for name in spec.role("history") if not spec.features[name].is_categorical)
         """Numerical features of an event: ln(1 + time to the row)."""
-        own = [name for name in self.pairs if name == spec.item_id]
-        self.mark = self.pairs[own[0] if own else next(iter(self.pairs))]
+        self.mark = self.pairs.get(spec.item_id, next(iter(self.pairs.values())))
         """The history whose nonzero ids mark events."""
-        self.spec = _sharing(
-            spec, {**{h: i for i, h in self.pairs.items()}, **{n: i for i, n in self.negatives.items()}}
-        )
+        self.spec = _sharing(spec, {own: item for each in (self.pairs, self.negatives) for item, own in each.items()})
         """The specification for `Embeddings`: each history has its item feature's vocabulary."""
         self._shifts = {name: self.spec.shift(name) - spec.shift(name) for name in self.pairs}
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The histories and gaps that `vectors` reads, without sampled ids."""
+        """The histories and time gaps, without sampled ids."""
         return (*self.pairs.values(), *self.time_gaps)
 
     @property
@@ -71,61 +62,13 @@ class Histories:
         """The ids (B,) of the item features with histories, numbered as in their tables."""
         return {name: batch[name] + shift if (shift := self._shifts[name]) else batch[name] for name in self.pairs}
 
-    def vectors(
-        self,
-        embeddings: Embeddings,
-        batch: Batch,
-        events: Events | None = None,
-        *,
-        target: bool = True,
-        sampled: bool = False,
-        others: Collection[str] = (),
-    ) -> Vectors:
-        """The requested vectors, from one lookup: the fewest gathers and one gradient a table.
+    def lists(self, *, sampled: bool = False) -> Sequence[Mapping[str, str]]:
+        """Item feature -> its history, and then, if `sampled`, -> the sampled ids for it."""
+        return (self.pairs, self.negatives) if sampled else (self.pairs,)
 
-        Args:
-            embeddings: tables made from `spec`, for the item features with histories and the `others`.
-            batch: the ids.
-            events: events to look up; None for none.
-            target: whether to look up the item.
-            sampled: whether to look up the sampled ids of the events.
-            others: further features of the embeddings.
-        """
-        asked = [self.target(batch)] if target else []
-        if events is not None:
-            asked += [_of_events(batch, self.pairs, events)]
-            asked += [_of_events(batch, self.negatives, events)] if sampled else []
-        ids = {name: torch.cat([part[name] for part in asked]) for name in self.pairs} if len(asked) > 1 else asked[0]
-        beside, found = embeddings.beside(batch, others, ids)
-        first = next(iter(self.pairs))
-        parts = list(torch.split(found, [part[first].shape[0] for part in asked])) if len(asked) > 1 else [found]
-        return Vectors(
-            parts.pop(0) if target else None,
-            parts.pop(0) if events is not None else None,
-            parts.pop(0) if parts else None,
-            beside,
-        )
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """The vectors of `Histories.vectors`; None for what was not requested.
-
-    D is the sum of the widths of the features with histories, in the order of `embeddings.order(pairs)`.
-    """
-
-    target: Tensor | None
-    """(B, D)."""
-    events: Tensor | None
-    """(T, D)."""
-    sampled: Tensor | None
-    """(T, D)."""
-    others: Tensor | None
-    """(B, sum of their widths), lists pooled, in the order of `embeddings.order(others)`."""
-
-
-def _of_events(batch: Batch, features: Mapping[str, str], events: Events) -> Batch:
-    return {name: events.flat(batch[history]) for name, history in features.items()}
+    def at(self, batch: Batch, events: Events, *, sampled: bool = False) -> list[Batch]:
+        """The ids (T,) of the events by item feature, and then, if `sampled`, the ids sampled for them."""
+        return [{name: events.flat(batch[each[name]]) for name in self.pairs} for each in self.lists(sampled=sampled)]
 
 
 def _paired(spec: FeatureSpec, role: str, with_histories: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -134,10 +77,9 @@ def _paired(spec: FeatureSpec, role: str, with_histories: Mapping[str, str] | No
     Raises:
         SpecError: see `Histories`.
     """
-    items = [name for name in spec.role("item") if _is_scalar_id(spec, name)]
-    known = items if with_histories is None else list(with_histories)
+    ids = [name for name in spec.role("item") if spec.features[name].is_categorical]
+    known = [name for name in ids if not spec.features[name].is_list] if with_histories is None else [*with_histories]
     lists = [name for name in spec.role(role) if spec.features[name].is_categorical]  # type: ignore[arg-type]
-    where = str(spec.folder / FILE_NAME)
     if with_histories is not None and not lists:
         return {}
     by_space: dict[str, list[str]] = {}
@@ -166,12 +108,8 @@ def _paired(spec: FeatureSpec, role: str, with_histories: Mapping[str, str] | No
             if spec.vocabulary(name) not in by_space
         ]
     if problems:
-        raise SpecError.of(where, problems)
+        raise SpecError.of(str(spec.folder / FILE_NAME), problems)
     return {name: by_space[space][0] for space, name in reversed(spaces.items()) if space in by_space}
-
-
-def _is_scalar_id(spec: FeatureSpec, name: str) -> bool:
-    return spec.features[name].is_categorical and not spec.features[name].is_list
 
 
 def _sharing(spec: FeatureSpec, item_of: Mapping[str, str]) -> FeatureSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,16 +29,11 @@ LOWEST = -(2**31)
 
 
 def latest_best(scores: Tensor, allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The places of each row's k highest scores; of equal scores, the later places.
-
-    Args:
-        scores: (..., L) float32 without NaN.
-        allowed: (..., L), the places that may be taken.
-        k: number of places to keep; all, if there are fewer.
+    """The places of each row's k highest scores (..., L), float32 without NaN; of equal scores, the later places.
 
     Returns:
-        places (..., min(k, L)) in no particular order, and which of them are allowed: a row with fewer than k allowed
-        places returns others too.
+        places (..., min(k, L)) in no particular order, and which of them are `allowed` (..., L): a row with fewer than
+        k allowed places returns others too.
     """
     scores, length = scores.detach(), scores.shape[-1]
     if torch.compiler.is_compiling():
@@ -64,15 +59,11 @@ def latest_best(scores: Tensor, allowed: Tensor, k: int) -> tuple[Tensor, Tensor
 
 
 def attend(vectors: Tensor, present: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Dot products of each row's events with its queries, and the events' sums weighted by their softmax.
-
-    Args:
-        vectors: the events (B, L, D).
-        present: which of them are there (B, L).
-        queries: (B, H, D).
+    """Dot products of each row's `present` (B, L) events (B, L, D) with its queries (B, H, D), and weighted sums.
 
     Returns:
-        scores (B, H, L), arbitrary at places without an event; sums (B, H, D), zeros for a row without events.
+        scores (B, H, L), arbitrary at places without an event; the events' sums weighted by the softmax of their scores
+        (B, H, D), zeros for a row without events.
     """
     scores = torch.bmm(queries, vectors.transpose(1, 2))
     kept = present.unsqueeze(1)
@@ -90,50 +81,17 @@ def mean_with_one_more(vectors: Tensor, present: Tensor) -> Tensor:
 def attend_by_rows(
     columns: Sequence[Column], places: Places, queries: Tensor, *, mean: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`attend` over events whose vectors are the columns' rows side by side, on a CPU.
-
-    Args:
-        columns: D is the sum of their tables' widths.
-        places: the places of the events.
-        queries: (B, H, D).
-        mean: whether to return `mean_with_one_more` too.
+    """`attend` over events whose vectors, D numbers, are the columns' rows side by side, on a CPU.
 
     Returns:
-        scores (H, T), without gradient; sums (B, H, D), with the mean (B, H + 1, D).
+        scores (H, T), without gradient; sums (B, H, D), with `mean_with_one_more` if `mean` (B, H + 1, D).
     """
-    return cast(
-        tuple[Tensor, Tensor],
-        AttendByRows.apply(
-            at_least_fp32(queries), places, mean, [(column.rows, column.table, column.sparse) for column in columns],
-            *[column.store for column in columns],
-        ),  # type: ignore[no-untyped-call]
-    )  # fmt: skip
+    stores = [column.store for column in columns]
+    found = AttendByRows.apply(at_least_fp32(queries), places, mean, columns, *stores)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], found)
 
 
 # --- both forms of a history -----------------------------------------------------------------------------------------
-
-
-class History(Protocol):
-    """The events of a search, padded or stored."""
-
-    @property
-    def present(self) -> Tensor:
-        """The places that hold an event (B, L)."""
-
-    def scores(self, queries: Tensor) -> Tensor:
-        """Dot products of each row's events with its query (B, D): (B, L), arbitrary without an event."""
-
-    def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """`scores`, and the events' sums weighted by their softmax (B, D)."""
-
-    def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
-        """Sums weighted by the softmax of several queries (B, H, D); with `mean`, `mean_with_one_more` too."""
-
-    def take(self, places: Tensor, chosen: Tensor) -> History:
-        """The `chosen` (B, k) of the events at `places` (B, k)."""
-
-    def beside(self, table: Tensor, rows: Tensor) -> History:
-        """The same events with rows (B, L) of another table appended to their vectors."""
 
 
 @dataclass(frozen=True)
@@ -141,78 +99,79 @@ class PaddedHistory:
     """Events as vectors (B, L, D) and a mask."""
 
     vectors: Tensor
-    """(B, L, D)."""
     present: Tensor
-    """(B, L)."""
+    """The places that hold an event (B, L)."""
 
     def scores(self, queries: Tensor) -> Tensor:
-        """See `History`."""
+        """Dot products of each row's events with its query (B, D): (B, L), arbitrary without an event."""
         return torch.bmm(self.vectors, queries.unsqueeze(2)).squeeze(2)
 
     def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `History`."""
+        """`scores`, and the events' sums weighted by their softmax (B, D)."""
         scores, sums = attend(self.vectors, self.present, queries.unsqueeze(1))
         return scores.squeeze(1), sums.squeeze(1)
 
     def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
-        """See `History`."""
+        """Sums weighted by the softmax of several queries (B, H, D); with `mean`, `mean_with_one_more` too."""
         _, sums = attend(self.vectors, self.present, queries)
         if not mean:
             return sums
         return torch.cat([sums, mean_with_one_more(self.vectors, self.present).unsqueeze(1)], dim=1)
 
     def take(self, places: Tensor, chosen: Tensor) -> PaddedHistory:
-        """See `History`."""
+        """The `chosen` (B, k) of the events at `places` (B, k)."""
         rows, length, width = self.vectors.shape
         flat = (torch.arange(rows, device=places.device).unsqueeze(1) * length + places).flatten()
         return PaddedHistory(self.vectors.flatten(0, 1).index_select(0, flat).view(*places.shape, width), chosen)
 
     def beside(self, table: Tensor, rows: Tensor) -> PaddedHistory:
-        """See `History`."""
+        """The same events with rows (B, L) of another table appended to their vectors."""
         return PaddedHistory(torch.cat([self.vectors, F.embedding(rows, table)], dim=2), self.present)
 
 
 @dataclass(frozen=True)
 class StoredHistory:
-    """Events as rows of tables, on a CPU; their columns' rows are (B, L)."""
+    """Events as rows of tables, on a CPU; their columns' rows are (B, L). Methods are those of `PaddedHistory`."""
 
     columns: tuple[Column, ...]
     present: Tensor
     """(B, L)."""
 
     def scores(self, queries: Tensor) -> Tensor:
-        """See `History`."""
+        """See `PaddedHistory`."""
         places, columns = self._events()
         with torch.no_grad():
-            tables = [column.store[column.table] for column in columns]
-            rows = [column.rows for column in columns]
-            (scores,) = dots_of_rows(tables, rows, places, queries.float().unsqueeze(1))
+            (scores,) = dots_of_rows(columns, places, queries.float().unsqueeze(1))
         return places.lay(scores, 0.0)
 
     def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `History`."""
+        """See `PaddedHistory`."""
         places, columns = self._events()
         scores, sums = attend_by_rows(columns, places, queries.unsqueeze(1))
         return places.lay(scores[0], 0.0), sums.squeeze(1)
 
     def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
-        """See `History`."""
+        """See `PaddedHistory`."""
         places, columns = self._events()
         return attend_by_rows(columns, places, queries, mean=mean)[1]
 
     def take(self, places: Tensor, chosen: Tensor) -> StoredHistory:
-        """See `History`."""
+        """See `PaddedHistory`."""
         return StoredHistory(
             tuple(replace(column, rows=column.rows.gather(1, places)) for column in self.columns), chosen
         )
 
     def beside(self, table: Tensor, rows: Tensor) -> StoredHistory:
-        """See `History`."""
+        """See `PaddedHistory`."""
         return StoredHistory((*self.columns, Column(table, rows)), self.present)
 
     def _events(self) -> tuple[Places, list[Column]]:
         places = Places.of(self.present)
         return places, [replace(column, rows=places.take(column.rows)) for column in self.columns]
+
+
+History = PaddedHistory | StoredHistory
+"""The events of a search."""
 
 
 # --- several heads ---------------------------------------------------------------------------------------------------

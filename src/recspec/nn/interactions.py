@@ -29,24 +29,20 @@ def dot_interaction(vectors: Tensor, backend: kernels.Backend | None = None) -> 
             vectors = vectors.to(torch.get_autocast_dtype(device))
         return cast(Tensor, Dots.apply(vectors))  # type: ignore[no-untyped-call]
     gram = torch.bmm(vectors, vectors.transpose(1, 2))
-    return gram.flatten(1).index_select(1, _lower_triangle(vectors.shape[1], vectors.device))
-
-
-def _lower_triangle(features: int, device: torch.device) -> Tensor:
-    """The places below the diagonal of a flattened square matrix, row by row."""
-    if torch.compiler.is_compiling():  # tensors made in a trace must not outlive it
-        return _made_lower_triangle(features, device)
-    return _kept_lower_triangle(features, device)
+    # Tensors made in a trace must not outlive it.
+    triangle = _lower_triangle if torch.compiler.is_compiling() else _kept_lower_triangle
+    return gram.flatten(1).index_select(1, triangle(vectors.shape[1], vectors.device))
 
 
 @cache
 def _kept_lower_triangle(features: int, device: torch.device) -> Tensor:
-    """Cached on the device; copying them would wait for it at every step. Autograd may need what an inference made."""
+    """Kept on the device; a copy at every step would wait for it. Autograd may need what an inference made."""
     with torch.inference_mode(False):
-        return _made_lower_triangle(features, torch.device("cpu")).to(device)
+        return _lower_triangle(features, torch.device("cpu")).to(device)
 
 
-def _made_lower_triangle(features: int, device: torch.device) -> Tensor:
+def _lower_triangle(features: int, device: torch.device) -> Tensor:
+    """The places below the diagonal of a flattened square matrix, row by row."""
     if device.type == "cuda":  # a mask would wait for the device to count its places
         row, column = torch.tril_indices(features, features, offset=-1, device=device).unbind()
         return row * features + column
@@ -82,8 +78,8 @@ class CrossNetwork(nn.Module):
             linear = cast(nn.Linear, layer)
             std = (2 / (linear.in_features + linear.out_features)) ** 0.5
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        for layer in self.up:
+            nn.init.zeros_(cast(nn.Linear, layer).bias)
 
     def forward(self, first: Tensor, product: Tensor | None = None) -> Tensor:
         """All layers, from x_0 (..., X) and, if already known, the product of `opening` with it."""

@@ -1,6 +1,6 @@
 """Kernels for embedding tables and dot products: Triton on a GPU, FBGEMM on a CPU.
 
-Every Triton kernel has an equivalent in plain torch, `..._plain`, which documents it and with which tests compare it.
+Every Triton kernel has an equivalent in plain torch, in `tests/nn/plain_kernels.py`, with which tests compare it.
 Triton and FBGEMM are imported at their first use. With TRITON_INTERPRET=1, Triton's kernels run on a CPU, element by
 element, for tests.
 
@@ -98,18 +98,11 @@ def _power_of_two(number: int) -> int:
 
 
 def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Look up the rows of several features' tables in their store, in one pass.
+    """Look up the vectors (B, F, D) of several features' ids (B, F), and their rows in the store (B, F).
 
-    Args:
-        store: the tables (N, D), one after the other.
-        ids: of the batch (B, F), each counted from the first row of its table.
-        firsts: the first row of each feature's table in the store (F,).
-        stops: the row after its last (F,).
-        dtype: type of the vectors.
-
-    Returns:
-        the vectors (B, F, D), and their rows in the store (B, F). An id outside its table has row -1 and a vector of
-        NaN, so that the loss becomes NaN.
+    The store (N, D) holds one table after the other: that of each feature from row `firsts` to before `stops` (F,). Ids
+    count from the first row of their table. An id outside its table has row -1 and a vector of NaN, so that the loss
+    becomes NaN.
     """
     rows = torch.empty(ids.shape, dtype=torch.int64, device=store.device)
     out = torch.empty((*ids.shape, store.shape[1]), dtype=dtype, device=store.device)
@@ -124,29 +117,10 @@ def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype
     return out, rows
 
 
-def gather_rows_plain(
-    store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """`gather_rows` in plain torch."""
-    rows = ids.long() + firsts
-    inside = (ids >= 0) & (rows < stops)
-    vectors = store.index_select(0, rows.where(inside, 0).flatten()).view(*ids.shape, store.shape[1]).to(dtype)
-    return vectors.masked_fill(~inside.unsqueeze(-1), torch.nan), rows.where(inside, -1)
-
-
 def _gather_rows(
-    ids: tl.tensor,
-    firsts: tl.tensor,
-    stops: tl.tensor,
-    store: tl.tensor,
-    out: tl.tensor,
-    rows: tl.tensor,
-    num_ids: tl.tensor,
-    features: tl.tensor,
-    width: tl.constexpr,
-    block_n: tl.constexpr,
-    block_d: tl.constexpr,
-) -> None:
+    ids: tl.tensor, firsts: tl.tensor, stops: tl.tensor, store: tl.tensor, out: tl.tensor, rows: tl.tensor,
+    num_ids: tl.tensor, features: tl.tensor, width: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr
+) -> None:  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
     known = place < num_ids
     own = tl.load(ids + place, mask=known, other=-1).to(tl.int64)
@@ -167,8 +141,7 @@ def _gather_rows(
 
 
 ROWS = 1 << 18
-"""Numbers of a sparse gradient's sums in a block on a CPU: few enough to stay in the cache, and enough to make the cost
-of a block's few calls negligible."""
+"""Numbers of a sparse gradient's sums in a block on a CPU: few enough for the cache, enough to hide a block's calls."""
 
 
 def summed_rows(gradient: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -249,7 +222,7 @@ def update_rows(
         ids: rows of the table (m,), in any order; they may repeat.
         gradient: their gradients (m, D).
         states: the rule's state: none; (N, D); (N, 1); for Adam mean and mean square (N, D).
-        lr: the learning rate of this step; for a recorded step a tensor () on the table's device.
+        lr: the learning rate; for a recorded step a tensor () on the table's device.
         eps: added to the root.
         betas: Adam's decay rates.
         corrections: Adam's two bias corrections, 1 - beta^step, (2,) on the table's device.
@@ -263,80 +236,17 @@ def update_rows(
     first, second = [*states, weight, weight][:2]
     width = weight.shape[1]
     block_d = _power_of_two(width)
-    _compiled(_update_rows)[(len(ids),)](
-        ordered,
-        order,
-        gradient.contiguous(),
-        weight,
-        first,
-        second,
-        weight if corrections is None else corrections,
-        len(ids),
-        weight.shape[0],
-        rate,
-        float(eps),
-        float(1 - betas[0]),
-        float(1 - betas[1]),
-        width,
-        max(1, min(16, 4096 // block_d)),
-        block_d,
-        rule,
-    )
-
-
-def update_rows_plain(
-    rule: Rule,
-    weight: Tensor,
-    ids: Tensor,
-    gradient: Tensor,
-    states: Sequence[Tensor],
-    *,
-    lr: float | Tensor,
-    eps: float = 0.0,
-    betas: tuple[float, float] = (0.0, 0.0),
-    corrections: Tensor | None = None,
-) -> None:
-    """`update_rows` in plain torch."""
-    inside = (ids >= 0) & (ids < len(weight))
-    rows, place = torch.unique(ids[inside], return_inverse=True)
-    total = weight.new_zeros(len(rows), weight.shape[1], dtype=torch.float32)
-    total.index_add_(0, place, gradient[inside].float())
-    own, state = weight[rows].float(), [each[rows] for each in states]
-    if rule == "sgd":
-        own -= lr * total
-    elif rule == "adam":
-        assert corrections is not None
-        state[0] += (total - state[0]) * (1 - betas[0])
-        state[1] += (total.square() - state[1]) * (1 - betas[1])
-        own -= lr * state[0] / (((state[1] / corrections[1]).sqrt() + eps) * corrections[0])
-    else:
-        square = total.square()
-        state[0] += square.mean(1, keepdim=True) if rule == "rowwise_adagrad" else square
-        own -= lr * total / (state[0].sqrt() + eps)
-    weight[rows] = own.to(weight.dtype)
-    for table, changed in zip(states, state, strict=True):
-        table[rows] = changed
+    corrections = weight if corrections is None else corrections
+    tensors = ordered, order, gradient.contiguous(), weight, first, second, corrections
+    numbers = len(ids), weight.shape[0], rate, float(eps), float(1 - betas[0]), float(1 - betas[1])
+    _compiled(_update_rows)[(len(ids),)](*tensors, *numbers, width, max(1, min(16, 4096 // block_d)), block_d, rule)
 
 
 def _update_rows(
-    ids: tl.tensor,
-    order: tl.tensor,
-    gradient: tl.tensor,
-    weight: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    corrections: tl.tensor,
-    num_ids: tl.tensor,
-    num_rows: tl.tensor,
-    lr: tl.tensor,
-    eps: tl.tensor,
-    rest1: tl.tensor,
-    rest2: tl.tensor,
-    width: tl.constexpr,
-    block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    rule: tl.constexpr,
-) -> None:
+    ids: tl.tensor, order: tl.tensor, gradient: tl.tensor, weight: tl.tensor, first: tl.tensor, second: tl.tensor,
+    corrections: tl.tensor, num_ids: tl.tensor, num_rows: tl.tensor, lr: tl.tensor, eps: tl.tensor, rest1: tl.tensor,
+    rest2: tl.tensor, width: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, rule: tl.constexpr
+) -> None:  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + place).to(tl.int64)
     before = tl.load(ids + place - 1, mask=place > 0, other=-1)
@@ -395,12 +305,6 @@ def dots(vectors: Tensor) -> Tensor:
     return out
 
 
-def dots_plain(vectors: Tensor) -> Tensor:
-    """`dots` in plain torch."""
-    row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1, device=vectors.device)
-    return torch.bmm(vectors, vectors.transpose(1, 2))[:, row, column]
-
-
 def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
     """The vectors' gradient (B, F, D) from that of the dot products (B, F (F - 1) / 2)."""
     rows, features, width = vectors.shape
@@ -413,14 +317,6 @@ def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
     return out
 
 
-def dots_backward_plain(vectors: Tensor, gradient: Tensor) -> Tensor:
-    """`dots_backward` in plain torch."""
-    row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1, device=vectors.device)
-    both = gradient.new_zeros(len(vectors), vectors.shape[1], vectors.shape[1])
-    both[:, row, column] = both[:, column, row] = gradient
-    return torch.bmm(both, vectors)
-
-
 def _dot_blocks(features: int, width: int) -> tuple[int, int, str]:
     """Vectors and numbers of a tile, and the precision of float32 products by torch's setting."""
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -428,14 +324,9 @@ def _dot_blocks(features: int, width: int) -> tuple[int, int, str]:
 
 
 def _dots(
-    vectors: tl.tensor,
-    out: tl.tensor,
-    features: tl.constexpr,
-    width: tl.constexpr,
-    block_f: tl.constexpr,
-    block_d: tl.constexpr,
-    precision: tl.constexpr,
-) -> None:
+    vectors: tl.tensor, out: tl.tensor, features: tl.constexpr, width: tl.constexpr, block_f: tl.constexpr,
+    block_d: tl.constexpr, precision: tl.constexpr
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block_f)
     gram = tl.zeros((block_f, block_f), tl.float32)
@@ -450,15 +341,9 @@ def _dots(
 
 
 def _dots_backward(
-    vectors: tl.tensor,
-    gradient: tl.tensor,
-    out: tl.tensor,
-    features: tl.constexpr,
-    width: tl.constexpr,
-    block_f: tl.constexpr,
-    block_d: tl.constexpr,
-    precision: tl.constexpr,
-) -> None:
+    vectors: tl.tensor, gradient: tl.tensor, out: tl.tensor, features: tl.constexpr, width: tl.constexpr,
+    block_f: tl.constexpr, block_d: tl.constexpr, precision: tl.constexpr
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block_f)
     one, other = feature[:, None], feature[None, :]
@@ -524,7 +409,7 @@ def fbgemm_lookup(
     weights: Tensor | None,
     update: FusedUpdate,
 ) -> Tensor:
-    """Sums of rows by bags; the backward pass updates the store and its state in place and leaves no gradient.
+    """Sums of rows by bags (B, F D); the backward pass updates the store and its state in place, without a gradient.
 
     Args:
         store: the tables (N, D), one after the other.
@@ -534,9 +419,6 @@ def fbgemm_lookup(
         offsets: the start of each bag, feature by feature, and the end (F B + 1,).
         weights: factors of the ids' rows (m,); None for 1.
         update: the optimizer.
-
-    Returns:
-        the bags' sums (B, F D).
     """
     width, features = store.shape[1], len(firsts)
     places = torch.zeros(features, dtype=torch.int32)

@@ -85,14 +85,28 @@ class Column:
     sparse: bool = False
     """Whether the store's gradient holds only the rows seen."""
 
+    @property
+    def vectors(self) -> Tensor:
+        """The table (N, W)."""
+        return self.store[self.table]
 
-def dots_of_rows(tables: Sequence[Tensor], rows: Sequence[Tensor], places: Places, queries: Tensor) -> list[Tensor]:
+    def gradient(self, places: Places, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """The store's gradient: for each row, the sum over its events of weight (T,) times vector (B, W)."""
+        seen, values = _bags_of_rows(self.vectors, self.rows, places, terms)
+        rows = seen + (self.table.start or 0)
+        if not self.sparse:
+            return torch.zeros_like(self.store).index_copy_(0, rows, values)
+        shape = self.store.shape
+        return torch.sparse_coo_tensor(rows.view(1, -1), values, shape, is_coalesced=True, check_invariants=False)
+
+
+def dots_of_rows(columns: Sequence[Column], places: Places, queries: Tensor) -> list[Tensor]:
     """The dot products of each event with its row's queries: H times (T,)."""
-    found = []
+    widths, found = [column.store.shape[1] for column in columns], []
     for query in queries.unbind(1):
         total: Tensor | None = None
-        for table, own, part in zip(tables, rows, _split(query, tables), strict=True):
-            dots = _products(table, own, places, part)
+        for column, part in zip(columns, torch.split(query, widths, dim=1), strict=True):
+            dots = _products(column.vectors, column.rows, places, part)
             total = dots if total is None else total.add_(dots)
         found.append(cast(Tensor, total))
     return found
@@ -122,12 +136,10 @@ def _know_of_csr() -> None:
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
-def weighted_sums(
-    tables: Sequence[Tensor], rows: Sequence[Tensor], places: Places, weights: Sequence[Tensor]
-) -> Tensor:
+def weighted_sums(columns: Sequence[Column], places: Places, weights: Sequence[Tensor]) -> Tensor:
     """Each row's weighted sum of events for several weights (T,): (B, len(weights), D)."""
     starts = places.offsets[:-1]
-    sums = [[_bags(table, own, starts, each) for table, own in zip(tables, rows, strict=True)] for each in weights]
+    sums = [[_bags(column.vectors, column.rows, starts, each) for column in columns] for each in weights]
     return torch.stack([torch.cat(own, dim=1) if len(own) > 1 else own[0] for own in sums], dim=1)
 
 
@@ -136,11 +148,7 @@ def _bags(table: Tensor, rows: Tensor, starts: Tensor, weights: Tensor) -> Tenso
     return F.embedding_bag(rows, table.contiguous(), starts, mode="sum", per_sample_weights=weights)
 
 
-def _split(x: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return torch.split(x, [table.shape[1] for table in tables], dim=1)
-
-
-def bags_of_rows(
+def _bags_of_rows(
     table: Tensor, rows: Tensor, places: Places, terms: Sequence[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """The m table rows seen (m,), and for each the sum over its events of weight (T,) times vector (B, W).
@@ -164,10 +172,3 @@ def bags_of_rows(
         term = _bags(vectors, batch_row, starts, weights.index_select(0, order))
         total = term if total is None else total.add_(term)
     return seen, cast(Tensor, total)
-
-
-def gradient_of(store: Tensor, rows: Tensor, values: Tensor, *, sparse: bool) -> Tensor:
-    """A store's gradient, with nonzero values at some rows."""
-    if not sparse:
-        return torch.zeros_like(store).index_copy_(0, rows, values)
-    return torch.sparse_coo_tensor(rows.view(1, -1), values, store.shape, is_coalesced=True, check_invariants=False)

@@ -1,0 +1,127 @@
+"""What DLRM and DCNv2 share: embeddings beside an MLP over the numbers.
+
+Shapes: B rows; X width of x_0; R requests; N items to score.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from recspec import config
+from recspec.batch import Batch, num_rows
+from recspec.errors import SettingsError
+from recspec.models import base
+from recspec.models.base import Model, list_problems
+from recspec.nn import Embeddings, Mlp, RowsHeld, ids_and_numbers, linear_of_parts
+from recspec.spec import FeatureSpec
+
+Part = tuple[Tensor, Sequence[int]]
+"""Some columns of a tensor, (..., n), and their places in it."""
+
+
+class Tabular(Model):
+    """A model of x_0 (B, X): the bottom MLP's output, or the numbers unchanged, then the embeddings; lists are pooled.
+
+    Without numbers there is no bottom MLP.
+    """
+
+    pair_floats: int
+    """Floats of a pair's widest layer."""
+
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
+        if problems := self.problems():
+            raise SettingsError.of(self.name, problems)
+
+    def problems(self) -> list[str]:
+        """Why the specification and the settings make no model, a sentence each."""
+        found = list_problems(self.spec, self.numbers, self.name)
+        if not self.ids and not self.numbers:
+            found.append("there is no feature to read in the roles user, item and context")
+        return found
+
+    def make_inputs(
+        self,
+        widths: Mapping[str, int],
+        bottom: Sequence[int],
+        *,
+        combiner: Literal["sum", "mean"],
+        std: float | None,
+        max_rows: int | None,
+        held: RowsHeld | None,
+    ) -> None:
+        """Make the embeddings, of these widths, and the bottom MLP."""
+        if self.ids:
+            self.embeddings = Embeddings(
+                self.spec, widths, combiner=combiner, start="uniform", std=std, max_rows=max_rows, held=held
+            )
+        self.dense_dim, self.has_bottom = len(self.numbers), bool(self.numbers and bottom)
+        if self.has_bottom:
+            self.bottom, self.dense_dim = Mlp((len(self.numbers), *bottom)), bottom[-1]
+        self.width = self.dense_dim + sum(widths.values())
+
+    def inputs(self, batch: Batch) -> list[Tensor]:
+        """The parts of x_0: that of the numbers, and the embeddings."""
+        parts: list[Tensor] = []
+        if self.numbers:
+            numbers = torch.stack([batch[name] for name in self.numbers], dim=1)
+            parts.append(self.bottom(numbers) if self.has_bottom else numbers)
+        if self.ids:
+            parts.append(self.embeddings(batch))
+        return parts
+
+    @abstractmethod
+    def logits_of(self, parts: Sequence[Part]) -> Tensor:
+        """Logits (R, N) from the parts of x_0, each (R or 1, N or 1, n): requests', items', then a part of both."""
+
+    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`Model.score_items`, with embeddings, and products that concern one side, computed once for it.
+
+        If one side holds all numbers, the bottom MLP runs once for it; otherwise its first layer runs once for each
+        side.
+        """
+        ours, theirs = self._columns_of(request), self._columns_of(items)
+        if torch.compiler.is_compiling():
+            return self._pairs(ours, theirs)
+        step = max(1, base.SCORE_FLOATS // (num_rows(items) * self.pair_floats))
+        blocks = [[(x[at : at + step], columns) for x, columns in ours] for at in range(0, num_rows(request), step)]
+        return torch.cat([self._pairs(block, theirs) for block in blocks])
+
+    def _columns_of(self, batch: Batch) -> list[Part]:
+        """The parts of x_0 from a batch's features, (rows, n), with their columns in x_0.
+
+        If a bottom MLP also reads numbers of the other side, these numbers are unchanged, with columns from the end: -1
+        is the first number.
+        """
+        parts: list[Part] = []
+        if numbers := [place for place, name in enumerate(self.numbers) if name in batch]:
+            stacked = torch.stack([batch[self.numbers[place]] for place in numbers], dim=1)
+            if not self.has_bottom:
+                parts.append((stacked, numbers))
+            elif len(numbers) == len(self.numbers):
+                parts.append((self.bottom(stacked), range(self.dense_dim)))
+            else:
+                parts.append((stacked, [-1 - place for place in numbers]))
+        if self.ids and (names := [name for name in self.embeddings.order() if name in batch]):
+            columns, start = list[int](), self.dense_dim
+            for name in self.embeddings.order():
+                stop = start + self.embeddings.widths[name]
+                columns += range(start, stop) if name in batch else ()
+                start = stop
+            parts.append((self.embeddings(batch, names), columns))
+        return parts
+
+    def _pairs(self, ours: Sequence[Part], theirs: Sequence[Part]) -> Tensor:
+        """Logits (R, N)."""
+        laid = [(x.unsqueeze(1), columns) for x, columns in ours] + [(x.unsqueeze(0), columns) for x, columns in theirs]
+        parts = [part for part in laid if part[1][0] >= 0]
+        if halves := [(x, [-1 - place for place in columns]) for x, columns in laid if columns[0] < 0]:
+            dense = self.bottom.after_first(linear_of_parts(self.bottom.first, halves))
+            parts.append((dense, range(self.dense_dim)))
+        return self.logits_of(parts)
