@@ -535,7 +535,7 @@ def test_a_preparation_goes_on_in_no_folder_that_is_a_link_or_another_s(tmp_path
     asked = {"dataset": "x"}
     for name in (".out.unfinished.tmp", ".out.unfinished.tmp/work"):
         for _ in planted(tmp_path / name, outside):
-            with prepared._resumed(out, asked) as folder:
+            with prepared._resumed(unfinished, out, asked) as folder:
                 assert not folder.is_symlink()
                 (folder / "work" / "stage").write_text("written")
             assert (contents(outside), contents(out)) == (before, {})
@@ -545,7 +545,7 @@ def test_a_preparation_goes_on_in_no_folder_that_is_a_link_or_another_s(tmp_path
     (unfinished / "theirs").write_text("another user's")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        with prepared._resumed(out, asked) as folder:
+        with prepared._resumed(unfinished, out, asked) as folder:
             assert not (folder / "theirs").exists()
     for _ in planted(unfinished, outside):
         outputs.removed(unfinished)

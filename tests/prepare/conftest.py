@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from recspec.prepare.backend import Backend
-from recspec.prepare.context import connect
+from tests.prepare.small_tables import connect
 
 
 @pytest.fixture(scope="module")

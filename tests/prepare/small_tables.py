@@ -7,11 +7,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recspec.prepare import PrepareContext
 from recspec.prepare.backend import Backend
 from recspec.prepare.tables import fetch
 from recspec.prepare.text_files import ROW, TextFile
 
 COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
+
+
+def connect(
+    engine: str = "duckdb", *, folder: Path, memory_limit: str | None = None, threads: int | None = None
+) -> Backend:
+    return PrepareContext(folder, folder, engine, memory_limit, threads).connect(folder)
 
 
 def written(path: Path, text: str, encoding: str = "utf-8") -> Path:

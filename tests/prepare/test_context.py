@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from recspec.errors import SettingsError
-from recspec.prepare.context import connect, limit_bytes
+from recspec.prepare.context import limit_bytes
+from tests.prepare.small_tables import connect
 
 
 @pytest.mark.parametrize(

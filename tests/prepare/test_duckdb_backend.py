@@ -12,12 +12,10 @@ import pytest
 from recspec.errors import DataError, SettingsError
 from recspec.prepare import duckdb_backend
 from recspec.prepare.backend import Backend
-from recspec.prepare.context import connect
 from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.prepare.malformed import problems_of
 from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import ROW, JsonFile, TextFile
-from tests.prepare.small_tables import COLUMNS, rows, table, written
+from recspec.prepare.text_files import ROW, JsonFile, TextFile, problems_of
+from tests.prepare.small_tables import COLUMNS, connect, rows, table, written
 
 # --- reading text -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from recspec.datasets import ncf, table
 from recspec.datasets.movielens import Settings as MovieLensSettings
 from recspec.errors import DataError, SettingsError
 from recspec.prepare import PrepareContext, histories
-from recspec.prepare.histories import Histories, Timeline, gap_column
+from recspec.prepare.histories import Timeline, gap_column
 from recspec.prepare.negatives import Draws, Seen
 from recspec.spec import FeatureSpec
 from recspec.storage import Columns, Ragged, open_split
@@ -121,10 +121,10 @@ def test_events_of_unknown_items_are_passed_over() -> None:
     assert [ids[timeline.histories(np.array([row]), 2).values].tolist() for row in range(6)] == [
         [], [4], [4], [4, 5], [], []
     ]  # fmt: skip
-    whole = timeline.histories_of_users(np.array([3, 5]), 2)
+    whole = timeline.histories(np.array([3, 5]), 2, with_own=True)
     assert ids[whole.values].tolist() == [5, 6, 7]
     assert whole.lengths.tolist() == [2, 1]
-    assert timeline.num_before(np.array([3, 5])).tolist() == [2, 0]
+    assert (timeline.before[[3, 5]] - timeline.first[[3, 5]]).tolist() == [2, 0]
 
 
 def test_histories_are_the_same_however_few_rows_are_made_at_once(
@@ -301,10 +301,19 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], mes
         MovieLensSettings.model_validate(settings)
 
 
-def test_settings_say_which_histories() -> None:
-    assert MovieLensSettings().histories is None
-    asked = MovieLensSettings(history=9, prefixes=4, negative_history=True).histories
-    assert asked == Histories(9, 0, 4, True, True)
+def test_settings_say_which_train_rows_stay() -> None:
+    users, rows = np.array([1, 1, 1, 2, 2]), np.arange(5)
+    timeline = Timeline.of(users, np.array([4, 5, 6, 4, 5]))
+    assert MovieLensSettings(history=9).train_rows(timeline, users, rows).tolist() == [0, 1, 2, 3, 4]
+    assert MovieLensSettings(history=9, prefixes=1).train_rows(timeline, users, rows).tolist() == [2, 4]
+    assert MovieLensSettings(history=9, min_history=1, prefixes=2).train_rows(timeline, users, rows).tolist() == [
+        1,
+        2,
+        4,
+    ]
+    assert MovieLensSettings(history=9, min_history=1, prefixes=2).leaves_out == [
+        "with fewer than 1 events before them (min_history)", "beyond prefixes=2"
+    ]  # fmt: skip
 
 
 def test_the_encoders_say_how_raw_histories_are_read(tmp_path: Path) -> None:

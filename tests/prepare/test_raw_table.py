@@ -26,7 +26,6 @@ from recspec.encoding.encoder_kinds import VocabularyEncoder
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.prepare import raw_table
-from recspec.prepare.context import connect
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import Prepared
 from recspec.prepare.raw_files import Reading
@@ -36,6 +35,7 @@ from recspec.prepare.times import check_time_format
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from tests.dataset_cases import CASES, Case, bytes_of, prepare_table, raw_pairs, run, write_table
+from tests.prepare.small_tables import connect
 
 HEAD = "user_id,item_id,timestamp\n"
 

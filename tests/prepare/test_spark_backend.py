@@ -27,13 +27,13 @@ from hypothesis import HealthCheck, given, settings
 from recspec.datasets import DATASETS, write_movielens_like
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend
-from recspec.prepare.context import connect
 from recspec.prepare.spark_backend import SparkBackend, _parts
 from recspec.prepare.splits import by_time
 from recspec.prepare.tables import count_rows, fetch
 from recspec.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.dataset_cases import ADULT, CASES, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
+from tests.prepare.small_tables import connect
 from tests.prepare.test_duckdb_backend import COLUMNS, MALFORMED, OBJECTS, READ_OBJECTS, written
 
 HOSTILE = (

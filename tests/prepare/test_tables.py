@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recspec.prepare.backend import Backend
-from recspec.prepare.tables import at_least, count_rows, counts_by, fetch, keep_earliest, left_join
+from recspec.prepare.tables import at_least, clean, count_rows, counts_by, fetch, keep_earliest, left_join
 from recspec.prepare.text_files import ROW
 from tests.prepare.small_tables import table
 
@@ -28,6 +28,16 @@ def test_values_are_counted_in_sorted_order_without_missing_ones(backend: Backen
     named = table(backend, tmp_path, name=["b", "Z", None, "é", "b"])
     counted = fetch(backend, counts_by(named, "name")).to_pydict()
     assert counted == {"name": ["Z", "b", "é"], "rows": [1, 2, 1]}
+
+
+def test_repeats_may_be_kept(backend: Backend, tmp_path: Path) -> None:
+    acted = table(backend, tmp_path, user_id=["u", "u", "u"], item_id=[1, 2, 1], timestamp=[1, 2, 3])
+    for repeats, kept in (("first", [1, 2]), ("keep", [1, 2, 3])):
+        cleaned = clean(
+            backend, acted, min_interactions=1, order=["timestamp", ROW], repeats=repeats  # type: ignore[arg-type]
+        )  # fmt: skip
+        times = fetch(backend, cleaned.rows.order_by("timestamp")).column("timestamp").to_pylist()
+        assert times == kept
 
 
 # --- joins ------------------------------------------------------------------------------------------------------------

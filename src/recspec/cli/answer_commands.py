@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.table import Column
+from typer import Argument, Option
 
 from recspec.cli.console import err, out, print_json, stages, titled_table
 from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
 from recspec.errors import SettingsError
+from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
 
 if TYPE_CHECKING:
@@ -19,24 +21,18 @@ if TYPE_CHECKING:
     from recspec.inference import Recommendation
 
 
+PROTOCOLS = Option(help="rows, sampled or full; by default every protocol that fits the data.")
+CUT_OFFS = Option("-k", "--k", min=1, metavar="N",
+                  help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default")  # fmt: skip
+
+
 def evaluate(
     run: Run,
     data: Data,
-    split: Annotated[str, typer.Option(help="which split to score")] = "test",
-    protocol: Annotated[
-        list[str] | None, typer.Option(help="rows, sampled or full; by default every protocol that fits the data.")
-    ] = None,
-    k: Annotated[
-        list[int] | None,
-        typer.Option(
-            "-k",
-            "--k",
-            min=1,
-            metavar="N",
-            help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default",
-        ),
-    ] = None,
-    baselines: Annotated[bool, typer.Option(help="Also fit and print the classic baselines.")] = False,
+    split: Annotated[str, Option(help="which split to score")] = "test",
+    protocol: Annotated[list[str] | None, PROTOCOLS] = None,
+    k: Annotated[list[int] | None, CUT_OFFS] = None,
+    baselines: Annotated[bool, Option(help="Also fit and print the classic baselines.")] = False,
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
@@ -47,7 +43,6 @@ def evaluate(
     from recspec.distributed import join
     from recspec.evaluation import EvaluateSettings
     from recspec.evaluation import evaluate as run_evaluation
-    from recspec.machine import keep_freed_memory
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
@@ -55,16 +50,8 @@ def evaluate(
     with join(device) as ranks:
         trained = bundle.load(run, ranks=ranks, verify=verify)
         with stages(show=ranks.is_first) as progress:
-            report = run_evaluation(
-                trained,
-                spec,
-                split,
-                protocols=protocol,
-                baselines=baselines,
-                settings=chosen,
-                ranks=trained.shards.evaluating,
-                progress=progress,
-            )
+            report = run_evaluation(trained, spec, split, protocols=protocol, baselines=baselines, settings=chosen,
+                                    ranks=trained.shards.evaluating, progress=progress)  # fmt: skip
         if not ranks.is_first:
             return
     if json_output:
@@ -73,19 +60,17 @@ def evaluate(
         print_report(report, trained.card.model)
 
 
+COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "
+                 "ids of a split.")  # fmt: skip
+
+
 def predict(
     run: Run,
-    rows: Annotated[Path, typer.Argument(help="raw rows (csv, jsonl, parquet), or a prepared dataset", metavar="ROWS")],
-    split: Annotated[str | None, typer.Option(help="which split of a prepared dataset; test by default")] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B",
-            help="Columns to write before `probability`; by default all columns of a file, or the ids of a split.",
-        ),
-    ] = None,
+    rows: Annotated[Path, Argument(help="raw rows (csv, jsonl, parquet), or a prepared dataset", metavar="ROWS")],
+    split: Annotated[str | None, Option(help="which split of a prepared dataset; test by default")] = None,
+    columns: Annotated[str | None, COLUMNS] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Output file (csv, jsonl or parquet); by default standard output.")
+        Path | None, Option("--out", help="Output file (csv, jsonl or parquet); by default standard output.")
     ] = None,
     device: Device = "auto",
     allow_outside: Outside = False,
@@ -93,7 +78,6 @@ def predict(
 ) -> None:
     """Add a column `probability` to raw rows, or to the rows of a prepared split."""
     from recspec.inference import Predictor, predict_file, predict_split
-    from recspec.machine import keep_freed_memory
 
     keep_freed_memory()
     is_prepared = rows.is_dir() or rows.suffix in (".yaml", ".yml")
@@ -108,26 +92,25 @@ def predict(
         with stages() as progress:
             counts = predict_split(predictor, spec, split or "test", out_file, columns=chosen, progress=progress)
     for note in counts.notes():
-        err.print(f"note: {note}", markup=False, highlight=False)
+        err.print(f"note: {note}")
     if out_file is not None:
-        err.print(f"{out_file}: {counts.rows:,} rows", highlight=False)
+        err.print(f"{out_file}: {counts.rows:,} rows")
 
 
 def recommend(
     run: Run,
-    user: Annotated[list[str] | None, typer.Option(help="a raw user id; may be repeated")] = None,
-    users: Annotated[Path | None, typer.Option(help="File with one raw user id per line.")] = None,
-    all_users: Annotated[bool, typer.Option("--all", help="every user of the dataset; needs --out")] = False,
-    k: Annotated[int, typer.Option("-k", min=1, help="how many items")] = 10,
-    include_seen: Annotated[bool, typer.Option(help="Include items that the user acted on before.")] = False,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Parquet file to write")] = None,
+    user: Annotated[list[str] | None, Option(help="a raw user id; may be repeated")] = None,
+    users: Annotated[Path | None, Option(help="File with one raw user id per line.")] = None,
+    all_users: Annotated[bool, Option("--all", help="every user of the dataset; needs --out")] = False,
+    k: Annotated[int, Option("-k", min=1, help="how many items")] = 10,
+    include_seen: Annotated[bool, Option(help="Include items that the user acted on before.")] = False,
+    out_file: Annotated[Path | None, Option("--out", help="Parquet file to write")] = None,
     json_output: Json = False,
     device: Device = "auto",
     verify: Verify = True,
 ) -> None:
     """Recommend k items to users by raw id, without items they acted on in train or valid."""
     from recspec.inference import Predictor, read_users, recommend_to_parquet
-    from recspec.machine import keep_freed_memory
 
     keep_freed_memory()
     predictor = Predictor.open(run, device=device, verify=verify)
@@ -145,40 +128,37 @@ def recommend(
                 predictor, None if all_users else chosen, out_file, k=k, include_seen=include_seen, progress=progress
             )
         seconds = time.perf_counter() - started
-        err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s", highlight=False)
+        err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
         if unknown_users:
-            err.print(f"note: {unknown_users:,} of them are unknown and got the most popular items", highlight=False)
+            err.print(f"note: {unknown_users:,} of them are unknown and got the most popular items")
         return
     answers = predictor.recommend(chosen, k=k, include_seen=include_seen)
     if json_output:
         print_json([answer.to_dict() for answer in answers])
-        return
-    for answer in answers:
-        print_recommendation(answer)
+    else:
+        for answer in answers:
+            print_recommendation(answer)
 
 
 def print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
     for protocol, metrics in report.metrics.items():
         beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
-        table = titled_table(f"{report.split}, {report.described(protocol)}")
-        table.add_column("")
-        for name in (model, *beside):
-            table.add_column(name, justify="right", style="bold" if name == model else "")
+        measured = (Column(name, justify="right", style="bold" if name == model else "") for name in (model, *beside))
+        table = titled_table(f"{report.split}, {report.described(protocol)}", "", *measured)
         for metric, value in metrics.items():
             others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
             table.add_row(metric, f"{value:.4f}", *others)
         out.print(table)
     for line in (*report.verdicts, *report.notes):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, soft_wrap=True)
 
 
 def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:
     """Print one user's items as a table."""
     if liked:
-        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}", highlight=False, markup=False)
-    title = f"user {answer.user}" if answer.known else f"user {answer.user}: unknown, so the most popular items"
-    table = titled_table(title)
+        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
+    table = titled_table(f"user {answer.user}{'' if answer.known else ': unknown, so the most popular items'}")
     titled = any(item.title for item in answer.items)
     for name in ("", "item", *(["title"] if titled else []), "score"):
         table.add_column(name, justify="left" if name == "title" else "right")
@@ -187,4 +167,4 @@ def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> N
         table.add_row(str(rank), str(item.item), *([item.title or ""] if titled else []), score)
     out.print(table)
     for note in answer.notes:
-        out.print(f"note: {note}", highlight=False, markup=False)
+        out.print(f"note: {note}")

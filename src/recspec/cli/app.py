@@ -3,19 +3,105 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
 
+from typer import Typer
+from typer.models import ArgumentInfo
+
+from recspec import __version__
 from recspec.cli.answer_commands import evaluate, predict, recommend
 from recspec.cli.bench_commands import bench_infer, bench_serve, bench_train
-from recspec.cli.console import err, print_error
+from recspec.cli.console import err, first_line, out, print_json, print_settings
 from recspec.cli.data_commands import check, describe, prepare, synthesize, transcode
 from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
-from recspec.cli.info_commands import datasets, models, schema, version
-from recspec.cli.options import Commands
+from recspec.cli.options import Json
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
 from recspec.errors import Interrupted, RecspecError, of_the_machine
+from recspec.files import local
 from recspec.machine import wait_politely
+from recspec.spec import json_schema
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Commands(Typer):
+    """Commands none of whose paths may be a URL."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[[Command], Command]:
+        """Register a command, and have every path that it is given checked first."""
+        register = super().command(*args, **settings)
+
+        def registered(function: Command) -> Command:
+            @wraps(function)
+            def checked(**values: object) -> object:
+                for name, value in values.items():
+                    for path in value if isinstance(value, (list, tuple)) else [value]:
+                        if isinstance(path, Path):
+                            local(path, _told_name(function, name))
+                return function(**values)
+
+            register(checked)
+            return function
+
+        return registered
+
+
+def _told_name(function: Callable[..., object], name: str) -> str:
+    """An argument as `--help` shows it: `OUT`, `--recipe`."""
+    _, info = get_args(get_type_hints(function, include_extras=True)[name])
+    if isinstance(info, ArgumentInfo):
+        return info.metavar or name.upper()
+    given = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+    return next((each for each in given if each.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+# --- commands that list what recspec knows ---------------------------------------------------------------------------
+
+
+def models(json_output: Json = False) -> None:
+    """List the models, the roles they need, their settings, and the settings of training."""
+    from recspec.models import MODELS
+    from recspec.training import TrainSettings
+
+    if json_output:
+        listing = {name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
+                   for name, model in MODELS.items()}  # fmt: skip
+        print_json({"models": listing, "train": TrainSettings.model_json_schema()["properties"]})
+        return
+    for name, model in MODELS.items():
+        out.print(f"[bold]{name}[/bold]  {first_line(model.__doc__)}  needs: {', '.join(model.needs)}", markup=True)
+        print_settings(f"settings of {name}", model.Settings)
+    print_settings("settings of training (--set train.NAME=VALUE)", TrainSettings)
+
+
+def datasets(json_output: Json = False) -> None:
+    """List the datasets of `recspec prepare`, the files they take and their settings."""
+    from recspec.datasets import DATASETS
+
+    if json_output:
+        print_json({name: dataset.Settings.model_json_schema()["properties"] for name, dataset in DATASETS.items()})
+        return
+    for name, dataset in DATASETS.items():
+        out.print(f"[bold]{name}[/bold]  {dataset.about}", markup=True)
+        print_settings(f"settings of {name}", dataset.Settings)
+
+
+def schema() -> None:
+    """Print the JSON Schema of a specification file, for editors."""
+    print_json(json_schema())
+
+
+def version() -> None:
+    """Print the version of recspec."""
+    out.print(__version__)
+
+
+# --- the application -------------------------------------------------------------------------------------------------
 
 app = Commands(
     help="Turn raw interaction and click logs into trained, measured and served recommenders.",
@@ -42,11 +128,11 @@ def main() -> None:
         app()
     except Interrupted as stopped:
         if not stopped.told:
-            err.print(str(stopped), markup=False, highlight=False)
+            err.print(str(stopped))
         sys.exit(130)
     except RecspecError as error:
         if not error.told:
-            print_error(error)
+            err.print(f"error: {error}", style="red")
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
@@ -54,5 +140,5 @@ def main() -> None:
         told = of_the_machine(error)
         if told is None:
             raise
-        print_error(RecspecError("\n".join((told, *getattr(error, "__notes__", ())))))
+        err.print("\n".join((f"error: {told}", *getattr(error, "__notes__", ()))), style="red")
         sys.exit(2)

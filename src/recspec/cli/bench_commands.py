@@ -7,48 +7,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import typer
+from typer import Argument, Option
 
 from recspec.cli.console import print_figures, print_json, print_lines
 from recspec.cli.options import Device, Json, Set, Verify
 from recspec.cli.process import keep_to_cores, one_of, settings_of, sizes
+from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
+
+PROFILED_STEPS = 5
 
 
 def bench_train(
-    model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
-    data: Annotated[
-        Path | None, typer.Option(help="a prepared dataset; made-up data of a published shape without")
-    ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="a YAML recipe")] = None,
+    model: Annotated[str, Argument(help="a name from `recspec models`")],
+    data: Annotated[Path | None, Option(help="a prepared dataset; made-up data of a published shape without")] = None,
+    recipe: Annotated[Path | None, Option(help="a YAML recipe")] = None,
     settings: Set = None,
-    steps: Annotated[int, typer.Option(min=1, help="measured steps")] = 50,
-    warmup: Annotated[int, typer.Option(min=0, help="steps before the clock starts")] = 5,
-    amp: Annotated[bool, typer.Option(help="mixed precision")] = False,
-    profile: Annotated[bool, typer.Option(help="say where the time of a step goes")] = False,
+    steps: Annotated[int, Option(min=1, help="measured steps")] = 50,
+    warmup: Annotated[int, Option(min=0, help="steps before the clock starts")] = 5,
+    amp: Annotated[bool, Option(help="mixed precision")] = False,
+    profile: Annotated[bool, Option(help="say where the time of a step goes")] = False,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
     """Measure training speed: samples/s, and shares of the machine's matrix rate and memory bandwidth."""
     from recspec.bench import bench_training
     from recspec.distributed import join
-    from recspec.machine import keep_freed_memory
 
     keep_freed_memory()
     model_settings, train_settings = settings_of(model, recipe, settings or [], amp=amp)
     spec = FeatureSpec.load(data) if data is not None else None
     keep_to_cores(train_settings.affinity)
     with join(device) as ranks:
-        figures = bench_training(
-            model,
-            spec,
-            settings=train_settings,
-            model_settings=model_settings,
-            ranks=ranks,
-            steps=steps,
-            warmup=warmup,
-            profiled=PROFILED_STEPS if profile else 0,
-        )
+        figures = bench_training(model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks,
+                                 steps=steps, warmup=warmup, profiled=PROFILED_STEPS if profile else 0)  # fmt: skip
         if not ranks.is_first:
             return
     if json_output:
@@ -61,36 +53,25 @@ def bench_train(
             print_lines(title, tables[name])
 
 
-PROFILED_STEPS = 5
-
-
 def bench_infer(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN|EXPORT...", help="runs and exports, side by side")],
-    batch_sizes: Annotated[str, typer.Option(metavar="A,B", help="rows of a call")] = "1,64,512,4096",
-    threads: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Numbers of threads; by default one per core.")
-    ] = None,
-    form: Annotated[str, typer.Option(metavar="rows|ranker", help="of runs; an export has its own")] = "rows",
-    seconds: Annotated[float, typer.Option(help="Seconds of measurement for each table row.")] = 1.0,
-    warmup: Annotated[int, typer.Option(min=0, help="calls before the clock starts")] = 10,
+    paths: Annotated[list[Path], Argument(metavar="RUN|EXPORT...", help="runs and exports, side by side")],
+    batch_sizes: Annotated[str, Option(metavar="A,B", help="rows of a call")] = "1,64,512,4096",
+    threads: Annotated[str | None, Option(metavar="A,B", help="Numbers of threads; by default one per core.")] = None,
+    form: Annotated[str, Option(metavar="rows|ranker", help="of runs; an export has its own")] = "rows",
+    seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 1.0,
+    warmup: Annotated[int, Option(min=0, help="calls before the clock starts")] = 10,
     json_output: Json = False,
     verify: Verify = True,
 ) -> None:
     """Measure latency (p50 to p99) and rows/s of models and their exports, by batch size."""
     from recspec.bench import bench_inference
-    from recspec.machine import keep_freed_memory
     from recspec.spec import FORMS
 
     keep_freed_memory()
-    figures = bench_inference(
-        paths,
-        batch_sizes=sizes("--batch-sizes", batch_sizes),
-        threads=sizes("--threads", threads) if threads is not None else (),
-        form=one_of("--form", form, FORMS),
-        seconds=seconds,
-        warmup=warmup,
-        verify=verify,
-    )
+    figures = bench_inference(paths, batch_sizes=sizes("--batch-sizes", batch_sizes),
+                              threads=sizes("--threads", threads) if threads is not None else (),
+                              form=one_of("--form", form, FORMS), seconds=seconds, warmup=warmup,
+                              verify=verify)  # fmt: skip
     if json_output:
         print_json(figures)
     else:
@@ -98,18 +79,18 @@ def bench_infer(
 
 
 def bench_serve(
-    url: Annotated[str, typer.Argument(help="of a running server, such as http://127.0.0.1:8000")],
-    model: Annotated[str | None, typer.Option(help="Model name; optional if the server has one model.")] = None,
-    concurrency: Annotated[str, typer.Option(metavar="A,B", help="clients that ask at once")] = "1,2,4,8",
-    rows: Annotated[int, typer.Option(min=1, help="of a request")] = 1,
-    seconds: Annotated[float, typer.Option(help="Seconds of measurement for each table row.")] = 5.0,
-    warmup: Annotated[float, typer.Option(min=0, help="seconds of asking before the clock starts")] = 1.0,
+    url: Annotated[str, Argument(help="of a running server, such as http://127.0.0.1:8000")],
+    model: Annotated[str | None, Option(help="Model name; optional if the server has one model.")] = None,
+    concurrency: Annotated[str, Option(metavar="A,B", help="clients that ask at once")] = "1,2,4,8",
+    rows: Annotated[int, Option(min=1, help="of a request")] = 1,
+    seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 5.0,
+    warmup: Annotated[float, Option(min=0, help="seconds of asking before the clock starts")] = 1.0,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the bearer token; by default the variable RECSPEC_TOKEN.")
+        Path | None, Option(help="File with the bearer token; by default the variable RECSPEC_TOKEN.")
     ] = None,
     tls_ca: Annotated[
         Path | None,
-        typer.Option(help="Certificates in PEM that the server's own is checked with; by default the machine's."),
+        Option(help="Certificates in PEM that the server's own is checked with; by default the machine's."),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -117,14 +98,9 @@ def bench_serve(
     from recspec.bench import Server, run_load_test
     from recspec.serving import read_token
 
-    figures = run_load_test(
-        Server(url, read_token(os.environ, token_file), tls_ca),
-        model=model,
-        concurrency=sizes("--concurrency", concurrency),
-        rows=rows,
-        seconds=seconds,
-        warmup=warmup,
-    )
+    server = Server(url, read_token(os.environ, token_file), tls_ca)
+    clients = sizes("--concurrency", concurrency)
+    figures = run_load_test(server, model=model, concurrency=clients, rows=rows, seconds=seconds, warmup=warmup)
     if json_output:
         print_json(figures)
     else:

@@ -6,35 +6,28 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Protocol
 
 from pydantic import BaseModel
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from recspec.errors import RecspecError
-
-WIDE = 160  # columns of a table that no terminal shows, but a file or a pipe takes
-out = Console(width=None if sys.stdout.isatty() else WIDE)
-err = Console(stderr=True, soft_wrap=True)
-
-
-def print_error(error: RecspecError) -> None:
-    """Print an error to standard error."""
-    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+WIDE = 160  # columns of a table in a file or a pipe
+out = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 class Stage(Protocol):
-    """Told how far a stage is; total is None where it is not known."""
+    """Receives the progress of a stage; `total` is None if unknown."""
 
     def __call__(self, stage: str, done: float, total: float | None) -> None: ...
 
 
 @contextmanager
 def stages(*, show: bool = True) -> Iterator[Stage]:
-    """A live bar a stage on a terminal, with the time it took and the time left; nothing elsewhere."""
+    """A live bar for each stage, with its time so far and the time left; nothing if there is no terminal."""
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
         TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
@@ -52,9 +45,10 @@ def stages(*, show: bool = True) -> Iterator[Stage]:
 
 def print_lines(title: str, lines: Sequence[Mapping[str, object]]) -> None:
     """A table of lines that hold the same figures."""
-    table = titled_table(title)
-    for name in lines[0]:
-        table.add_column(name, justify="left" if isinstance(lines[0][name], str) else "right")
+    figures = lines[0].items()
+    table = titled_table(
+        title, *(Column(name, justify="left" if isinstance(x, str) else "right") for name, x in figures)
+    )
     for line in lines:
         table.add_row(*(cell(value) for value in line.values()))
     out.print(table)
@@ -62,41 +56,32 @@ def print_lines(title: str, lines: Sequence[Mapping[str, object]]) -> None:
 
 def print_settings(title: str, model: type[BaseModel]) -> None:
     """Print the settings of a model or dataset as a table."""
-    table = titled_table(title)
-    for name in ("name", "default", "what it is"):
-        table.add_column(name)
+    table = titled_table(title, "name", "default", "what it is")
     for name, field in model.model_fields.items():
-        default = (
-            "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
-        )
-        table.add_row(name, escape(default), escape(field.description or ""))
+        default = json.dumps(field.get_default(call_default_factory=True), default=str)
+        table.add_row(name, "required" if field.is_required() else default, field.description or "")
     out.print(table)
 
 
 def print_section(title: str, value: object) -> None:
-    """A table with one row a name where the value is a table, else names and figures, else one line."""
+    """A value as a table with a row for each name, as names and figures, or as one line."""
     if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
-        columns = [
-            column
-            for column in dict.fromkeys(column for row in value.values() for column in row)
-            if any(cell(row.get(column)) for row in value.values())
-        ]
-        table = titled_table(title)
-        for column in ("", *columns):
-            table.add_column(column, overflow="fold")
+        named = dict.fromkeys(chain(*value.values()))
+        columns = [column for column in named if any(cell(row.get(column)) for row in value.values())]
+        table = titled_table(title, *(Column(name, overflow="fold") for name in ("", *columns)))
         for name, row in value.items():
             table.add_row(str(name), *(cell(row.get(column)) for column in columns))
         out.print(table)
     elif isinstance(value, Mapping) and value:
         print_figures(title, value)
     elif cell(value):
-        out.print(f"{title}: {cell(value)}", highlight=False, markup=False)
+        out.print(f"{title}: {cell(value)}")
 
 
-def titled_table(title: str) -> Table:
+def titled_table(title: str, *columns: str | Column) -> Table:
     """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
-    out.print(f"\n{title}", style="bold", highlight=False, markup=False)
-    return Table()
+    out.print(f"\n{title}", style="bold")
+    return Table(*columns)
 
 
 def print_figures(title: str, figures: Mapping[str, object]) -> None:
@@ -130,14 +115,9 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def tell(stage: str) -> None:
-    """A line for each stage of a command that takes its time."""
-    err.print(f"{stage} ...", highlight=False, markup=False)
-
-
 def step(text: str) -> None:
     """Print the title of a step of the demo."""
-    err.print(f"\n▸ {text}", style="bold", highlight=False, markup=False)
+    err.print(f"\n▸ {text}", style="bold")
 
 
 def first_line(text: str | None) -> str:

@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, get_args
 
-import typer
+from typer import Argument, Option
 
 from recspec import config
 from recspec.cli.console import err, out, print_figures, print_json, print_section, stages
 from recspec.cli.options import Data, Json, Out, Outside, Set
-from recspec.cli.process import chunk_type, one_of
+from recspec.cli.process import one_of
 from recspec.errors import SettingsError, unknown
-from recspec.spec import FeatureSpec
+from recspec.spec import ChunkType, FeatureSpec
 
 NOTES = ("inferred", "dropped", "changed")
 
 
 def prepare(
-    dataset: Annotated[str, typer.Argument(help="a name from `recspec datasets`")],
-    raw: Annotated[Path, typer.Argument(help="the publisher's files: a folder, a file or a zip")],
-    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write")],
+    dataset: Annotated[str, Argument(help="a name from `recspec datasets`")],
+    raw: Annotated[Path, Argument(help="the publisher's files: a folder, a file or a zip")],
+    out_folder: Annotated[Path, Argument(metavar="OUT", help="folder to write")],
     settings: Set = None,
-    engine: Annotated[str, typer.Option(metavar="duckdb|spark", help="Query engine.")] = "duckdb",
-    memory_limit: Annotated[str, typer.Option(help="Memory limit of the whole process, such as 4GB.")] = "4GB",
-    force: Annotated[bool, typer.Option(help="Replace a dataset prepared with other settings.")] = False,
+    engine: Annotated[str, Option(metavar="duckdb|spark", help="Query engine.")] = "duckdb",
+    memory_limit: Annotated[str, Option(help="Memory limit of the whole process, such as 4GB.")] = "4GB",
+    force: Annotated[bool, Option(help="Replace a dataset prepared with other settings.")] = False,
 ) -> None:
     """Turn raw files into a prepared dataset."""
     from recspec.datasets import DATASETS
@@ -36,19 +36,18 @@ def prepare(
         raise SettingsError(unknown("dataset", dataset, DATASETS))
     chosen = DATASETS[dataset]
     values = config.assign(config.parse_assignments(settings or []), {"prepare": chosen.Settings})["prepare"]
+    asked = config.build(chosen.Settings, "--set", values)
     with stages() as show:
 
         def progress(stage: str, done: float, total: float | None) -> None:
             if isinstance(stage, Remark):
-                err.print(stage, markup=False, highlight=False)
+                err.print(stage)
             else:
                 show(stage, done, total)
 
-        prepared = chosen.prepare(
-            PrepareContext(raw, out_folder, engine=engine, memory_limit=memory_limit, force=force, progress=progress),
-            config.build(chosen.Settings, "--set", values),
-        )
-    err.print(prepared.message, markup=False, highlight=False)
+        context = PrepareContext(raw, out_folder, engine, memory_limit, progress=progress, force=force)
+        prepared = chosen.prepare(context, asked)
+    err.print(prepared.message)
     print_prepared(prepared.summary)
 
 
@@ -59,7 +58,7 @@ def check(data: Data, allow_outside: Outside = False) -> None:
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     dataset_check.check(spec)
     rows = ", ".join(f"{split} {count:,} rows" for split, count in dataset_check.count_rows(spec).items())
-    out.print(f"ok: {len(spec.features)} features; {rows or 'no split'}", highlight=False)
+    out.print(f"ok: {len(spec.features)} features; {rows or 'no split'}")
 
 
 def describe(data: Data, json_output: Json = False, allow_outside: Outside = False) -> None:
@@ -75,35 +74,35 @@ def describe(data: Data, json_output: Json = False, allow_outside: Outside = Fal
 
 
 def synthesize(
-    spec: Annotated[Path, typer.Argument(help="Specification that defines the shape of the data.")],
+    spec: Annotated[Path, Argument(help="Specification that defines the shape of the data.")],
     out_folder: Out,
-    rows: Annotated[int, typer.Option(min=1, help="rows of the train split; others get a tenth")] = 1000,
-    to: Annotated[str, typer.Option(help="chunk type to write")] = "parquet",
-    distribution: Annotated[
-        str, typer.Option(metavar="uniform|power_law", help="Distribution of the ids.")
-    ] = "uniform",
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    rows: Annotated[int, Option(min=1, help="rows of the train split; others get a tenth")] = 1000,
+    to: Annotated[str, Option(help="chunk type to write")] = "parquet",
+    distribution: Annotated[str, Option(metavar="uniform|power_law", help="Distribution of the ids.")] = "uniform",
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
 ) -> None:
     """Generate random data in the shape of a specification."""
     from recspec.storage import Distribution
     from recspec.storage import synthesize as run
 
     drawn: Distribution = one_of("--distribution", distribution, get_args(Distribution))
-    made = run(FeatureSpec.load(spec), out_folder, rows, type=chunk_type(to), distribution=drawn, seed=seed)
-    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}", highlight=False)
+    kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
+    made = run(FeatureSpec.load(spec), out_folder, rows, type=kind, distribution=drawn, seed=seed)
+    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}")
 
 
 def transcode(
     data: Data,
     out_folder: Out,
-    to: Annotated[str, typer.Option(help="chunk type to write")] = "parquet",
+    to: Annotated[str, Option(help="chunk type to write")] = "parquet",
     allow_outside: Outside = False,
 ) -> None:
     """Convert a dataset to another chunk type and resolve cardinalities of `auto`."""
     from recspec.storage import transcode as run
 
-    made = run(FeatureSpec.load(data, allow_outside=allow_outside), out_folder, to=chunk_type(to))
-    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}", highlight=False)
+    kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
+    made = run(FeatureSpec.load(data, allow_outside=allow_outside), out_folder, to=kind)
+    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}")
 
 
 def print_prepared(summary: Mapping[str, object]) -> None:
@@ -113,4 +112,4 @@ def print_prepared(summary: Mapping[str, object]) -> None:
     for name, sentences in notes.items():
         out.print(name, style="bold")
         for sentence in sentences if isinstance(sentences, list) else [sentences]:
-            out.print(f"  - {sentence}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"  - {sentence}", soft_wrap=True)

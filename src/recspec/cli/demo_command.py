@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from recspec.cli.answer_commands import print_recommendation, print_report
 from recspec.cli.console import err, stages, step
@@ -15,11 +15,17 @@ from recspec.cli.process import fresh_folder
 from recspec.cli.training_commands import train
 from recspec.spec import FeatureSpec
 
+DEMO_SETTINGS = (
+    "settings.factors=64", "settings.layers=[64,64,32]", "settings.dropout=0.0", "settings.item_bias=true",
+    "settings.l2=0.012", "settings.l2_hidden=0.08", "train.batch_size=8192", "train.negatives=8",
+    "train.learning_rate=0.004", "train.schedule=linear",
+)  # fmt: skip
+
 
 def demo(
-    raw: Annotated[Path | None, typer.Option(help="real MovieLens files instead of made-up ones")] = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="folder for everything the demo writes")] = Path("demo"),
-    epochs: Annotated[int, typer.Option(min=1, help="passes over the training rows")] = 8,
+    raw: Annotated[Path | None, Option(help="real MovieLens files instead of made-up ones")] = None,
+    out_folder: Annotated[Path, Option("--out", help="folder for everything the demo writes")] = Path("demo"),
+    epochs: Annotated[int, Option(min=1, help="passes over the training rows")] = 8,
 ) -> None:
     """Prepare, train, evaluate beside baselines and recommend, in one command."""
     from recspec.bundle import folder as bundle
@@ -41,10 +47,8 @@ def demo(
     data = out_folder / "data"
     step(f"recspec prepare movielens {raw} {data}")
     with stages() as progress:
-        prepared = movielens.prepare(
-            PrepareContext(raw, data, engine="duckdb", memory_limit="2GB", force=True, progress=progress),
-            movielens.Settings(),
-        )
+        context = PrepareContext(raw, data, engine="duckdb", memory_limit="2GB", force=True, progress=progress)
+        prepared = movielens.prepare(context, movielens.Settings())
     print_prepared(prepared.summary)
 
     run = fresh_folder(out_folder, "run")
@@ -62,18 +66,4 @@ def demo(
     user = predictor.busiest_user()
     step(f"recspec recommend {run} --user {user} -k 10")
     print_recommendation(predictor.recommend([user], k=10)[0], liked=predictor.liked(user, k=5))
-    err.print(f"\ndone in {time.perf_counter() - started:.0f} s; all of it is in {out_folder}", highlight=False)
-
-
-DEMO_SETTINGS = (
-    "settings.factors=64",
-    "settings.layers=[64,64,32]",
-    "settings.dropout=0.0",
-    "settings.item_bias=true",
-    "settings.l2=0.012",
-    "settings.l2_hidden=0.08",
-    "train.batch_size=8192",
-    "train.negatives=8",
-    "train.learning_rate=0.004",
-    "train.schedule=linear",
-)
+    err.print(f"\ndone in {time.perf_counter() - started:.0f} s; all of it is in {out_folder}")

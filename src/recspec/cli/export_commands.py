@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_lines, tell
+from recspec.cli.console import err, out, print_figures, print_json, print_lines
 from recspec.cli.options import Json, Outside, Run, Verify
 from recspec.cli.process import sizes
 from recspec.errors import BundleError
@@ -16,9 +16,9 @@ from recspec.spec import FeatureSpec
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="a run's folder, a bundle's or an export's", metavar="RUN")],
+    run: Annotated[Path, Argument(help="a run's folder, a bundle's or an export's", metavar="RUN")],
     expect: Annotated[
-        str | None, typer.Option(metavar="DIGEST", help="the digest that an earlier `recspec verify` printed")
+        str | None, Option(metavar="DIGEST", help="the digest that an earlier `recspec verify` printed")
     ] = None,
 ) -> None:
     """Compare every file of a trained model with its manifest; print the manifest's digest."""
@@ -32,51 +32,51 @@ def verify(
         raise BundleError(f"{folder}: has no manifest.json to compare with")
     if expect is not None and digest != expect.strip().lower():
         raise BundleError(f"{folder}: its manifest has the digest {digest}; expected {expect}")
-    out.print(f"{digest}  {folder}", highlight=False, markup=False)
+    out.print(f"{digest}  {folder}")
 
 
 def import_tf(
-    model: Annotated[Path, typer.Argument(help="a SavedModel's folder, a folder of checkpoints, or a prefix")],
-    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder for the bundle")],
-    columns: Annotated[Path, typer.Option(metavar="FILE", help="JSON file that describes the feature columns")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    model: Annotated[Path, Argument(help="a SavedModel's folder, a folder of checkpoints, or a prefix")],
+    out_folder: Annotated[Path, Argument(metavar="OUT", help="folder for the bundle")],
+    columns: Annotated[Path, Option(metavar="FILE", help="JSON file that describes the feature columns")],
+    force: Annotated[bool, Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Turn a Wide & Deep model of TensorFlow's estimators into a bundle, without TensorFlow."""
     from recspec.tf_import import import_tf as run
 
     imported = run(model, out_folder, columns, force=force)
     for note in imported.notes:
-        err.print(f"note: {note}", markup=False, highlight=False)
+        err.print(f"note: {note}")
     print_figures(f"imported into {imported.folder}", imported.summary)
 
 
 def export(
     run: Run,
-    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; with triton, the repository")],
-    format_: Annotated[str, typer.Option("--format", metavar="onnx|pt2|triton", help="what to make")] = "onnx",
+    out_folder: Annotated[Path, Argument(metavar="OUT", help="folder to write; with triton, the repository")],
+    format_: Annotated[str, Option("--format", metavar="onnx|pt2|triton", help="what to make")] = "onnx",
     precision: Annotated[
-        str, typer.Option(metavar="fp32|bf16|fp16|int8", help="Precision of weights and matrix products.")
+        str, Option(metavar="fp32|bf16|fp16|int8", help="Precision of weights and matrix products.")
     ] = "fp32",
     form: Annotated[
         str,
-        typer.Option(metavar="rows|ranker", help="Input: rows (any rows) or ranker (one request with N candidates)."),
+        Option(metavar="rows|ranker", help="Input: rows (any rows) or ranker (one request with N candidates)."),
     ] = "rows",
     data: Annotated[
-        Path | None, typer.Option(help="Prepared dataset for checking the program; by default generated rows.")
+        Path | None, Option(help="Prepared dataset for checking the program; by default generated rows.")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Allowed mean difference of probabilities; the largest may be 20 times that.")
+        float | None, Option(help="Allowed mean difference of probabilities; the largest may be 20 times that.")
     ] = None,
-    allow_drift: Annotated[bool, typer.Option(help="write a program that drifts beyond the tolerance")] = False,
-    name: Annotated[str | None, typer.Option(help="Model name in the Triton repository.")] = None,
+    allow_drift: Annotated[bool, Option(help="write a program that drifts beyond the tolerance")] = False,
+    name: Annotated[str | None, Option(help="Model name in the Triton repository.")] = None,
     triton_backend: Annotated[
         str,
-        typer.Option(metavar="onnxruntime|python", help="python runs on a server without ONNX Runtime's backend"),
+        Option(metavar="onnxruntime|python", help="python runs on a server without ONNX Runtime's backend"),
     ] = "onnxruntime",
     batch_sizes: Annotated[
-        str, typer.Option(metavar="A,B", help="Batch sizes of the latency measurement.")
+        str, Option(metavar="A,B", help="Batch sizes of the latency measurement.")
     ] = "1,64,512,4096",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the latency measurement.")] = None,
+    threads: Annotated[int | None, Option(min=1, help="Threads of the latency measurement.")] = None,
     json_output: Json = False,
     allow_outside: Outside = False,
     verify: Verify = True,
@@ -88,19 +88,13 @@ def export(
     from recspec.machine import keep_freed_memory
 
     keep_freed_memory()
-    settings = ExportSettings(
-        format=cast(Any, format_),  # the settings say which there are, of all of them at once
-        precision=cast(Any, precision),
-        form=cast(Any, form),
-        tolerance=tolerance,
-        allow_drift=allow_drift,
-        batch_sizes=sizes("--batch-sizes", batch_sizes),
-        threads=threads,
-        name=name,
-        triton_backend=cast(Any, triton_backend),
-    )
+    chosen: dict[str, Any] = {"format": format_, "precision": precision, "form": form, "triton_backend": triton_backend}
+    settings = ExportSettings(**chosen, tolerance=tolerance, allow_drift=allow_drift, threads=threads, name=name,
+                              batch_sizes=sizes("--batch-sizes", batch_sizes))  # fmt: skip
     spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
-    made = run_export(bundle.load(run, verify=verify), out_folder, settings, spec, tell=tell)
+    made = run_export(
+        bundle.load(run, verify=verify), out_folder, settings, spec, tell=lambda stage: err.print(f"{stage} ...")
+    )
     if json_output:
         print_json(made.description)
     else:
@@ -108,11 +102,10 @@ def export(
 
 
 def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:
-    """What an export is, how far it is from the bundle, and how fast."""
     figures = {"precision": f"{sheet['precision']}: {sheet['computed']}", "checked on": sheet["checked_on"]}
     figures |= {f"{name} |dp|": f"{sheet['difference'][name]:.2g}" for name in ("mean", "largest")}
     figures |= {"AUC": sheet["auc"], "bytes": sheet["size_bytes"], **sheet.get("triton", {})}
     print_figures(f"{folder}: {sheet['model']} as {sheet['format']}", figures)
     print_lines(f"latency, {sheet['threads']} threads", sheet["latency"])
     if sheet["difference"]["drifts"]:
-        err.print("note: the program drifts beyond its tolerance; it was written all the same", highlight=False)
+        err.print("note: the program drifts beyond its tolerance; it was written all the same")

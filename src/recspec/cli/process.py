@@ -8,21 +8,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from pydantic import BaseModel
 
 from recspec import config
 from recspec.errors import RecspecError, SettingsError, unknown
 from recspec.machine import pin
-from recspec.spec import ChunkType
 
 if TYPE_CHECKING:
     from recspec.training import TrainSettings
 
-PATIENCE = 10.0  # seconds in which the first process of a machine tells what all of them found
+PATIENCE = 10.0  # seconds in which the first process of a machine reports an error that all of them found
 
 
 def end_by_force(why: str) -> None:
@@ -46,18 +46,14 @@ def settings_of(
         raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
     given = [name for name, there in ((f"recipe {recipe}", recipe is not None), ("--set", assignments)) if there]
     where = " and ".join(given) or "settings"
-    assigned = config.assign(
-        config.parse_assignments(assignments), {"settings": MODELS[model].Settings, "train": TrainSettings}
-    )
+    types: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
+    assigned = config.assign(config.parse_assignments(assignments), types)
     faster = {"precision": "auto"} if amp else {}
     made: list[BaseModel] = []
     problems: list[str] = []
-    for settings_type, layers in (
-        (MODELS[model].Settings, (loaded.settings, assigned["settings"])),
-        (TrainSettings, (loaded.train, faster, assigned["train"])),
-    ):
+    for section, layers in (("settings", (loaded.settings,)), ("train", (loaded.train, faster))):
         try:
-            made.append(config.build(settings_type, where, *layers))
+            made.append(config.build(types[section], where, *layers, assigned[section]))
         except SettingsError as error:
             problems += error.problems
     if problems:
@@ -85,37 +81,25 @@ def sizes(option: str, text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def chunk_type(name: str) -> ChunkType:
-    """The chunk type of a name."""
-    return cast(ChunkType, one_of("--to", name, get_args(ChunkType), "chunk type"))
-
-
 Choice = TypeVar("Choice", bound=str)
 
 
 def one_of(option: str, value: str, known: Sequence[Choice], kind: str = "value") -> Choice:
-    """The value of an option that has so many; typer's own message names no nearest one."""
-    for each in known:
-        if each == value:
-            return each
-    raise SettingsError(f"{option}: {unknown(kind, value, known)}")
+    """The value of an option with a fixed set of values; unlike typer's, the message names the nearest one."""
+    if value not in known:
+        raise SettingsError(f"{option}: {unknown(kind, value, known)}")
+    return cast(Choice, value)
 
 
 def fresh_folder(parent: Path, name: str) -> Path:
     """`parent/name`, or the first of `name-2`, `name-3`, ... that is not there yet."""
-    number = 1
-    while (parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return parent / (name if number == 1 else f"{name}-{number}")
+    names = chain([name], map(f"{name}-{{}}".format, count(2)))
+    return next(parent / each for each in names if not (parent / each).exists())
 
 
 @contextmanager
 def told_once() -> Iterator[None]:
-    """A mistake in what all processes of a machine read alike is told by the first of them.
-
-    The others wait: torchrun ends them once the first has ended. One that is still here after that saw what the first
-    did not, and tells it.
-    """
+    """Let the first process of a machine report an error of all; the others wait for torchrun to end them."""
     try:
         yield
     except RecspecError:

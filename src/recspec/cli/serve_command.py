@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from recspec import config
 from recspec.cli.console import err, print_json
@@ -19,50 +19,44 @@ from recspec.errors import require_extra
 
 def serve(
     models: Annotated[
-        list[str], typer.Argument(metavar="[NAME=]RUN...", help="runs, bundles, exports; or folders 1, 2, ... of them")
+        list[str], Argument(metavar="[NAME=]RUN...", help="runs, bundles, exports; or folders 1, 2, ... of them")
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in, and wants a token.")
+        str, Option(help="Address to listen at; 0.0.0.0 lets other machines in, and wants a token.")
     ] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0 picks a free one.")] = 8001,
-    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="Answer over gRPC too.")] = True,
+    http_port: Annotated[int, Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
+    grpc_port: Annotated[int, Option(min=0, max=65_535, help="gRPC port; 0 picks a free one.")] = 8001,
+    grpc: Annotated[bool, Option("--grpc/--no-grpc", help="Answer over gRPC too.")] = True,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN."),
+        Option(help="File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name that clients call the server by, besides localhost and the address; repeatable."),
+        Option(help="Host name that clients call the server by, besides localhost and the address; repeatable."),
     ] = None,
-    control: Annotated[
-        bool, typer.Option("--control", help="Let clients load and unload models; wants a token.")
-    ] = False,
+    control: Annotated[bool, Option("--control", help="Let clients load and unload models; wants a token.")] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let other machines in without a token, where --host does.")
+        bool, Option("--insecure", help="Let other machines in without a token, where --host does.")
     ] = False,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate in PEM, with its chain: HTTPS, and gRPC over TLS.")
+        Path | None, Option(help="Certificate in PEM, with its chain: HTTPS, and gRPC over TLS.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM, without a password.")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Most rows computed together.")] = 4096,
+    tls_key: Annotated[Path | None, Option(help="Its private key in PEM, without a password.")] = None,
+    max_batch: Annotated[int, Option(min=1, help="Most rows computed together.")] = 4096,
     max_delay_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds an idle model waits for more requests to batch.")
+        float, Option(min=0, help="Milliseconds an idle model waits for more requests to batch.")
     ] = 0.0,
-    queue: Annotated[int, typer.Option(min=1, help="requests of a model that may wait; more get 503")] = 512,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request; larger requests get 413.")] = 65_536,
-    max_body_mb: Annotated[float, typer.Option(help="MiB of a request; a larger one gets 413")] = 32,
-    max_held_mb: Annotated[
-        float, typer.Option(help="MiB of all requests that are being answered; more get 503.")
-    ] = 512,
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Requests answered at once, by protocol; more get 503.")
-    ] = 1024,
-    timeout: Annotated[float, typer.Option(help="seconds from a request to its answer, else 504")] = 30.0,
+    queue: Annotated[int, Option(min=1, help="requests of a model that may wait; more get 503")] = 512,
+    max_rows: Annotated[int, Option(min=1, help="Most rows of a request; larger requests get 413.")] = 65_536,
+    max_body_mb: Annotated[float, Option(help="MiB of a request; a larger one gets 413")] = 32,
+    max_held_mb: Annotated[float, Option(help="MiB of all requests that are being answered; more get 503.")] = 512,
+    max_requests: Annotated[int, Option(min=1, help="Requests answered at once, by protocol; more get 503.")] = 1024,
+    timeout: Annotated[float, Option(help="seconds from a request to its answer, else 504")] = 30.0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that compute a batch; by default torch's number.")
+        int | None, Option(min=1, help="Threads that compute a batch; by default torch's number.")
     ] = None,
-    watch: Annotated[float, typer.Option(min=0, help="Seconds between checks for new models; 0 disables them.")] = 5.0,
+    watch: Annotated[float, Option(min=0, help="Seconds between checks for new models; 0 disables them.")] = 5.0,
     json_output: Json = False,
     device: Device = "cpu",
     verify: Verify = True,
@@ -74,9 +68,8 @@ def serve(
     from recspec.serving import Addresses, Limits, RepositorySettings, ServeSettings, read_token, sources_of
     from recspec.serving import serve as run_server
 
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=line)
     sources = sources_of(models)
     limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
               "max_body_bytes": int(max_body_mb * 2**20), "max_held_bytes": int(max_held_mb * 2**20),
@@ -89,24 +82,15 @@ def serve(
         if json_output:
             print_json({"http": addresses.http, "grpc": addresses.grpc, "models": [each.name for each in sources]})
             sys.stdout.flush()
-        names, grpc_told = ", ".join(each.name for each in sources), f", gRPC at {addresses.grpc}"
-        told = f"{names} at {addresses.http} (a page to try it; /docs: routes){grpc_told if addresses.grpc else ''}"
-        err.print(told, highlight=False, markup=False)
+        names = ", ".join(each.name for each in sources)
+        grpc_too = f", gRPC at {addresses.grpc}" if addresses.grpc else ""
+        err.print(f"{names} at {addresses.http} (a page to try it; /docs: routes){grpc_too}")
 
+    opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
     run_server(
         sources,
         config.build(ServeSettings, "serve", listening),
-        repository=config.build(
-            RepositorySettings,
-            "serve",
-            {
-                "device": device,
-                "threads": threads,
-                "watch_seconds": watch,
-                "verify": verify,
-                "control": control,
-            },
-        ),
+        repository=config.build(RepositorySettings, "serve", opening),
         limits=config.build(Limits, "serve", limits),
         token=read_token(os.environ, token_file),
         ready=ready,
@@ -114,6 +98,5 @@ def serve(
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        0
-    )  # all is closed; gRPC's and torch's own threads now and then abort an interpreter that ends the long way
+    # Everything is closed. Threads of gRPC and torch sometimes abort an interpreter that ends the usual way.
+    os._exit(0)

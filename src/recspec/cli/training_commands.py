@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
 from pydantic import BaseModel
+from typer import Argument, Option
 
 from recspec import config
 from recspec.cli.console import err, print_json, step
@@ -15,25 +15,21 @@ from recspec.cli.options import Data, Device, Json, Out, Outside, Set
 from recspec.cli.process import keep_to_cores, settings_of, stop_on_signal, told_once
 from recspec.cli.training_display import TrainingDisplay, print_found, print_plan, print_result, show_trial
 from recspec.errors import SettingsError
+from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 def train(
-    model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
+    model: Annotated[str, Argument(help="a name from `recspec models`")],
     data: Data,
-    run: Annotated[Path, typer.Argument(help="folder for the run: checkpoints, log and bundle", metavar="RUN")],
-    recipe: Annotated[Path | None, typer.Option(help="a YAML recipe")] = None,
+    run: Annotated[Path, Argument(help="folder for the run: checkpoints, log and bundle", metavar="RUN")],
+    recipe: Annotated[Path | None, Option(help="a YAML recipe")] = None,
     settings: Set = None,
-    resume: Annotated[bool, typer.Option(help="continue the run from its newest checkpoint")] = False,
-    amp: Annotated[bool, typer.Option(help="Use the fastest precision of the device.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every automatic choice and its reason.")
-    ] = False,
+    resume: Annotated[bool, Option(help="continue the run from its newest checkpoint")] = False,
+    amp: Annotated[bool, Option(help="Use the fastest precision of the device.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show every automatic choice and its reason.")] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Show every automatic choice and its reason without training.")
+        bool, Option("--plan", help="Show every automatic choice and its reason without training.")
     ] = False,
     json_output: Json = False,
     device: Device = "auto",
@@ -41,7 +37,6 @@ def train(
 ) -> None:
     """Train a model, on one process or on several under torchrun."""
     from recspec.distributed import join
-    from recspec.machine import keep_freed_memory
     from recspec.training import plan_run
     from recspec.training import train as run_training
 
@@ -50,9 +45,8 @@ def train(
         spec = FeatureSpec.load(data, allow_outside=allow_outside)
         model_settings, train_settings = settings_of(model, recipe, settings or [], amp=amp)
         if train_settings.epochs == 0:
-            raise SettingsError(
-                "train.epochs is 0, which trains nothing and leaves a run to continue; ask for 1 or more"
-            )
+            what = "which trains nothing and leaves a run to continue"
+            raise SettingsError(f"train.epochs is 0, {what}; ask for 1 or more")
     keep_to_cores(train_settings.affinity)
     with join(device) as ranks, stop_on_signal() as stop_requested:
         if plan:
@@ -60,52 +54,38 @@ def train(
             if ranks.is_first:
                 print_plan(planned, json_output)
             return
-        display = TrainingDisplay(run, live=err.is_terminal and ranks.is_first, verbose=verbose)
-        with display:
-            result = run_training(
-                model,
-                spec,
-                run,
-                settings=train_settings,
-                model_settings=model_settings,
-                ranks=ranks,
-                resume=resume,
-                on_event=display.show,
-                stop_requested=stop_requested,
-            )
+        with TrainingDisplay(run, live=err.is_terminal and ranks.is_first, verbose=verbose) as display:
+            result = run_training(model, spec, run, settings=train_settings, model_settings=model_settings,
+                                  ranks=ranks, resume=resume, on_event=display.show,
+                                  stop_requested=stop_requested)  # fmt: skip
         if ranks.is_first:
             print_result(result)
             if json_output:
                 print_json({**asdict(result), "bundle": str(result.bundle)})
 
 
+BUDGET = Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it.")
+SPACE = Option(metavar="NAME=VALUES", help="Values to search: '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'; by "
+               "default the usual settings.")  # fmt: skip
+
+
 def tune(
-    model: Annotated[str, typer.Argument(help="a name from `recspec models`")],
+    model: Annotated[str, Argument(help="a name from `recspec models`")],
     data: Data,
     out_folder: Out,
-    trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
-    budget: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it."),
-    ] = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUES",
-            help="Values to search: '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'; by default the usual settings.",
-        ),
-    ] = None,
-    search: Annotated[list[str] | None, typer.Option(hidden=True, help="The former name of --space.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="a YAML recipe that every trial starts from")] = None,
+    trials: Annotated[int, Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
+    budget: Annotated[float | None, BUDGET] = None,
+    space: Annotated[list[str] | None, SPACE] = None,
+    search: Annotated[list[str] | None, Option(hidden=True, help="The former name of --space.")] = None,
+    recipe: Annotated[Path | None, Option(help="a YAML recipe that every trial starts from")] = None,
     settings: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
     """Search for settings on valid; stop poor trials early and write the best one as a recipe."""
     from recspec.distributed import join
-    from recspec.machine import keep_freed_memory
     from recspec.models import MODELS
     from recspec.training import TrainSettings, Tuning, default_space, describe, parse_space
 
@@ -118,16 +98,15 @@ def tune(
     }
     sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
     if search:
-        err.print("note: --search is now --space; the old name ends with the next release", highlight=False)
+        err.print("note: --search is now --space; the old name ends with the next release")
     entries = config.parse_assignments([*(space or []), *(search or [])])
     asked = parse_space(entries, sections) or default_space(model, values)
     step(f"searching {describe(asked)}")
     with join(device) as ranks, stop_on_signal() as stop_requested:
         if ranks.world_size > 1:
             raise SettingsError("tune: one process a search; start it without torchrun")
-        found = Tuning(
-            model, spec, out_folder, values, asked, trials, budget, seed, ranks, show_trial, stop_requested
-        ).run()
+        tuning = Tuning(model, spec, out_folder, values, asked, trials, budget, seed, ranks, show_trial, stop_requested)
+        found = tuning.run()
     if json_output:
         print_json(found.to_dict())
     else:

@@ -42,46 +42,39 @@ class TrainingDisplay:
             text = f"epoch {_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s"
             self.bars.update(self.task, completed=_number(event, "step"), description=text)
         elif kind == "epoch":
-            err.print(_epoch_line(event), highlight=False, markup=False)
+            err.print(_epoch_line(event))
         elif kind == "note":
-            err.print(f"note: {event['message']}", highlight=False, markup=False)
+            err.print(f"note: {event['message']}")
 
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
         drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
         steps = _number(event, "steps_per_epoch")
         epochs = _number(event, "steps") / max(1, steps)
+        measured = f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"
         err.print(
-            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; "
-            f"{rows:,.0f} rows{drawn}\n"
-            f"{event['device']}, {event['threads']} threads; "
-            f"precision {event['precision']}: {event['precision_reason']}\n"
-            f"{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
-            f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}; "
-            + (f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"),
-            highlight=False,
-            markup=False,
+            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; {rows:,.0f} rows{drawn}"
+            f"\n{event['device']}, {event['threads']} threads; "
+            f"precision {event['precision']}: {event['precision_reason']}"
+            f"\n{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
+            f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}; {measured}"
         )
         choices = event.get("choices")
         if self.verbose:
             for name, what in choices.items() if isinstance(choices, Mapping) else ():
                 if name != "precision":
-                    err.print(f"{name}: {what}", highlight=False, markup=False)
+                    err.print(f"{name}: {what}")
         else:
-            err.print(f"all choices and their reasons: -v, or {self.run / 'log.jsonl'}", highlight=False, markup=False)
+            err.print(f"all choices and their reasons: -v, or {self.run / 'log.jsonl'}")
         for line in _placement_lines(event):
-            err.print(line, highlight=False, markup=False)
+            err.print(line)
         if event["not_read"]:
-            err.print(f"not read by this model: {cell(event['not_read'])}", highlight=False, markup=False)
+            err.print(f"not read by this model: {cell(event['not_read'])}")
         if steps < FEW_STEPS < rows:
-            err.print(
-                f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them",
-                highlight=False,
-                markup=False,
-            )
+            err.print(f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them")
         if _number(event, "resumed_at_step"):
             epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
-            err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in", highlight=False)
+            err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in")
         self.task = self.bars.add_task("training", total=_number(event, "steps"))
 
 
@@ -97,19 +90,17 @@ def _frozen(event: Mapping[str, object]) -> str:
 def _placement_lines(event: Mapping[str, object]) -> list[str]:
     """Which rank holds which tables, where they are divided, and which lie on the host."""
     sharding, offloaded = event.get("sharding"), event.get("offloaded")
-    lines = [f"{event['placement_reason']}"] if sharding else []
+    lines = [str(event["placement_reason"])] if sharding else []
     if isinstance(sharding, list) and len(sharding) > 1:
-        lines += [f"{line}" for line in sharding]
+        lines += map(str, sharding)
     if isinstance(offloaded, list) and offloaded:
         lines.append(f"in the host's memory: {', '.join(offloaded)}")
     return lines
 
 
 def _epoch_line(event: Mapping[str, object]) -> str:
-    line = (
-        f"epoch {_number(event, 'epoch'):.0f}/{_number(event, 'epochs'):.0f}  "
-        f"loss {_number(event, 'train_loss'):.4f}  {_number(event, 'samples_per_second'):,.0f} samples/s"
-    )
+    line = f"epoch {_number(event, 'epoch'):.0f}/{_number(event, 'epochs'):.0f}  loss "
+    line += f"{_number(event, 'train_loss'):.4f}  {_number(event, 'samples_per_second'):,.0f} samples/s"
     metrics = event.get("metrics")
     metric = str(event.get("metric"))
     protocol, _, name = metric.partition("/")
@@ -123,7 +114,7 @@ def _epoch_line(event: Mapping[str, object]) -> str:
 def show_trial(trial: int, event: Mapping[str, object]) -> None:
     """One line an epoch of each trial, while it goes."""
     if event["event"] == "epoch":
-        err.print(f"trial {trial}  {_epoch_line(event)}", highlight=False, markup=False)
+        err.print(f"trial {trial}  {_epoch_line(event)}")
 
 
 def print_found(found: Found) -> None:
@@ -143,9 +134,9 @@ def print_found(found: Found) -> None:
         )
     out.print(table)
     if found.best is not None:
-        out.print(f"{found.recipe}: the best recipe; its bundle lies beside", highlight=False)
+        out.print(f"{found.recipe}: the best recipe; its bundle lies beside")
     if found.left:
-        out.print(f"{found.left} trials are left; the same command goes on", highlight=False)
+        out.print(f"{found.left} trials are left; the same command goes on")
 
 
 def print_plan(plan: TrainingPlan, json_output: bool) -> None:
@@ -154,9 +145,9 @@ def print_plan(plan: TrainingPlan, json_output: bool) -> None:
         print_json(plan.to_dict())
         return
     for name, choice in plan.choices.items():
-        out.print(f"{name}: {choice}", highlight=False, markup=False, soft_wrap=True)
+        out.print(f"{name}: {choice}", soft_wrap=True)
     for note in plan.notes:
-        err.print(f"note: {note}", highlight=False, markup=False)
+        err.print(f"note: {note}")
 
 
 def print_result(result: Result) -> None:
@@ -164,7 +155,7 @@ def print_result(result: Result) -> None:
     where = f"{result.bundle}: bundle of epoch {result.best_epoch:g}"
     speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
     why = "" if result.stopped == "epochs" else f", stopped by {result.stopped}"
-    err.print(f"{where}; {speed}{why}", highlight=False, markup=False)
+    err.print(f"{where}; {speed}{why}")
 
 
 def _number(event: Mapping[str, object], name: str) -> float:

@@ -1,7 +1,4 @@
-"""Zips and gzipped files of raw data: opened, unpacked within bounds, read line by line.
-
-A damaged file, one that was cut short, and one that unpacks to far more than its size are each one error that names it.
-"""
+"""Zips and gzipped files of raw data: opened, unpacked within bounds, read line by line."""
 
 from __future__ import annotations
 
@@ -22,16 +19,14 @@ from recspec.files.paths import special
 from recspec.machine import parse_bytes
 
 LINE_BYTES = 16 << 20
-"""Of a file of JSON lines: beyond this a line is an error, so that a file without line breaks fills no memory."""
-
+"""Most bytes of a line of a JSON lines file, so that a file without line breaks does not fill the memory."""
 LEAST_CAP, MOST_TIMES = 10**9, 100
 """A packed file may unpack to the larger of 1 GB and 100 times its size; text shrinks to a fifth or a tenth."""
-
 _ZIP_DAMAGE = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError, LookupError,
     RuntimeError, OverflowError,
 )  # fmt: skip
-"""What zipfile raises of bytes that are no zip, of a method that it does not know, and of an encrypted member."""
+"""What zipfile raises for bytes that are no zip, an unknown method and an encrypted member."""
 _GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -40,18 +35,15 @@ _GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip to read from.
-
-    Raises:
-        DataError: if it is no zip, or damaged; also if that shows only while it is read.
-    """
+    """Open a zip for reading. Raises DataError if it is not a zip, or is damaged; also while it is read."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except _ZIP_DAMAGE as error:
         if of_the_machine(error):
             raise
-        raise DataError(f"{path}: not a zip file, or damaged ({_said(error)}); download it again") from None
+        said = str(error) or type(error).__name__
+        raise DataError(f"{path}: not a zip file, or damaged ({said}); download it again") from None
 
 
 def extract(archive: zipfile.ZipFile, member: str, target: Path, limit: str | None) -> None:
@@ -62,14 +54,10 @@ def extract(archive: zipfile.ZipFile, member: str, target: Path, limit: str | No
 
 
 def check_unpacked(archive: zipfile.ZipFile, member: str, limit: str | None = None) -> None:
-    """Refuse a file of a zip that takes far more space than the zip: a small one can be made to fill any disk.
+    """Refuse a file of a zip that unpacks to more than `limit`, such as `20GB`, because it could fill the disk.
 
-    Args:
-        limit: The most bytes it may hold, such as `20GB`; without, 100 times what it takes in the zip, at least 1 GB.
-
-    Raises:
-        DataError: if it holds more. No more is read than the zip says, so that can be believed.
-        SettingsError: if the limit is no size.
+    By default, the limit is 100 times its size in the zip, at least 1 GB. Raises DataError, or SettingsError if the
+    limit is not a size. Reading stops at the size that the zip states.
     """
     packed = archive.getinfo(member)
     try:
@@ -77,14 +65,13 @@ def check_unpacked(archive: zipfile.ZipFile, member: str, limit: str | None = No
     except ValueError:
         raise SettingsError(f"setting 'max_unpacked': '{limit}' is not an amount; expected such as '20GB'") from None
     if packed.file_size > most:
-        raise DataError(
-            f"{archive.filename}: '{member}' takes {packed.compress_size:,} bytes in the zip and {packed.file_size:,} "
-            f"unpacked, more than {most:,}; if that is right, allow it by --set max_unpacked={packed.file_size}"
-        )
+        sizes = f"{packed.compress_size:,} bytes in the zip and {packed.file_size:,} unpacked"
+        raise DataError(f"{archive.filename}: '{member}' takes {sizes}, more than {most:,}; if that is right, allow it "
+                        f"by --set max_unpacked={packed.file_size}")  # fmt: skip
 
 
 def most_unpacked(packed_bytes: int) -> int:
-    """The most bytes that so many packed ones may become."""
+    """The most bytes that a packed file of this size may unpack to."""
     return max(LEAST_CAP, MOST_TIMES * packed_bytes)
 
 
@@ -92,17 +79,13 @@ def most_unpacked(packed_bytes: int) -> int:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file's name says that it is gzipped."""
+    """Whether a file is gzipped, by its name."""
     return path.suffix.lower() == ".gz"
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if its name ends in `.gz`.
-
-    Raises:
-        DataError: if it can't be opened, is damaged, was cut short or unpacks to too much; also while it is read.
-    """
+    """The bytes of a file, unpacked if gzipped. Raises DataError if it is unreadable, damaged or far too large."""
     if problem := special(path):
         raise DataError(f"{path}: {problem}")
     try:
@@ -122,7 +105,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Counted(io.RawIOBase):
-    """What a gzipped file unpacks to, up to the most that is allowed."""
+    """The unpacked bytes of a gzipped file, up to the most that is allowed."""
 
     def __init__(self, unpacked: gzip.GzipFile, path: Path) -> None:
         self._unpacked, self._path = unpacked, path
@@ -142,25 +125,19 @@ class _Counted(io.RawIOBase):
 def too_much(path: Path) -> DataError:
     """The error for a gzipped file that unpacks to more than is allowed."""
     size = path.stat().st_size
-    return DataError(
-        f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; if that is right, unpack "
-        "it yourself (gunzip) and name the unpacked file"
-    )
+    return DataError(f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; if that is "
+                     "right, unpack it yourself (gunzip) and name the unpacked file")  # fmt: skip
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
 class LineError(ValueError):
-    """A line that can't be taken in: it has no end in sight."""
+    """A line that is too long."""
 
 
 def lines(path: Path, most: int = LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """The lines of a plain or gzipped file with their numbers from 1, each of at most so many bytes.
-
-    Raises:
-        DataError: as `opened`, and for a longer line.
-    """
+    """The numbered lines of a plain or gzipped file. Raises DataError, also for a line longer than `most` bytes."""
     with opened(path) as stream:
         try:
             yield from enumerate(bounded_lines(stream, most), 1)
@@ -169,11 +146,7 @@ def lines(path: Path, most: int = LINE_BYTES) -> Iterator[tuple[int, bytes]]:
 
 
 def bounded_lines(stream: IO[AnyStr], most: int) -> Iterator[AnyStr]:
-    """The lines of a stream, each of at most so many characters, or bytes.
-
-    Raises:
-        LineError: for a longer one.
-    """
+    """The lines of a stream. Raises LineError if a line is longer than `most` characters, or bytes."""
     number = 0
     while line := stream.readline(most + 1):
         number += 1
@@ -181,7 +154,3 @@ def bounded_lines(stream: IO[AnyStr], most: int) -> Iterator[AnyStr]:
             unit = "characters" if isinstance(line, str) else "bytes"
             raise LineError(f"line {number:,}: is longer than {most:,} {unit}; expected line breaks between rows")
         yield line
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__

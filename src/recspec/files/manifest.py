@@ -1,7 +1,7 @@
 """The SHA-256 of every file of a folder, in its `manifest.json`.
 
-A manifest finds what was changed, lost or added by mistake. Whoever can write to the folder can write a manifest too:
-its own digest, noted elsewhere, shows that nobody did.
+A manifest finds files that were changed, lost or added by mistake. Whoever can write to the folder can also replace the
+manifest; compare the manifest's own digest, noted elsewhere, to rule that out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from recspec.files.paths import PathError, confined, read_json, read_text
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
-ASIDE = ("export",)
-"""Folders that have a manifest of their own."""
+ASIDE = ("export",)  # folders that have a manifest of their own
 
 log = logging.getLogger("recspec.manifest")
 
 
 def write(folder: Path) -> str:
-    """Write the manifest of all files that the folder holds now; its digest."""
+    """Write the manifest of all files of the folder; returns its digest."""
     files = {name: _digest(folder / name) for name in _names(folder)}
     text = json.dumps({"format": FORMAT, "files": files}, indent=2, sort_keys=True) + "\n"
     with whole_file(folder / FILE_NAME) as temporary:
@@ -34,37 +33,23 @@ def write(folder: Path) -> str:
 
 
 def check(folder: Path) -> str | None:
-    """Compare every file with the manifest; gives the manifest's digest, or None where there is none.
+    """Compare every file with the manifest; returns its digest, or None with a warning if an older version wrote none.
 
-    A folder without one, as older versions of recspec wrote, is accepted with a warning.
-
-    Raises:
-        BundleError: naming every file that is missing, was changed or was added, leads outside the folder, or is a
-            special file.
+    Raises BundleError, naming every file that is missing, changed, added or special, or leads outside the folder.
     """
     names = set(_names(folder))
     if not (folder / FILE_NAME).exists() and not (folder / FILE_NAME).is_symlink():
-        log.warning(
-            "%s: has no %s, so its files can't be checked: an older version of recspec wrote it, or the file was "
-            "removed",
-            folder,
-            FILE_NAME,
-        )
+        why = "an older version of recspec wrote it, or the file was removed"
+        log.warning("%s: has no %s, so its files can't be checked: %s", folder, FILE_NAME, why)
         return None
     listed, digest = _read(folder)
     problems = [f"'{name}' is missing" for name in listed if name not in names]
     problems += [f"'{name}' is not in {FILE_NAME}" for name in names if name not in listed]
-    problems += [
-        f"'{name}' was changed: its SHA-256 is not the one in {FILE_NAME}"
-        for name, expected in listed.items()
-        if name in names and _digest(folder / name) != expected
-    ]
+    changed = [name for name in listed if name in names and _digest(folder / name) != listed[name]]
+    problems += [f"'{name}' was changed: its SHA-256 is not the one in {FILE_NAME}" for name in changed]
     if problems:
-        raise BundleError.of(
-            f"{folder}: its files are not as they were written; restore them or write it again, or pass --no-verify if "
-            "you changed them",
-            problems,
-        )
+        advice = "restore them or write it again, or pass --no-verify if you changed them"
+        raise BundleError.of(f"{folder}: its files are not as they were written; {advice}", problems)
     return digest
 
 
@@ -77,24 +62,17 @@ def _read(folder: Path) -> tuple[dict[str, str], str]:
         digest = hashlib.sha256(read_text(file).encode()).hexdigest()
     except PathError as error:
         raise BundleError(str(error)) from None
-    files = data.get("files") if isinstance(data, dict) else None
-    if (
-        not isinstance(data, dict)
-        or not isinstance(files, dict)
-        or not all(isinstance(each, str) for each in files.values())
-    ):
+    data = data if isinstance(data, dict) else {}
+    files = data.get("files")
+    if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
         raise BundleError(f"{file}: damaged: expected {{'format': {FORMAT}, 'files': {{NAME: SHA-256}}}}")
-    if data.get("format") != FORMAT:
-        raise BundleError(f"{file}: manifest format {data.get('format')!r}; this recspec reads {FORMAT}")
+    if (written := data.get("format")) != FORMAT:
+        raise BundleError(f"{file}: manifest format {written!r}; this recspec reads {FORMAT}")
     return files, digest
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Files of a folder and of those below it, sorted; hidden ones, which recspec never reads, are left out.
-
-    Raises:
-        BundleError: naming everything that leads outside the folder or is a special file.
-    """
+    """Files of a folder and its subfolders, sorted, without hidden ones; an error names all forbidden paths."""
     problems: list[str] = []
     names: list[str] = []
 

@@ -1,8 +1,8 @@
 """Files and folders that are written whole or not at all, by one writer at a time.
 
-What is written stands under a temporary name beside its place and is renamed last. No one can guess that name, so in a
-folder that others can write to nobody can lay a link there that leads elsewhere. Locks are the kernel's: they end
-with the process that holds them, however it ends, so nothing has to be cleaned up after `kill -9`.
+Files are written under a temporary name in the same folder and renamed last. The name cannot be guessed, so nobody can
+place a link there in a folder that others can write to. The kernel releases a lock when its process ends, so nothing
+has to be cleaned up after `kill -9`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,7 +34,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def removed(folder: Path) -> None:
-    """Remove a folder with all that is in it; of a link, the link alone."""
+    """Remove a folder and its contents; of a link, only the link."""
     if folder.is_symlink():
         folder.unlink()
     else:
@@ -42,20 +42,16 @@ def removed(folder: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether there is a folder, no link to one, and it is this user's."""
-    try:
+    """Whether a path is a folder of this user, and not a link to one."""
+    with suppress(OSError):
         found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return False
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """An empty folder that takes the place of `out` when the block ends well, and is removed when it doesn't.
-
-    What stood in the place of `out` is removed last.
-    """
+    """An empty folder that replaces `out` if the block succeeds, and is removed if it fails."""
     with made(out.parent), staging(out) as folder:
         yield folder
         put_in_place(folder, out)
@@ -83,7 +79,7 @@ def put_in_place(folder: Path, out: Path) -> None:
 
 @contextmanager
 def whole_file(out: Path) -> Iterator[Path]:
-    """A temporary name that becomes `out` when the block ends well, and is removed when it doesn't."""
+    """A temporary name that becomes `out` if the block succeeds, and is removed if it fails."""
     if out.exists() and not out.is_file():
         raise SettingsError(f"{out}: is there and is no regular file; name another one to write")
     temporary = temporary_name(out)
@@ -98,7 +94,7 @@ def whole_file(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Make a folder and its parents; those that were made and are empty are removed if the block fails."""
+    """Make a folder and its parents; if the block fails, the new ones that are empty are removed."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -114,11 +110,7 @@ def made(folder: Path) -> Iterator[None]:
 def locked(out: Path, doing: str) -> Iterator[None]:
     """Keep other writers from `out`, which need not exist; the lock lies beside it.
 
-    Args:
-        doing: What a second writer is told, such as "preparing".
-
-    Raises:
-        DataError: at once, if another process holds the lock.
+    Raises DataError at once if another process holds the lock, `doing` it, such as "preparing".
     """
     with made(out.parent), _held(beside(out, "lock"), out, doing):
         yield
@@ -126,7 +118,7 @@ def locked(out: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def locked_inside(folder: Path, doing: str) -> Iterator[None]:
-    """Likewise with the lock inside `folder`, which is made: one whose own parent can't be written to will do."""
+    """As `locked`, with the lock inside `folder`, which is made; its parent need not be writable."""
     with made(folder), _held(folder / LOCK, folder, doing):
         yield
 
@@ -134,24 +126,16 @@ def locked_inside(folder: Path, doing: str) -> Iterator[None]:
 def is_locked(out: Path) -> bool:
     """Whether some process holds the lock beside `out`."""
     file = beside(out, "lock")
-    if not file.is_file():
-        return False
-    lock = FileLock(file)
     try:
-        lock.acquire(blocking=False)
+        with FileLock(file, timeout=0) if file.is_file() else nullcontext():
+            return False
     except Timeout:
         return True
-    lock.release()
-    return False
 
 
 @contextmanager
 def turn(folder: Path, seconds: float = 600.0) -> Iterator[None]:
-    """Wait for the lock inside `folder` and hold it: for what several processes do one after another.
-
-    Raises:
-        DataError: if it is not free for so long.
-    """
+    """Hold the lock inside `folder`: processes take turns. Raises DataError if it is not free within `seconds`."""
     try:
         with FileLock(folder / LOCK, timeout=seconds):
             yield

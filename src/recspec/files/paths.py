@@ -1,7 +1,7 @@
-"""Paths that come out of a file, a request or a command line, checked before anything is opened.
+"""Paths from a file, a request or a command line, checked before anything is opened.
 
-Every path that a file names is confined to that file's folder by `confined`; no other code decides where such a path
-may lead. Paths that a user types are checked by `local`.
+`confined` keeps every path that a file names inside that file's folder; no other code decides where it may lead.
+`local` checks the paths that a user types.
 """
 
 from __future__ import annotations
@@ -15,29 +15,20 @@ from pathlib import Path
 
 from recspec.errors import DataError
 
-MOST_TEXT_BYTES = 64 << 20
-"""Of a file that is read as one text: far beyond any that recspec writes, and quick to refuse."""
-
+MOST_TEXT_BYTES = 64 << 20  # most bytes of a file that is read as one text: far more than recspec writes
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class PathError(DataError):
-    """A path that leads where it must not. Callers re-raise it as their own error, with the file that names it."""
+    """A forbidden path. Callers re-raise it as their own error, with the file that names it."""
 
 
 def confined(folder: Path, name: str, *, allow_outside: bool = False) -> Path:
-    """Where `name`, which a file in `folder` names, lies.
+    """The path of `name`, which a file in `folder` names; outside `folder` only if the user asked (`allow_outside`).
 
-    Symbolic links are followed before the path is judged. A path that does not exist yet is judged by the folders that
-    do. What exists must be a regular file or a folder: a device, pipe or socket is refused, because reading one may
-    never end.
-
-    Args:
-        allow_outside: Accept a path outside `folder`, because the user asked for it.
-
-    Raises:
-        PathError: if the path is empty, a URL, absolute, `folder` itself, leads outside it, or is a special file.
+    Symbolic links are followed first. A path that does not exist yet is judged by its existing parents. Raises
+    PathError if it is empty, a URL, absolute, `folder` itself, outside it, or special: reading a pipe may never end.
     """
     if not name or "\0" in name:
         raise PathError(f"{name!r} is not the name of a file")
@@ -63,11 +54,7 @@ def confined(folder: Path, name: str, *, allow_outside: bool = False) -> Path:
 
 
 def confine(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder in which something that is about to be written or removed leads elsewhere.
-
-    Raises:
-        PathError: naming all that `confined` refuses.
-    """
+    """Refuse a folder in which a file to write or remove leads elsewhere. Raises PathError, naming all such files."""
     problems = []
     for name in names:
         try:
@@ -79,7 +66,7 @@ def confine(folder: Path, names: Iterable[str]) -> None:
 
 
 def special(path: Path) -> str | None:
-    """What is wrong with a path that is neither a regular file nor a folder: `is a named pipe`; None if nothing is."""
+    """The problem of a path that is neither a regular file nor a folder, such as `is a named pipe`; otherwise None."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -91,26 +78,16 @@ def special(path: Path) -> str | None:
 
 
 def local(text: str | Path, what: str) -> Path:
-    """A path that a user typed, such as the argument `what`.
-
-    Raises:
-        PathError: if it is a URL, which is not supported: `s3://bucket/run` would become the local folder `s3:`.
-    """
+    """A path that a user typed as `what`. Raises PathError for a URL: `s3://a/run` would become the folder `s3:`."""
     if _SCHEME.match(str(text)):
         written = re.sub(":/+", "://", str(text), count=1)  # Path makes one slash of two
-        raise PathError(
-            f"{what}: '{written}' is a URL, and only local paths are supported; copy the files to a local folder "
-            "first, or mount the store"
-        )
+        raise PathError(f"{what}: '{written}' is a URL, and only local paths are supported; copy the files to a local "
+                        "folder first, or mount the store")  # fmt: skip
     return Path(text)
 
 
 def read_text(file: Path, *, most: int = MOST_TEXT_BYTES) -> str:
-    """The whole text of a file.
-
-    Raises:
-        PathError: if it is a special file, holds more than `most` bytes, is not UTF-8, or can't be read.
-    """
+    """The text of a file. Raises PathError if it is special, over `most` bytes, not UTF-8, or can't be read."""
     if problem := special(file):
         raise PathError(f"{file}: {problem}")
     try:
@@ -124,11 +101,7 @@ def read_text(file: Path, *, most: int = MOST_TEXT_BYTES) -> str:
 
 
 def parse_json(text: str) -> object:
-    """The data of a JSON text.
-
-    Raises:
-        ValueError: if it is no JSON, is nested too deeply, or holds half a surrogate pair, which no file can hold.
-    """
+    """The data of a JSON text. Raises ValueError if it is damaged, too deep, or holds half a surrogate pair."""
     try:
         data: object = json.loads(text)
     except RecursionError:
@@ -139,11 +112,7 @@ def parse_json(text: str) -> object:
 
 
 def read_json(file: Path, *, most: int = MOST_TEXT_BYTES) -> object:
-    """The data of a JSON file.
-
-    Raises:
-        PathError: if it can't be read, is not JSON, or is nested too deeply.
-    """
+    """The data of a JSON file. Raises PathError if it can't be read, is not JSON, or is nested too deeply."""
     try:
         return parse_json(read_text(file, most=most))
     except ValueError as error:
@@ -151,12 +120,7 @@ def read_json(file: Path, *, most: int = MOST_TEXT_BYTES) -> object:
 
 
 def copy(name: str, source: Path, target: Path) -> None:
-    """Copy a file, or a folder with all that is in it, from the folder `source` to the same place in `target`.
-
-    Raises:
-        PathError: if the path, or anything below it, leads outside `source` or `target`, or is a special file.
-        OSError: if the disk does not take it.
-    """
+    """Copy a file or folder to the same place in `target`. Raises PathError if any part leads outside or is special."""
     origin, copied = confined(source, name), confined(target, name)
     if origin.is_dir():
         copied.mkdir(parents=True, exist_ok=True)

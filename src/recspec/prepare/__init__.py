@@ -2,13 +2,11 @@
 
 from recspec.prepare import clicks, interactions, prepared, splits
 from recspec.prepare.backend import Backend
-from recspec.prepare.cleaning import Repeats, clean, first_left_out
 from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
-from recspec.prepare.interaction_source import Source
-from recspec.prepare.malformed import PROBLEMS_SHOWN
-from recspec.prepare.names import GROUP, ITEM, LABEL, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
+from recspec.prepare.interaction_columns import Source
+from recspec.prepare.names import GROUP, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import Prepared
@@ -16,8 +14,19 @@ from recspec.prepare.raw_files import RawLayout, RawType, Reading, check_encodin
 from recspec.prepare.raw_table import Roles, read_raw_files
 from recspec.prepare.scatter import Scatter, shuffled
 from recspec.prepare.splits import by_share, by_time, leave_one_out
-from recspec.prepare.tables import at_least, blocks, count_rows, counts_by, fetch, keep_earliest, left_join
-from recspec.prepare.text_files import ROW, ROW_BYTES, ColumnType, JsonFile, TextFile, lines_of, read_header
+from recspec.prepare.tables import (
+    Repeats,
+    at_least,
+    blocks,
+    clean,
+    count_rows,
+    counts_by,
+    fetch,
+    first_left_out,
+    keep_earliest,
+    left_join,
+)
+from recspec.prepare.text_files import PROBLEMS_SHOWN, ROW_BYTES, ColumnType, JsonFile, TextFile, lines_of, read_header
 from recspec.prepare.times import check_time_format, note_doubtful_time, note_untimed
 
 __all__ = [

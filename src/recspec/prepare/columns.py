@@ -15,6 +15,8 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.encoding import (
+    ENCODERS_FILE,
+    VOCABULARIES,
     BucketEncoder,
     CrossEncoder,
     Encoder,
@@ -37,9 +39,12 @@ from recspec.prepare.backend import Backend
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
 from recspec.spec import Feature
+from recspec.storage import Column as StoredColumn
 from recspec.storage import Columns, Ragged
 
+FittedColumn = tuple[Encoder, Vocabulary | None]
 Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
+LIST_VALUES = 2**31 - 1  # most values in the lists of one array of type `list`; larger arrays are `large_list`
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,14 @@ class Column:
 
     name: str
     kind: Kind
-    raw: str | None = None
-    """The raw column, if its name differs from the feature's."""
-    called: str | None = None
-    """The name of that column in raw files and in rows to predict, if it differs again."""
-    separator: str | None = None
-    """Separates the values of a list that is one text."""
-    encoder: Encoder | None = None
-    """If given, nothing is fitted."""
-    size: int = 0
-    """The cardinality of a hash or cross; the number of about equally full buckets."""
-    log1p: bool = False
-    """Whether to scale the logarithm of a number."""
-    crossed: Sequence[str] = ()
-    """The features of a cross; buckets are crossed as buckets."""
-    is_list: bool = False
-    """Whether a hashed column holds several values per row."""
+    raw: str | None = None  # the raw column, if its name differs from the feature's
+    called: str | None = None  # its name in raw files and in rows to predict, if it differs again
+    separator: str | None = None  # of the values of a list that is one text
+    encoder: Encoder | None = None  # if given, nothing is fitted
+    size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets
+    log1p: bool = False  # scales the logarithm of a number
+    crossed: Sequence[str] = ()  # the features of a cross; buckets are crossed as buckets
+    is_list: bool = False  # whether a hashed column holds several values per row
 
     @property
     def source(self) -> str:
@@ -81,19 +78,14 @@ class Catalogue:
     """Users or items, one row each. It may describe more of them than the rows name."""
 
     table: pa.Table
-    key: str
-    """Column of the raw id."""
-    columns: Sequence[Column] = ()
-    """Features of the role."""
-    readable: Mapping[str, str] = field(default_factory=dict)
-    """Columns for people: name in the catalogue's file -> raw column."""
-    file: str | None = None
-    """The file of `table`, for notes; None if it was made from the rows."""
-    latest: pa.Table | None = None
-    """Further columns made from the rows of train, with the same key."""
+    key: str  # column of the raw id
+    columns: Sequence[Column] = ()  # features of the role
+    readable: Mapping[str, str] = field(default_factory=dict)  # columns for people: name in the output -> raw column
+    file: str | None = None  # the file of `table`, for notes; None if it was made from the rows
+    latest: pa.Table | None = None  # further columns made from the rows of train, with the same key
 
 
-def fit(column: Column, raw: pa.Array) -> tuple[Encoder, Vocabulary | None]:
+def fit(column: Column, raw: pa.Array) -> FittedColumn:
     """Fit the encoder of a column in memory."""
     if column.encoder is not None:
         return column.encoder, None
@@ -112,14 +104,8 @@ def fit(column: Column, raw: pa.Array) -> tuple[Encoder, Vocabulary | None]:
     return _list_encoder(column, int(np.diff(offsets).max(initial=0)), flat)
 
 
-def fit_in_table(
-    backend: Backend, rows: Table, column: Column, min_count: int = 1
-) -> tuple[Encoder, Vocabulary | None]:
-    """Fit the encoder of a column of a table of any size; the distinct values of a column are held in memory.
-
-    Args:
-        min_count: Values in fewer rows become unknown.
-    """
+def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int = 1) -> FittedColumn:
+    """Fit the encoder of a column of a table; values in fewer than `min_count` rows become unknown."""
     if column.encoder is not None:
         return column.encoder, None
     name = column.column
@@ -145,38 +131,30 @@ def fit_in_table(
     return _list_encoder(column, longest, pa.array(kept, None if kept else pa.string()))
 
 
-def _fit_counted(
-    column: Column, values: pa.Array, counts: pa.Array, min_count: int
-) -> tuple[Encoder, Vocabulary | None]:
+def _fit_counted(column: Column, values: pa.Array, counts: pa.Array, min_count: int) -> FittedColumn:
     """The encoder of a bucket or a category, given the distinct values and their numbers of rows."""
     name = column.column
     if column.kind == "bucket":
-        held, rows = (np.asarray(part) for part in (values, counts))
-        return BucketEncoder(column=name, boundaries=boundaries(held, rows, column.size)), None
+        cuts = boundaries(np.asarray(values), np.asarray(counts), column.size)
+        return BucketEncoder(column=name, boundaries=cuts), None
     kept = values.filter(pc.greater_equal(counts, min_count))
     return VocabularyEncoder(column=name, vocabulary=column.name), Vocabulary.of(kept)
 
 
-def _list_encoder(column: Column, longest: int, values: pa.Array) -> tuple[Encoder, Vocabulary | None]:
-    name = column.column
+def _list_encoder(column: Column, longest: int, values: pa.Array) -> FittedColumn:
+    name, separator = column.column, column.separator
     length = max(longest, 2)  # a length of 1 means a scalar
     if column.kind == "hash":
-        hashed = HashEncoder(column=name, cardinality=column.size, separator=column.separator, length=length)
-        return hashed, None
+        return HashEncoder(column=name, cardinality=column.size, separator=separator, length=length), None
     assert column.kind == "list", column
-    encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=column.separator, length=length)
+    encoder = VocabularyEncoder(column=name, vocabulary=column.name, separator=separator, length=length)
     return encoder, Vocabulary.of(values)
 
 
 def boundaries(values: NDArray[np.number], counts: NDArray[np.int64], num_buckets: int) -> tuple[float, ...]:
-    """Boundaries between about equally full buckets, ascending.
+    """Boundaries between about equally full buckets, ascending, from distinct numbers and their numbers of rows.
 
-    A value in many rows, such as zero, fills a bucket of its own. So there may be fewer buckets than `num_buckets`, and
-    none is empty.
-
-    Args:
-        values: Distinct numbers, in any order.
-        counts: The number of rows of each.
+    A value in many rows, such as zero, fills a bucket of its own; so there may be fewer buckets than `num_buckets`.
     """
     order = np.argsort(values, kind="stable")
     left, inside, buckets = int(counts.sum()), 0, num_buckets
@@ -194,8 +172,9 @@ def _feature(encoder: Encoder, vocabulary: Vocabulary | None) -> Feature:
         return Feature(dtype="float32")
     length = encoder.length if isinstance(encoder, (VocabularyEncoder, HashEncoder)) else None
     padding: Literal[0] | None = None if length is None else 0
-    cardinality = vocabulary.cardinality if isinstance(encoder, VocabularyEncoder) and vocabulary is not None else None
-    if not isinstance(encoder, VocabularyEncoder):
+    if isinstance(encoder, VocabularyEncoder):
+        cardinality = vocabulary.cardinality if vocabulary is not None else None
+    else:
         cardinality = encoder.cardinality
     return Feature(dtype="int32", cardinality=cardinality, length=length, padding=padding)
 
@@ -209,18 +188,14 @@ class PreparedCatalogue:
 
     id_name: str
     count: int
-    columns: Columns
-    """Prepared features of the role, without its id."""
-    readable: Mapping[str, pa.ChunkedArray]
-    """Columns for people."""
+    columns: Columns  # prepared features of the role, without its id
+    readable: Mapping[str, pa.ChunkedArray]  # columns for people
 
     def rows(self, ids: NDArray[np.int64]) -> Columns:
         """The features of the given ids; 0 or empty for id 0, unknown."""
-        unknown = ids == 0
-        if not unknown.any():
-            return {name: take(column, ids - 1) for name, column in self.columns.items()}
         found = {name: take(column, np.maximum(ids - 1, 0)) for name, column in self.columns.items()}
-        return {name: _emptied(column, unknown) for name, column in found.items()}
+        unknown = ids == 0
+        return {name: _emptied(column, unknown) for name, column in found.items()} if unknown.any() else found
 
     def table(self, start: int = 0, count: int | None = None) -> pa.Table:
         """The id, the prepared features and the columns for people, from row `start`."""
@@ -232,37 +207,27 @@ class PreparedCatalogue:
         return pa.table({**arrays, **readable})
 
     def write(self, path: Path) -> None:
-        """Write `table`."""
         pq.write_table(self.table(), path)
 
 
-def _emptied(column: NDArray[np.generic] | Ragged, rows: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:
+def _emptied(column: StoredColumn, rows: NDArray[np.bool_]) -> StoredColumn:
     """A column that is 0, or an empty list, in the marked rows."""
     if isinstance(column, Ragged):
         return column.where(~np.repeat(rows, column.lengths))
     return np.where(rows, column.dtype.type(0), column)
 
 
-LIST_VALUES = 2**31 - 1
-"""Most values in the lists of one array of type `list`; larger arrays are `large_list`."""
-
-
-def to_arrow(column: NDArray[np.generic] | Ragged) -> pa.Array:
+def to_arrow(column: StoredColumn) -> pa.Array:
     """A prepared column as Parquet holds it."""
-    if isinstance(column, Ragged) and len(column.values) > LIST_VALUES:
+    if not isinstance(column, Ragged):
+        return pa.array(column)
+    if len(column.values) > LIST_VALUES:
         return pa.LargeListArray.from_arrays(pa.array(column.offsets), pa.array(column.values))
-    if isinstance(column, Ragged):
-        return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
-    return pa.array(column)
+    return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
 
 
 class Fitted:
-    """Collects the features, encoders and vocabularies of a dataset, column by column.
-
-    Args:
-        strip: Whether blanks around raw texts are ignored.
-        missing_values: Raw texts that mean a missing value.
-    """
+    """Collects the features, encoders and vocabularies of a dataset, column by column."""
 
     def __init__(self, *, strip: bool = False, missing_values: Sequence[str] = ()) -> None:
         self._texts = {"strip": strip, "missing_values": tuple(missing_values)}
@@ -279,11 +244,9 @@ class Fitted:
         self.features[name] = _feature(encoder, vocabulary)
 
     def add_encoder(self, name: str, encoder: Encoder) -> None:
-        """Add the encoder of a known feature."""
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, self.encoders.vocabularies)
 
     def add_cross(self, column: Column) -> None:
-        """Add a cross of features added before."""
         if column.encoder is not None:
             self.add(column.name, column.encoder, None)
             return
@@ -298,30 +261,20 @@ class Fitted:
         self.add(column.name, CrossEncoder(columns=tuple(raw), cardinality=column.size, boundaries=cut), None)
 
     def add_id(self, name: str, vocabulary: Vocabulary, raw: str | None) -> None:
-        """Add the id of users or items."""
         self.add(name, VocabularyEncoder(vocabulary=name, column=raw if raw != name else None), vocabulary)
 
     def add_catalogue(
-        self,
-        role: Literal["user", "item"],
-        id_name: str,
-        catalogue: Catalogue | None,
-        *,
-        notes: Notes,
-        unseen: str = "stand in no row",
-        name_missing: bool = False,
+        self, role: str, key: str, catalogue: Catalogue | None, *, notes: Notes, unseen: str, name_missing: bool = False
     ) -> PreparedCatalogue:
         """Add the features of a role, fitted on the users or items with an id.
 
-        Args:
-            notes: Receives the users or items that only the rows, or only the file, name.
-            unseen: Predicate of a note on users or items of the file without an id.
-            name_missing: Whether a missing text becomes the category `no_NAME`, with an id of its own.
+        `unseen` is the predicate of a note on users or items of the file without an id. With `name_missing`, a missing
+        text becomes the category `no_NAME`, with an id of its own.
         """
-        ids = self.encoders.vocabularies[id_name]
+        ids = self.encoders.vocabularies[key]
         if catalogue is None:
-            return PreparedCatalogue(id_name, len(ids), {}, {})
-        known = by_id(catalogue, ids, role)
+            return PreparedCatalogue(key, len(ids), {}, {})
+        known = _by_id(catalogue, ids, role)
         _note_unmatched(catalogue, ids, role, notes, unseen)
         columns: Columns = {}
         for column in catalogue.columns:
@@ -334,21 +287,24 @@ class Fitted:
                     encoder = encoder.model_copy(update={"missing": missing})
                 self.add(column.name, encoder, vocabulary)
             columns[column.name] = self.encode(column.name, raw)
-        readable = {new: _of_no_engine(known.column(old)) for new, old in catalogue.readable.items()}
-        return PreparedCatalogue(id_name, len(ids), columns, readable)
+        readable = {new: known.column(old) for new, old in catalogue.readable.items()}
+        for name, column in readable.items():  # each engine names the values of a list in its own way
+            if pa.types.is_list(column.type):
+                readable[name] = column.cast(pa.list_(column.type.value_type))
+        return PreparedCatalogue(key, len(ids), columns, readable)
 
-    def encode(self, name: str, raw: pa.Array) -> NDArray[np.generic] | Ragged:
+    def encode(self, name: str, raw: pa.Array) -> StoredColumn:
         """Encode a raw column for a `SplitWriter`."""
         return self._stored(name, self.encoders.encode_column(name, raw))
 
-    def encode_cross(self, column: Column, parts: Sequence[pa.Array]) -> NDArray[np.generic] | Ragged:
+    def encode_cross(self, column: Column, parts: Sequence[pa.Array]) -> StoredColumn:
         """Encode a cross, given the raw columns of its features."""
         encoder = self.encoders.encoders[column.name]
         assert isinstance(encoder, CrossEncoder), column
         rows = pa.table(list(parts), names=list(encoder.columns))
         return self._stored(column.name, self.encoders.encode(rows, [column.name])[column.name])
 
-    def _stored(self, name: str, column: NDArray[np.generic] | Lists) -> NDArray[np.generic] | Ragged:
+    def _stored(self, name: str, column: NDArray[np.generic] | Lists) -> StoredColumn:
         dtype = self.features[name].dtype
         if isinstance(column, tuple):
             values, offsets = column
@@ -356,12 +312,20 @@ class Fitted:
         return column.astype(dtype)
 
 
-def _of_no_engine(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column whose type does not depend on the engine; each engine names list values in its own way."""
-    return column.cast(pa.list_(column.type.value_type)) if pa.types.is_list(column.type) else column
+def metadata(dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: int) -> dict[str, object]:
+    """The metadata of a specification whose users and items have the given id columns, by role."""
+    return {
+        "dataset": dataset,
+        **{f"{role}_id": name for role, name in ids.items()},
+        "catalogues": {role: f"{role}s.parquet" for role in ids},
+        "encoders": ENCODERS_FILE,
+        "vocabularies": VOCABULARIES,
+        **more,
+        "summary": summary,
+    }
 
 
-def by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
+def _by_id(catalogue: Catalogue, ids: Vocabulary, role: str) -> pa.Table:
     """The catalogue's rows in the order of the ids; a row of nulls for an id that it lacks."""
     table = _taken(catalogue.table, _places(catalogue.table, catalogue.key, ids, role))
     if catalogue.latest is None:
@@ -383,25 +347,18 @@ def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
     found, first, count = np.unique(places[known], return_index=True, return_counts=True)
     if (count > 1).any():
         twice = ids.decode(found[count > 1][:5]).to_pylist()
-        raise DataError(
-            f"the {role} catalogue names {int((count > 1).sum())} ids more than once, such as "
-            f"{listed(map(str, twice))}; expected one row each"
-        )
+        raise DataError(f"the {role} catalogue names {int((count > 1).sum())} ids more than once, such as "
+                        f"{listed(map(str, twice))}; expected one row each")  # fmt: skip
     take = np.full(len(ids), -1)
     take[found - 1] = known[first]
     return pa.array(take, mask=take < 0)
 
 
 def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str) -> None:
-    """Note the users or items that only the file names, and those that it lacks.
-
-    Raises:
-        DataError: if the file describes none of those in the rows, so that its key is probably wrong.
-    """
+    """Note the users or items that only the file names, and those that it lacks; refuse a file that lacks all."""
+    everyone = np.arange(1, len(ids) + 1)
     if catalogue.latest is not None:
-        described = np.zeros(len(ids) + 1, bool)
-        described[ids.encode(catalogue.latest.column(catalogue.key))] = True
-        missing = np.flatnonzero(~described[1:]) + 1
+        missing = np.setdiff1d(everyone, ids.encode(catalogue.latest.column(catalogue.key)))
         if len(missing):
             features = listed(name for name in catalogue.latest.column_names if name != catalogue.key)
             notes.dropped.append(
@@ -414,9 +371,7 @@ def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Not
     keys = catalogue.table.column(catalogue.key)
     places = ids.encode(keys)
     without_id = np.flatnonzero(places == 0)
-    described = np.zeros(len(ids) + 1, bool)
-    described[places] = True
-    missing = np.flatnonzero(~described[1:]) + 1
+    missing = np.setdiff1d(everyone, places)
     if len(missing) == len(ids) > 0:
         raise DataError(
             f"{catalogue.file}: describes none of the {len(ids):,} {role}s of the rows; its column '{catalogue.key}' "
@@ -431,12 +386,11 @@ def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Not
     if len(missing):
         notes.changed.append(
             f"{len(missing):,} of {len(ids):,} {role}s of the rows are not in {catalogue.file}, such as "
-            f"'{ids.decode(missing[:1]).to_pylist()[0]}'; "
-            "nothing of the file is known of them: add them to it"
+            f"'{ids.decode(missing[:1]).to_pylist()[0]}'; nothing of the file is known of them: add them to it"
         )
 
 
-def take(column: NDArray[np.generic] | Ragged, places: NDArray[np.int64]) -> NDArray[np.generic] | Ragged:
+def take(column: StoredColumn, places: NDArray[np.int64]) -> StoredColumn:
     """The rows of a column at the given places."""
     if not isinstance(column, Ragged):
         return column[places]

@@ -1,7 +1,8 @@
-"""What a preparation is given: raw files, the folder to write, and the engine with its limits."""
+"""The context of a preparation: raw files, the folder to write, and the engine with its limits."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,42 +39,22 @@ class PrepareContext:
     raw: Path
     out: Path
     engine: str = "duckdb"
-    memory_limit: str | None = None
-    """For the whole process, such as `2GB`."""
-    threads: int | None = None
+    memory_limit: str | None = None  # of the whole process, such as `2GB`; by default 80 % of the machine's memory
+    threads: int | None = None  # by default all cores
     progress: Progress = silent
-    force: bool = False
-    """Whether to replace an earlier preparation in `out`."""
+    force: bool = False  # replaces an earlier preparation in `out`
 
     def connect(self, folder: Path) -> Backend:
-        """Start the engine; see `connect`."""
-        return connect(self.engine, folder=folder, memory_limit=self.memory_limit, threads=self.threads)
-
-
-def connect(
-    engine: str = "duckdb", *, folder: Path, memory_limit: str | None = None, threads: int | None = None
-) -> Backend:
-    """Start an engine that stages and spills inside `folder`; closing it removes the folder.
-
-    Args:
-        memory_limit: For the whole process, such as `2GB`; 80 % of the machine's memory by default.
-        threads: All cores by default.
-    """
-    if engine not in ENGINES:
-        raise SettingsError(f"--engine: {unknown('engine', engine, ENGINES)}")
-    return ENGINES[engine](folder, limit_bytes(memory_limit) if memory_limit else None, threads)
+        """Start the engine, which stages and spills inside `folder`; closing it removes the folder."""
+        if self.engine not in ENGINES:
+            raise SettingsError(f"--engine: {unknown('engine', self.engine, ENGINES)}")
+        limit = limit_bytes(self.memory_limit) if self.memory_limit else None
+        return ENGINES[self.engine](folder, limit, self.threads)
 
 
 def limit_bytes(text: str) -> int:
-    """A memory limit in bytes.
-
-    Raises:
-        SettingsError: if the text is not a positive size.
-    """
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise SettingsError(f"--memory-limit: '{text}' is not an amount of memory; expected such as '2GB' or '512MB'")
-    return size
+    """A memory limit in bytes. Raises SettingsError if the text is not a positive size."""
+    with suppress(ValueError):
+        if (size := parse_bytes(text)) > 0:
+            return size
+    raise SettingsError(f"--memory-limit: '{text}' is not an amount of memory; expected such as '2GB' or '512MB'")

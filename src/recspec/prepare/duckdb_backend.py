@@ -6,9 +6,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -22,40 +23,23 @@ from ibis.expr.types import Table
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.files import LINE_BYTES, is_gzip, opened
 from recspec.prepare.backend import Backend, Watch
-from recspec.prepare.malformed import explained, problems_of
-from recspec.prepare.staging import (
-    WATCH_SECONDS,
-    Names,
-    bounded,
-    compression,
-    nanosecond_columns,
-    new_folder,
-    quoted,
-    schema_of,
-    without_missing,
-)
+from recspec.prepare.names import ROW
+from recspec.prepare.staging import WATCH_SECONDS, bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import (
-    ROW,
     ROW_BYTES,
-    ColumnType,
     JsonFile,
     TextFile,
     check_names,
+    explained,
     file_columns,
+    problems_of,
     readable,
 )
 
-PATTERN = re.compile(r"[*?\[\\]")
-"""Characters that make a path a pattern; DuckDB has no option to take them literally."""
-PROCESS_BYTES = 600_000_000
-"""Memory outside DuckDB's own limit: Python, libraries, rows in flight (measured: 250 to 400 MB for ratings, 550 MB for
-Outbrain's 31 columns)."""
-BYTES_PER_THREAD = 125_000_000
-"""Memory that a thread of DuckDB needs to sort out of core, by its documentation. Two threads with 125 MB together fail
-on 10 million rows; one thread sorts them."""
-DUCKDB_TYPES: Mapping[ColumnType, str] = {
-    "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"
-}  # fmt: skip
+PATTERN = re.compile(r"[*?\[\\]")  # makes a path a pattern; DuckDB has no option to take it literally
+PROCESS_BYTES = 600_000_000  # outside DuckDB's limit (measured: 250 to 400 MB for ratings, 550 MB for Outbrain)
+BYTES_PER_THREAD = 125_000_000  # to sort out of core, by its documentation; two threads with this together fail
+DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"}
 
 
 class DuckDBBackend(Backend):
@@ -64,8 +48,9 @@ class DuckDBBackend(Backend):
     name = "duckdb"
 
     def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
-        self._folder = new_folder(folder)
-        spill = self._folder / "spill"
+        self._folder = folder
+        spill = folder / "spill"
+        folder.mkdir(parents=True)
         spill.mkdir()
         settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
         self.memory_limit = memory_limit
@@ -75,49 +60,37 @@ class DuckDBBackend(Backend):
             settings["threads"] = max(1, min(settings["threads"], share // BYTES_PER_THREAD))
         self._connection = duckdb.connect(config=settings)
         self._connection.execute("SET TimeZone = 'UTC'")  # else times with zones become times of this machine's zone
-        self._names = Names()
+        self._names = map("staged_{:04d}".format, count(1))
         self._aliases = TemporaryDirectory(prefix="recspec-")
-        self._raw: list[Path] = []
-        """Parquet files of the user."""
+        self._raw: list[Path] = []  # Parquet files of the user
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         columns = file_columns(file)
         # Whole numbers are read as text, because DuckDB silently rounds 1.5 to 2.
         read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
-        source = readable(file, self._folder / f"{self._names.next()}.txt")
-        options = {
-            "delim": quoted(file.separator),
-            "header": str(file.header).lower(),
-            "quote": "'\"'" if file.quoted else "''",
-            "escape": "'\"'" if file.quoted else "''",
-            "encoding": quoted(source.encoding),
-            "compression": quoted(compression(source.path)),
-            "max_line_size": str(ROW_BYTES),
-            "columns": f"{{{types}}}",
-            "auto_detect": "false",
-            "nullstr": "''",
-            "hive_partitioning": "false",
-        }
-        listing = ", ".join(f"{name}={value}" for name, value in options.items())
+        source = readable(file, self._folder / f"{next(self._names)}.txt")
+        mark = quoted('"' if file.quoted else "")
+        options = (
+            f"delim={quoted(file.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
+            f"encoding={quoted(source.encoding)}, compression={_compression(source.path)}, columns={{{types}}}, "
+            f"max_line_size={ROW_BYTES}, auto_detect=false, hive_partitioning=false"
+        )
         try:
             _check_last_line(source)
-            return self._read(file, f"read_csv({self._plain(source.path)}, {listing})", into, watch)
+            return self._read(file, f"read_csv({self._plain(source.path)}, {options})", into, watch)
         finally:
             if source is not file:
                 source.path.unlink(missing_ok=True)
 
     def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
         check_names(file.path, list(file.columns))
-        types = ", ".join(
-            f"{quoted(name)}: '{'VARCHAR[]' if kind == 'list' else 'VARCHAR'}'" for name, kind in file.columns.items()
-        )
+        read_as = {name: "VARCHAR[]" if kind == "list" else "VARCHAR" for name, kind in file.columns.items()}
+        types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
         return self._read(file, f"read_json({self._plain(file.path)}, {options})", into)
 
-    def _read(
-        self, file: TextFile | JsonFile, scan: str, into: Path | None = None, watch: Watch | None = None
-    ) -> Table:
+    def _read(self, file: TextFile | JsonFile, scan: str, into: Path | None, watch: Watch | None = None) -> Table:
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         try:
             with bounded(file.path, self._folder, self._connection.interrupt):
@@ -125,10 +98,9 @@ class DuckDBBackend(Backend):
         except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self.memory_limit) from None
         except duckdb.IOException as error:  # of the disk, or of a truncated compressed file
-            problems = problems_of(file) if is_gzip(file.path) else []
-            raise (
-                DataError.of(str(file.path), problems) if problems else _resource_error(error, self.memory_limit)
-            ) from None
+            if is_gzip(file.path) and (problems := problems_of(file)):
+                raise DataError.of(str(file.path), problems) from None
+            raise _resource_error(error, self.memory_limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
         return without_missing(self, file, self.read_parquet([target]))
@@ -136,7 +108,7 @@ class DuckDBBackend(Backend):
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if row:
             self._raw += paths
-        name = self._names.next()
+        name = next(self._names)
         files = ", ".join(map(self._plain, paths))
         number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
         scan = f"read_parquet([{files}], hive_partitioning=false)"
@@ -171,20 +143,21 @@ class DuckDBBackend(Backend):
         """A file's path in SQL, or that of a link to it if DuckDB would take the path for a pattern."""
         path = path.absolute()
         if PATTERN.search(str(path)):
-            link = Path(self._aliases.name) / self._names.next()
+            link = Path(self._aliases.name) / next(self._names)
             link.symlink_to(path)
             path = link
         return quoted(str(path))
 
-    def _copy(self, query: str, into: Path | None = None, watch: Watch | None = None) -> Path:
-        target = self._folder / f"{self._names.next()}.parquet"
-        self._run(f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)", watch)
-        return target.replace(into) if into is not None else target
-
-    def _run(self, query: str, watch: Watch | None) -> None:
+    def _copy(self, query: str, into: Path | None, watch: Watch | None = None) -> Path:
+        target = self._folder / f"{next(self._names)}.parquet"
+        query = f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)"
         if watch is None:
             self._connection.execute(query)
-            return
+        else:
+            self._watched(query, watch)
+        return target.replace(into) if into is not None else target
+
+    def _watched(self, query: str, watch: Watch) -> None:
         self._connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self._connection.execute, query)
@@ -205,11 +178,7 @@ def _in_micros(column: str, zoned: bool) -> str:
 
 
 def _check_last_line(file: TextFile) -> None:
-    """Refuse a last line that is too long: DuckDB drops one that has no end and exceeds its buffer.
-
-    Raises:
-        DataError: if it is too long.
-    """
+    """Refuse a last line that is too long: DuckDB drops one that has no end and exceeds its buffer."""
     gzipped = is_gzip(file.path)
     if gzipped and not file.multiline:
         return  # large published files, whose decompression takes as long as everything else
@@ -224,11 +193,15 @@ def _check_last_line(file: TextFile) -> None:
         raise explained(file, f"the last line is longer than {ROW_BYTES:,} bytes")
 
 
+def _compression(path: Path) -> str:
+    return quoted("gzip" if is_gzip(path) else "none")
+
+
 def _json_options(path: Path) -> str:
-    return f"format='newline_delimited', compression='{compression(path)}', maximum_object_size={LINE_BYTES}"
+    return f"format='newline_delimited', compression={_compression(path)}, maximum_object_size={LINE_BYTES}"
 
 
-def _selected(name: str, kind: ColumnType) -> str:
+def _selected(name: str, kind: str) -> str:
     column = quoted(name, '"')
     if kind != "int64":
         return f"CAST({column} AS {DUCKDB_TYPES[kind]}) AS {column}"
@@ -254,11 +227,7 @@ def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator
 
 
 def check_parquet(path: Path) -> None:
-    """Read a Parquet file to its end; slow, so called after a failure only.
-
-    Raises:
-        DataError: if it is unreadable.
-    """
+    """Read a Parquet file to its end, to raise an error that names it; slow, so called after a failure only."""
     try:
         with pq.ParquetFile(path) as file:
             for _ in file.iter_batches():
@@ -276,11 +245,7 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
 
 
 def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
-    """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type.
-
-    Raises:
-        DataError: naming the lines that are not JSON objects.
-    """
+    """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type."""
     try:
         with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
             link = Path(folder) / "objects"
@@ -292,7 +257,5 @@ def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
     kinds = json.loads(found[0]) if found and found[0] else {}
     if not isinstance(kinds, dict):  # lists, or a mix of types
         raise explained(JsonFile(path, {}), "expected a JSON object in every line")
-    return {
-        name: "list" if isinstance(kind, list) else "string" if kind == "VARCHAR" else None
-        for name, kind in kinds.items()
-    }
+    texts: dict[object, Literal["string"]] = {"VARCHAR": "string"}
+    return {name: "list" if isinstance(kind, list) else texts.get(str(kind)) for name, kind in kinds.items()}

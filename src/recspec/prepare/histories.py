@@ -1,11 +1,8 @@
-"""Histories: for each row the latest events of its user before it, as lists beside the target.
-
-All lists of a row have the same length and run from the oldest event to the latest; value j belongs to event j.
-"""
+"""Histories: for each row the latest events of its user before it, oldest first, as lists of equal length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,51 +12,15 @@ from pydantic import Field, model_validator
 
 from recspec.config import Settings as BaseSettings
 from recspec.prepare.negatives import Distribution
-from recspec.storage import Columns, Ragged
+from recspec.storage import Ragged
 
 Ids = NDArray[np.int64]
 Prefixes = Literal["all", "last"] | Annotated[int, Field(ge=1)]
 UnknownTargets = Literal["drop", "keep"]
 
-VALUES = 2_000_000
-"""Most events in the lists made at once: 16 MB for each of about ten arrays."""
-BYTES_PER_VALUE = 1_000
-"""Bytes of a memory limit per event: a limit of 500 MB makes lists of 500,000 events at once."""
+VALUES = 2_000_000  # most events in the lists made at once: 16 MB for each of about ten arrays
+BYTES_PER_VALUE = 1_000  # of a memory limit, per event: a limit of 500 MB makes lists of 500,000 events at once
 SECONDS_A_DAY = 86_400
-
-
-@dataclass(frozen=True)
-class Histories:
-    """The histories of a dataset's rows.
-
-    Args:
-        length: Most events of a history, the latest ones.
-        min_history: Train rows with fewer events before them are left out.
-        prefixes: Train rows of each user: all, the last, or a number of the latest.
-        gaps: Whether to keep the time between each event and the row.
-        negative: Whether to draw a negative for each event, for an auxiliary loss.
-    """
-
-    length: int
-    min_history: int = 0
-    prefixes: Literal["all", "last"] | int = "all"
-    gaps: bool = True
-    negative: bool = False
-
-    def train_rows(self, timeline: Timeline, users: Ids, rows: Ids) -> Ids:
-        """The train rows of a block that are kept."""
-        rows = rows[timeline.num_before(rows) >= self.min_history]
-        if self.prefixes == "all":
-            return rows
-        most = 1 if self.prefixes == "last" else self.prefixes
-        owner = users[rows]
-        return rows[np.searchsorted(owner, owner, side="right") - np.arange(len(rows)) <= most]
-
-    @property
-    def leaves_out(self) -> list[str]:
-        """The train rows that are left out, as phrases of a note."""
-        found = [f"with fewer than {self.min_history} events before them (min_history)"] if self.min_history else []
-        return found + ([f"beyond prefixes={self.prefixes}"] if self.prefixes != "all" else [])
 
 
 class HistorySettings(BaseSettings):
@@ -78,19 +39,25 @@ class HistorySettings(BaseSettings):
 
     @model_validator(mode="after")
     def _of_histories(self) -> HistorySettings:
-        if self.history is None:
-            given = [name for name in ("min_history", "prefixes", "gaps", "negative_history")
-                     if getattr(self, name) != type(self).model_fields[name].default]  # fmt: skip
-            if given:
-                raise ValueError(f"{' and '.join(given)} say how histories are made; set history to their length too")
+        given = _given(self, "min_history", "prefixes", "gaps", "negative_history")
+        if self.history is None and given:
+            raise ValueError(f"{given} say how histories are made; set history to their length too")
         return self
 
+    def train_rows(self, timeline: Timeline, users: Ids, rows: Ids) -> Ids:
+        """The train rows of a block that `min_history` and `prefixes` keep."""
+        rows = rows[timeline.before[rows] - timeline.first[rows] >= self.min_history]
+        if self.prefixes == "all":
+            return rows
+        most = 1 if self.prefixes == "last" else self.prefixes
+        owner = users[rows]
+        return rows[np.searchsorted(owner, owner, side="right") - np.arange(len(rows)) <= most]
+
     @property
-    def histories(self) -> Histories | None:
-        """The histories to make, or None."""
-        if self.history is None:
-            return None
-        return Histories(self.history, self.min_history, self.prefixes, self.gaps, self.negative_history)
+    def leaves_out(self) -> list[str]:
+        """The train rows that are left out, as phrases of a note."""
+        found = [f"with fewer than {self.min_history} events before them (min_history)"] if self.min_history else []
+        return found + ([f"beyond prefixes={self.prefixes}"] if self.prefixes != "all" else [])
 
 
 class TimeSplitSettings(BaseSettings):
@@ -107,15 +74,18 @@ class TimeSplitSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _of_time(self) -> TimeSplitSettings:
-        if self.split != "time":
-            given = [name for name in ("valid_share", "test_share", "unknown_targets")
-                     if getattr(self, name) != type(self).model_fields[name].default]  # fmt: skip
-            if given:
-                raise ValueError(f"{' and '.join(given)} are for split time; set split=time too")
-        if self.valid_share + self.test_share >= 1:
-            taken = self.valid_share + self.test_share
+        given = _given(self, "valid_share", "test_share", "unknown_targets")
+        if self.split != "time" and given:
+            raise ValueError(f"{given} are for split time; set split=time too")
+        if (taken := self.valid_share + self.test_share) >= 1:
             raise ValueError(f"valid_share and test_share take {taken:g} of the rows; leave some for train")
         return self
+
+
+def _given(settings: BaseSettings, *names: str) -> str:
+    """Those of the settings that differ from their default."""
+    fields = type(settings).model_fields
+    return " and ".join(name for name in names if getattr(settings, name) != fields[name].default)
 
 
 # --- the events before a row -----------------------------------------------------------------------------------------
@@ -123,17 +93,11 @@ class TimeSplitSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of consecutive users in order of time: the rows with known items.
+    """The events of consecutive users in order of time: the rows with known items."""
 
-    Args:
-        events: Places of the events among the rows.
-        before: Number of events before each row, and before the end (N + 1,).
-        first: Number of events before the first row of each row's user (N,).
-    """
-
-    events: Ids
-    before: Ids
-    first: Ids
+    events: Ids  # places among the rows
+    before: Ids  # number of events before each row, and before the end (N + 1,)
+    first: Ids  # number of events before the first row of each row's user (N,)
 
     @classmethod
     def of(cls, users: Ids, items: Ids) -> Timeline:
@@ -142,20 +106,10 @@ class Timeline:
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(known)])
         return cls(np.flatnonzero(known), before, before[np.searchsorted(users, users)])
 
-    def num_before(self, rows: Ids) -> Ids:
-        """The number of the user's events before each row."""
-        return self.before[rows] - self.first[rows]
-
-    def histories(self, rows: Ids, length: int) -> Ragged:
-        """Places of the latest events before each row, oldest first."""
-        return self._windows(self.first[rows], self.before[rows], length)
-
-    def histories_of_users(self, last_rows: Ids, length: int) -> Ragged:
-        """Places of the latest events of users, given each one's last row."""
-        return self._windows(self.first[last_rows], self.before[last_rows + 1], length)
-
-    def _windows(self, first: Ids, stop: Ids, length: int) -> Ragged:
-        counts = np.minimum(stop - first, length)
+    def histories(self, rows: Ids, length: int, *, with_own: bool = False) -> Ragged:
+        """Places of the user's latest events before each row, or up to it (`with_own`), oldest first."""
+        stop = self.before[rows + with_own]
+        counts = np.minimum(stop - self.first[rows], length)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         places = np.arange(offsets[-1]) + np.repeat(stop - counts - offsets[:-1], counts)
         return Ragged(self.events[places], offsets)
@@ -167,14 +121,6 @@ def pieces(rows: Ids, length: int, memory_limit: int | None = None) -> Iterator[
     step = max(1, values // max(1, length))
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
-
-
-# --- their columns ---------------------------------------------------------------------------------------------------
-
-
-def item_columns(prefix: str, items: Ids, offsets: Ids, columns: Mapping[str, NDArray[np.generic]]) -> Columns:
-    """Lists of items (T,) and of their features: `PREFIX_X` for the feature X by id (I + 1,)."""
-    return {f"{prefix}_{name}": Ragged(column[items], offsets) for name, column in columns.items()}
 
 
 def gap_column(

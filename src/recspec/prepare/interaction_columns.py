@@ -1,9 +1,11 @@
-"""The features, encoders and catalogues of a dataset of interactions."""
+"""The interactions of a dataset, with the features, encoders and catalogues made from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +16,34 @@ from numpy.typing import NDArray
 from recspec.encoding import NumberEncoder, Vocabulary, VocabularyEncoder
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend
-from recspec.prepare.columns import Column, Fitted, PreparedCatalogue, fit_in_table
-from recspec.prepare.histories import SECONDS_A_DAY, Histories
-from recspec.prepare.interaction_source import Source
-from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, NEGATIVE_HISTORY, SPLIT, TIMESTAMP, USER
+from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
+from recspec.prepare.histories import SECONDS_A_DAY, HistorySettings, UnknownTargets
+from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, NEGATIVE_HISTORY, ROW, SPLIT, TIMESTAMP, USER
+from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
 from recspec.spec import Feature
+
+
+@dataclass(frozen=True)
+class Source:
+    """Interactions with their split, and everything known about users and items."""
+
+    dataset: str
+    rows: Table  # columns user_id, item_id, timestamp, row and split, and those of `context`
+    order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
+    users: Catalogue | None = None
+    items: Catalogue | None = None
+    context: Sequence[Column] = ()
+    raw_names: Mapping[str, str] = field(default_factory=dict)  # raw columns of the ids, if their names differ
+    candidates: pa.Table | None = None  # of test: columns user_id and negatives (lists of raw item ids); drawn if None
+    vocabularies: Literal["all", "train"] = "all"
+    """Rows whose users and items get an id; with `train`, a user may have several rows in valid and test."""
+    unknown_targets: UnknownTargets = "drop"  # in valid and test, rows with an unknown item; unknown users stay as id 0
+    timed: bool = True  # whether `timestamp` holds times and not only an order
+    missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
+    summary: Callable[[int], Mapping[str, object]] = lambda _: {}
+    """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
+    notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
 
 
 @dataclass(frozen=True)
@@ -30,19 +54,11 @@ class InteractionColumns:
     users: PreparedCatalogue
     items: PreparedCatalogue
     context: Sequence[Column]
-    everyone: Vocabulary
-    """All users, known or not; it numbers users while splits are written."""
-    user_ids: NDArray[np.int64]
-    """The id of each number of `everyone`."""
-    item_counts: NDArray[np.int64]
-    """Interactions of each item in the rows that the vocabulary is made from, for ids from 1."""
-    train_counts: NDArray[np.int64]
-    """Interactions of each item in train."""
-    history: HistoryColumns | None = None
-
-    @property
-    def features(self) -> Mapping[str, Feature]:
-        return self.fitted.features
+    everyone: Vocabulary  # all users, known or not; it numbers users while splits are written
+    user_ids: NDArray[np.int64]  # the id of each number of `everyone`
+    item_counts: NDArray[np.int64]  # interactions of each item, for ids from 1, in the rows of the vocabulary
+    train_counts: NDArray[np.int64]  # likewise in train
+    history: HistoryColumns | None
 
     def vocabulary(self, name: str) -> Vocabulary:
         return self.fitted.encoders.vocabularies[name]
@@ -52,56 +68,45 @@ class InteractionColumns:
 class HistoryColumns:
     """The lists of a row's history."""
 
-    asked: Histories
-    columns: Mapping[str, NDArray[np.generic]]
-    """The item's scalar ids by item id (I + 1,): the item's own id, its category, ..."""
-    channels: Mapping[str, Sequence[str]]
-    """Names of the lists, by channel."""
-    left_out: Sequence[str]
-    """Features without a list, because some item has no value, which would look like padding."""
-    unit: float | None
-    """Unit of the time gaps, in units of the timestamp; None without gaps."""
+    length: int
+    columns: Mapping[str, NDArray[np.generic]]  # scalar ids by item id (I + 1,): the item's own, its category, ...
+    channels: Mapping[str, Sequence[str]]  # names of the lists
+    left_out: Sequence[str]  # features without a list, because some item has no value, which would look like padding
+    unit: float | None  # of the time gaps, in units of the timestamp; None without gaps
 
 
 def prepare_columns(
-    backend: Backend, rows: Table, source: Source, histories: Histories | None, dated: bool
+    backend: Backend, rows: Table, source: Source, settings: HistorySettings, dated: bool
 ) -> InteractionColumns:
-    """Fit the features of interactions.
-
-    Args:
-        dated: Whether timestamps count seconds since 1970.
-    """
-    fitted = Fitted(missing_values=source.missing_values)
+    """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
+    fitted, notes = Fitted(missing_values=source.missing_values), source.notes
     train = rows.filter(rows[SPLIT] == "train")
-    known = rows if source.vocabularies == "all" else train
+    known, unseen = (rows, "stand in no row") if source.vocabularies == "all" else (train, "stand in no train row")
     counted = fetch(backend, counts_by(known, ITEM))
-    items = _with_candidates(counted.column(ITEM), source.candidates)
+    named = counted.column(ITEM)
+    if source.candidates is not None:
+        listed = pc.unique(pc.list_flatten(source.candidates.column("negatives")))
+        named = pa.chunked_array([*named.chunks, listed.cast(named.type)])
+    items = Vocabulary.of(named)
     users = Vocabulary.of(_values(backend, known, USER))
     fitted.add_id(USER, users, source.raw_names.get(USER))
-    item_ids = Vocabulary.of(items)
-    fitted.add_id(ITEM, item_ids, source.raw_names.get(ITEM))
-    item_counts = _counts_by_id(item_ids, counted)
-    everyone = users if source.vocabularies == "all" else Vocabulary.of(_values(backend, rows, USER))
-    unseen = "stand in no row" if source.vocabularies == "all" else "stand in no train row"
-    prepared = InteractionColumns(
-        fitted,
-        fitted.add_catalogue("user", USER, source.users, notes=source.notes, unseen=unseen),
-        fitted.add_catalogue(
-            "item", ITEM, source.items, notes=source.notes, unseen=unseen, name_missing=histories is not None
-        ),
-        source.context,
-        everyone,
-        np.append(0, np.arange(1, len(users) + 1) if everyone is users else users.encode(everyone.values)),
-        item_counts,
-        item_counts if known is train else _counts_by_id(item_ids, fetch(backend, counts_by(train, ITEM))),
+    fitted.add_id(ITEM, items, source.raw_names.get(ITEM))
+    item_counts = _counts_by_id(items, counted)
+    train_counts = item_counts if known is train else _counts_by_id(items, fetch(backend, counts_by(train, ITEM)))
+    everyone = users if known is rows else Vocabulary.of(_values(backend, rows, USER))
+    of_users = fitted.add_catalogue("user", USER, source.users, notes=notes, unseen=unseen)
+    of_items = fitted.add_catalogue(
+        "item", ITEM, source.items, notes=notes, unseen=unseen, name_missing=settings.history is not None
     )
     for column in source.context:
         fitted.add(column.name, *fit_in_table(backend, train, column))
-    if histories is not None:
-        prepared = replace(prepared, history=_prepare_history(prepared, source, histories, dated))
+    history = _prepare_history(fitted, of_items, source, settings, dated)
     fitted.features[LABEL] = Feature(dtype="float32")
     fitted.features[TIMESTAMP] = Feature(dtype="float64" if rows[TIMESTAMP].type().is_floating() else "int64")
-    return prepared
+    user_ids = np.append(0, np.arange(1, len(users) + 1) if everyone is users else users.encode(everyone.values))
+    return InteractionColumns(
+        fitted, of_users, of_items, source.context, everyone, user_ids, item_counts, train_counts, history
+    )
 
 
 def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:
@@ -110,21 +115,25 @@ def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:
     return counts
 
 
-def _prepare_history(prepared: InteractionColumns, source: Source, histories: Histories, dated: bool) -> HistoryColumns:
-    """The columns of the lists; their features and encoders go to `prepared.fitted`."""
-    fitted, length = prepared.fitted, histories.length
-    columns: dict[str, NDArray[np.generic]] = {ITEM: np.arange(len(prepared.vocabulary(ITEM)) + 1, dtype=np.int32)}
-    for name, column in prepared.items.columns.items():
+def _prepare_history(
+    fitted: Fitted, items: PreparedCatalogue, source: Source, settings: HistorySettings, dated: bool
+) -> HistoryColumns | None:
+    """The columns of the lists; their features and encoders go to `fitted`."""
+    length = settings.history
+    if length is None:
+        return None
+    columns: dict[str, NDArray[np.generic]] = {ITEM: np.arange(items.count + 1, dtype=np.int32)}
+    for name, column in items.columns.items():
         if isinstance(column, np.ndarray) and fitted.features[name].is_categorical:
             columns[name] = np.append(column.dtype.type(0), column)
     left_out = [name for name, column in columns.items() if (column[1:] == 0).any()]
     kept = {name: column for name, column in columns.items() if name not in left_out}
-    channels = {HISTORY: [f"{HISTORY}_{name}" for name in kept]}
-    if histories.negative:
-        channels[NEGATIVE_HISTORY] = [f"{NEGATIVE_HISTORY}_{name}" for name in kept]
-    gaps = histories.gaps and source.timed
-    _check_names_are_free([*channels[HISTORY], *channels.get(NEGATIVE_HISTORY, ()), GAP], fitted.features)
-    for prefix in (HISTORY, NEGATIVE_HISTORY) if histories.negative else (HISTORY,):
+    prefixes = (HISTORY, NEGATIVE_HISTORY) if settings.negative_history else (HISTORY,)
+    channels = {prefix: [f"{prefix}_{name}" for name in kept] for prefix in prefixes}
+    if taken := [name for name in (*chain(*channels.values()), GAP) if name in fitted.features]:
+        end = "has a name that histories need; rename its column"
+        raise DataError.of("rows", [f"feature '{name}' {end}" for name in taken])
+    for prefix in prefixes:
         for name in kept:
             of = {"vocabulary": name, "length": length, "padding": 0}
             fitted.features[f"{prefix}_{name}"] = fitted.features[name].model_copy(update=of)
@@ -132,28 +141,13 @@ def _prepare_history(prepared: InteractionColumns, source: Source, histories: Hi
     encoder = VocabularyEncoder(column=f"{HISTORY}_{raw}" if raw != ITEM else None, vocabulary=ITEM, separator="|",
                                 length=length, keep="last")  # fmt: skip
     fitted.add_encoder(f"{HISTORY}_{ITEM}", encoder)
-    if not gaps:
-        return HistoryColumns(histories, kept, channels, left_out, None)
+    if not (settings.gaps and source.timed):
+        return HistoryColumns(length, kept, channels, left_out, None)
     channels[HISTORY].append(GAP)
     fitted.features[GAP] = Feature(dtype="float32", length=length)
     fitted.add_encoder(GAP, NumberEncoder(log1p=True, separator="|", length=length, keep="last"))
-    return HistoryColumns(histories, kept, channels, left_out, SECONDS_A_DAY if dated else 1)
-
-
-def _check_names_are_free(names: Sequence[str], features: Mapping[str, Feature]) -> None:
-    taken = [
-        f"feature '{name}' has a name that histories need; rename its column" for name in names if name in features
-    ]
-    if taken:
-        raise DataError.of("rows", taken)
+    return HistoryColumns(length, kept, channels, left_out, SECONDS_A_DAY if dated else 1)
 
 
 def _values(backend: Backend, rows: Table, name: str) -> pa.ChunkedArray:
     return fetch(backend, counts_by(rows, name)).column(name)
-
-
-def _with_candidates(items: pa.ChunkedArray, candidates: pa.Table | None) -> pa.ChunkedArray:
-    if candidates is None:
-        return items
-    named = pc.unique(pc.list_flatten(candidates.column("negatives")))
-    return pa.chunked_array([*items.chunks, named.cast(items.type)])

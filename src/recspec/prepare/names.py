@@ -2,7 +2,7 @@
 
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL, GROUP, SERIES = "label", "group", "series"
-SPLIT = "split"
-"""Column with the split of a row: one of `SPLITS`."""
+SPLIT = "split"  # column with the split of a row: one of `SPLITS`
 SPLITS = ("train", "valid", "test")
 HISTORY, NEGATIVE_HISTORY, GAP = "history", "negative_history", "history_gap"
+ROW = "__row__"  # column with a row's place in its raw file; files with a column of this name are refused

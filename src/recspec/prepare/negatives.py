@@ -1,8 +1,4 @@
-"""Negatives: items without an interaction of the user, drawn when a dataset is prepared.
-
-A draw is a function of the seed, the user's number and the draw's number. It does not depend on engines, threads or
-blocks.
-"""
+"""Negatives drawn when a dataset is prepared; a draw depends on the seed, the user's number and its own alone."""
 
 from __future__ import annotations
 
@@ -16,11 +12,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Distribution = Literal["uniform", "popularity"]
 
-REDRAWS = 8
-"""Redraws by popularity of an item that the user has seen, before a uniform draw of an unseen one."""
-
-POOL = 1 << 26
-"""Most interactions for which popularity uses a pool of items, 4 bytes each; a binary search is slower."""
+REDRAWS = 8  # by popularity, of an item that the user has seen, before a uniform draw of an unseen one
+POOL = 1 << 26  # most interactions for a pool of items by popularity, 4 bytes each; a binary search is slower
 
 
 @dataclass(frozen=True)
@@ -34,10 +27,8 @@ class Seen:
 
     first_user: int
     num_items: int
-    starts: Ids
-    """Place in `keys` of each user's first seen item, and one more."""
-    keys: Ids
-    """(user - first_user) * (num_items + 1) + s_i - i, ascending."""
+    starts: Ids  # place in `keys` of each user's first seen item, and one more
+    keys: Ids  # (user - first_user) * (num_items + 1) + s_i - i, ascending
 
     @classmethod
     def of(cls, users: Ids, items: Ids, num_items: int) -> Seen:
@@ -54,17 +45,11 @@ class Seen:
         return cls(first, num_items, starts, owner * (num_items + 1) + item - rank)
 
     def num_unseen(self, users: Ids) -> Ids:
-        """The number of items that each user has not seen."""
         places = users - self.first_user
         return self.num_items - (self.starts[places + 1] - self.starts[places])
 
     def draw(self, users: Ids, numbers: Ids, seed: tuple[int, ...]) -> Ids:
-        """Draw unseen items (N,), uniformly with replacement: ids from 1.
-
-        Args:
-            users: The user of each draw (N,), who has an unseen item.
-            numbers: The number of each draw among its user's (N,).
-        """
+        """Draw items (N,) that `users` have not seen, uniformly with replacement; `numbers` count a user's draws."""
         if not len(users):
             return np.zeros(0, np.int64)
         random = _random_bits(seed, users, numbers) >> np.uint64(32)
@@ -92,17 +77,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws the negatives of a dataset.
+    """Draws the negatives of a dataset."""
 
-    Args:
-        distribution: `uniform`, or `popularity`: in proportion to an item's number of interactions.
-        counts: That number for ids from 1; used by `popularity`.
-        reject_seen: Never draw an item that the user has seen, unless the user has seen all items.
-    """
-
-    distribution: Distribution
-    counts: Ids
-    reject_seen: bool = True
+    distribution: Distribution  # popularity: in proportion to an item's number of interactions
+    counts: Ids  # of each item's interactions, for ids from 1
+    reject_seen: bool = True  # never draws an item that the user has seen, unless the user has seen all items
 
     def draw(self, seen: Seen, users: Ids, numbers: Ids, seed: tuple[int, ...]) -> Ids:
         """Draw items (N,), ids from 1; see `Seen.draw`."""
@@ -137,9 +116,8 @@ class Draws:
         total = self._ends[-1]
         uniform = (_random_bits(seed, users, numbers) >> np.uint64(11)) * 2.0**-53
         places = np.minimum((uniform * total).astype(np.int64), total - 1)
-        if self._pool is not None:
-            return np.asarray(self._pool[places], np.int64)
-        return np.asarray(np.searchsorted(self._ends, places, side="right") + 1, np.int64)
+        found = np.searchsorted(self._ends, places, side="right") + 1 if self._pool is None else self._pool[places]
+        return np.asarray(found, np.int64)
 
     @cached_property
     def _ends(self) -> Ids:
@@ -147,9 +125,8 @@ class Draws:
 
     @cached_property
     def _pool(self) -> NDArray[np.int32] | None:
-        if self._ends[-1] > POOL:
-            return None
-        return np.repeat(np.arange(1, len(self.counts) + 1, dtype=np.int32), self.counts)
+        items = np.arange(1, len(self.counts) + 1, dtype=np.int32)
+        return np.repeat(items, self.counts) if self._ends[-1] <= POOL else None
 
 
 def _any(users: Ids, numbers: Ids, num_items: int, seed: tuple[int, ...]) -> Ids:
@@ -158,10 +135,7 @@ def _any(users: Ids, numbers: Ids, num_items: int, seed: tuple[int, ...]) -> Ids
 
 
 def _random_bits(seed: tuple[int, ...], users: Ids, numbers: Ids) -> NDArray[np.uint64]:
-    """64 bits for each draw: SplitMix64 (Steele, Lea and Flood, 2014) as a function of the counters.
-
-    `users` and `numbers` broadcast against each other.
-    """
+    """64 bits for each draw: SplitMix64 (Steele, Lea, Flood 2014) as a function of the counters, which broadcast."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,24 +21,12 @@ from pathlib import Path
 import recspec
 from recspec.config import Settings
 from recspec.errors import DataError
-from recspec.files import (
-    PathError,
-    beside,
-    confined,
-    is_own,
-    local,
-    locked,
-    put_in_place,
-    read_json,
-    removed,
-    whole_folder,
-)
+from recspec.files import beside, confined, is_own, local, locked, put_in_place, read_json, removed, whole_folder
 from recspec.prepare.context import PrepareContext, Remark
 from recspec.spec import FILE_NAME, FeatureSpec
 from recspec.storage import PREPARE_FILE
 
-HASHED_BYTES = 64 << 20
-"""Inputs up to this size are identified by their SHA-256, larger ones by size and modification time."""
+HASHED_BYTES = 64 << 20  # larger inputs are identified by size and modification time, others by their SHA-256
 
 
 @dataclass(frozen=True)
@@ -47,10 +34,8 @@ class Prepared:
     """The result of a preparation."""
 
     spec: FeatureSpec
-    summary: Mapping[str, object]
-    """Counts of rows, users, items and left-out rows; the seconds it took, those of the last run if it was resumed."""
-    message: str
-    """The outcome, in a sentence."""
+    summary: Mapping[str, object]  # counts of rows, users, items and left-out rows; the seconds of the (last) run
+    message: str  # the outcome, in a sentence
 
 
 def run(
@@ -63,32 +48,27 @@ def run(
     resumable: bool = False,
     finished: Callable[[Path], str | None] = lambda _: None,
 ) -> Prepared:
-    """Prepare a dataset, unless `context.out` already holds the same one.
+    """Prepare a dataset, unless `context.out` holds the same one. Raises DataError if it holds something else.
 
     Args:
         build: Fills an empty folder and returns its specification, whose `metadata.summary` is kept.
         resumable: `build` keeps its stages in the folder `work`, each under its name once it is complete. After an
             interruption, the same preparation with the same engine gets the same folder again.
         finished: Says which stages a folder holds, as in "after stage 'finding ids'"; None for a fresh one.
-
-    Raises:
-        DataError: if `out` holds something else, or another process prepares it.
     """
     out = local(context.out, "OUT")
     with locked(out, "preparing"):
-        identity: dict[str, object] = {
-            "dataset": dataset,
-            "settings": settings.model_dump(mode="json"),
-            "inputs": [_fingerprint(path) for path in inputs],
-            "recspec": recspec.__version__,
-        }
+        identity: dict[str, object] = {"dataset": dataset, "settings": settings.model_dump(mode="json")}
+        identity |= {"inputs": [_fingerprint(path) for path in inputs], "recspec": recspec.__version__}
         _remove_abandoned(out)
         if _holds(out, identity, context.force):
             return _prepared(out, f"already prepared: {out} holds what was asked for")
-        if not resumable:  # the unfinished folder of another dataset
-            removed(_unfinished(out))
+        unfinished = beside(out, "unfinished.tmp")
+        if not resumable:  # the folder is of another dataset
+            removed(unfinished)
         started = time.perf_counter()
-        with _resumed(out, {**identity, "engine": context.engine}) if resumable else _beside(out) as folder:
+        job = {**identity, "engine": context.engine}
+        with _resumed(unfinished, out, job) if resumable else _beside(out) as folder:
             held = finished(folder)
             if held is not None:
                 context.progress(Remark(f"continuing {held}"), 0, None)
@@ -113,12 +93,11 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
     """Whether `out` holds the same dataset already; an error if it holds anything that may not be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    record = out / PREPARE_FILE
-    if not record.is_file():
+    if not (out / PREPARE_FILE).is_file():
         raise DataError(f"{out}: exists and is not a dataset that recspec prepared; name another place for it")
     try:
         read = read_json(confined(out, PREPARE_FILE))
-    except PathError:
+    except DataError:
         read = {}
     earlier = read if isinstance(read, dict) else {}
     differences = [name for name in identity if earlier.get(name) != identity[name]]
@@ -132,10 +111,9 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
 
 def _difference(name: str, earlier: object, now: object) -> str:
     if name == "settings" and isinstance(earlier, dict) and isinstance(now, dict):
-        changed = sorted(key for key in {*earlier, *now} if earlier.get(key) != now.get(key))
-        return "settings: " + ", ".join(
-            f"{key} was {json.dumps(earlier.get(key))}, now {json.dumps(now.get(key))}" for key in changed
-        )
+        pairs = {key: (earlier.get(key), now.get(key)) for key in sorted({*earlier, *now})}
+        changed = (f"{key} was {json.dumps(a)}, now {json.dumps(b)}" for key, (a, b) in pairs.items() if a != b)
+        return f"settings: {', '.join(changed)}"
     if name == "inputs":
         return "inputs: the raw files are not the same"
     return f"{name}: was {earlier}, now {now}"
@@ -147,19 +125,18 @@ def _beside(out: Path) -> Iterator[Path]:
     try:
         with whole_folder(out) as folder:
             yield folder
-            shutil.rmtree(folder / "work", ignore_errors=True)
+            removed(folder / "work")
     except BaseException as error:
         error.add_note(f"Nothing was lost: {out} is as it was before.")
         raise
 
 
 @contextmanager
-def _resumed(out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
+def _resumed(folder: Path, out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
     """A temporary folder that replaces `out` on success and stays on failure, so that the same job can continue.
 
     Malformed data remove it, because corrected data make another job. A folder of another user is never continued.
     """
-    folder = _unfinished(out)
     job = folder / "work" / "job.json"
     asked = json.dumps(identity, sort_keys=True)
     if not is_own(folder) or not is_own(job.parent) or not job.is_file() or job.read_text(encoding="utf-8") != asked:
@@ -169,29 +146,19 @@ def _resumed(out: Path, identity: Mapping[str, object]) -> Iterator[Path]:
         job.write_text(asked, encoding="utf-8")
     try:
         yield folder
-        shutil.rmtree(folder / "work", ignore_errors=True)
+        removed(folder / "work")
         put_in_place(folder, out)
-    except DataError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        error.add_note(f"Nothing was lost: {out} is as it was before.")
-        raise
     except BaseException as error:
-        error.add_note(
-            f"Nothing was lost: {out} is as it was before. What is finished lies in {folder}: "
-            "the same command goes on from there."
-        )
+        rest = f" What is finished lies in {folder}: the same command goes on from there."
+        if isinstance(error, DataError):
+            removed(folder)
+            rest = ""
+        error.add_note(f"Nothing was lost: {out} is as it was before.{rest}")
         raise
-
-
-def _unfinished(out: Path) -> Path:
-    return beside(out, "unfinished.tmp")
 
 
 def _remove_abandoned(out: Path) -> None:
-    """Remove the folders of killed preparations of `out`, except one that can be resumed.
-
-    The holder of the lock of `out` is its only writer, so these folders are abandoned.
-    """
+    """Remove the folders of killed preparations of `out`, whose lock this process holds, except a resumable one."""
     ours = re.compile(re.escape(beside(out, "").name) + r"[0-9a-f]+(\.old)?\.tmp")
     for folder in sorted(out.parent.iterdir()):
         if not ours.fullmatch(folder.name):

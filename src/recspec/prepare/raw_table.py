@@ -1,14 +1,13 @@
 """Raw files of any kind as one table whose columns have types.
 
-Text has no types, so all values of a column decide its type. Ids and categories stay text, letter for letter. Every
-guess and every change leaves a note. Values of an unclear type are an error that names the lines of a text file, or the
-rows of a Parquet file.
+All values of a text column decide its type. Ids and categories stay text, letter for letter. Every guess and every
+change leaves a note. Values of an unclear type are an error that names their lines or rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -19,35 +18,31 @@ from ibis.expr.types import Table
 from recspec.encoding import TRUTH
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
-from recspec.prepare.labels import label_of
+from recspec.prepare.names import ROW
 from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import RawType, Reading, path_of, stage
-from recspec.prepare.raw_rows import NUMBER, PLAIN_WHOLE, SHOWN, WHOLE, RawRows, is_missing_marker, number_of
+from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
 from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import ROW
-from recspec.prepare.times import seconds_of
+from recspec.prepare.times import Times
 
-CODE = r"^[+-]?(0[0-9]|[0-9]{19})"
-"""Digits that are a code: as a number they lose a leading zero or their last digits."""
+CODE = r"^[+-]?(0[0-9]|[0-9]{19})"  # as a number, these digits lose a leading zero or their last digits
 WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
 """Numbers with separators and units: `1,234.50`, `12,5`, `$3`, `7 %`."""
+LABELS = {
+    **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
+}  # fmt: skip
+"""Spellings of a label, in any case."""
 
 
 @dataclass(frozen=True)
 class Roles:
     """What each column of a table is for."""
 
-    ids: tuple[str, ...] = ()
-    """Text without missing values; in a file of users or items (`shown`), values may be missing."""
-    texts: Collection[str] = ()
-    """Text, as written."""
-    categories: Collection[str] = ()
-    """Text, as written; but true and false become 1 and 0 in any spelling."""
+    ids: tuple[str, ...] = ()  # text without missing values; in a file of users or items (`shown`), some may be missing
+    texts: Collection[str] = ()  # text, as written
+    categories: Collection[str] = ()  # text, as written; but true and false become 1 and 0 in any spelling
     numbers: Collection[str] = ()
-    features: Collection[str] = ()
-    """Their values decide their type."""
-    shown: bool = False
-    """For a file of users or items: the values of all other columns decide their types, without notes."""
+    features: Collection[str] = ()  # their values decide their type
+    shown: bool = False  # a file of users or items: the values of all other columns decide their types, without notes
     time: str | None = None
     label: str | None = None
     positive_from: float | None = None
@@ -56,20 +51,12 @@ class Roles:
 def read_raw_files(
     backend: Backend, paths: Sequence[Path], roles: Roles, reading: Reading, notes: Notes, folder: Path
 ) -> Table:
-    """The rows of all files, one file after another, with typed columns and the column `ROW`.
+    """The rows of all files, one after another, with typed columns and the column `ROW`.
 
-    The time column holds numbers: seconds since 1970, or the file's own. The label holds 0 and 1.
-
-    Args:
-        folder: For intermediate files.
-
-    Raises:
-        DataError: naming the rows with values of another type than their column.
+    Times are seconds since 1970, or the file's own numbers; labels are 0 and 1. `folder` is for intermediate files.
+    Raises DataError, naming the rows with values of another type than their column.
     """
-    raw = stage(backend, paths, roles.ids, reading, notes, folder)
-    if reading.rows is not None:
-        raw = replace(raw, table=raw.table.filter(raw.table[ROW] < reading.rows))
-    return _Typing(RawRows(backend, raw, reading, notes), roles).table()
+    return _Typing(stage(backend, paths, roles.ids, reading, notes, folder), roles).table()
 
 
 @dataclass(frozen=True)
@@ -92,8 +79,6 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Typing:
-    """Gives the columns of one table their types."""
-
     rows: RawRows
     roles: Roles
     inferred: dict[str, list[str]] = field(default_factory=dict)
@@ -101,8 +86,8 @@ class _Typing:
     def table(self) -> Table:
         typed = {name: self._column(name) for name in self.rows.table.columns if name != ROW}
         if self.rows.problems:
-            raise DataError.of(self.rows.raw.where, self.rows.problems)
-        of = f" of {path_of(self.rows.raw.parts[0]).name}" if self.roles.shown else ""
+            raise DataError.of(self.rows.where, self.rows.problems)
+        of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
         self.rows.notes.inferred.extend(f"{listed(names)}{of}: {what}" for what, names in self.inferred.items())
         table = self.rows.table.mutate(**{name: values for name, values in typed.items() if values is not None})
         self._check_present(table)
@@ -112,14 +97,14 @@ class _Typing:
         """A column with its type; None if it stays unchanged."""
         roles, values = self.roles, self.rows.table[name]
         if name == roles.time:
-            return seconds_of(self.rows, name)
+            return Times(self.rows, name).seconds()
         if name == roles.label:
-            return label_of(self.rows, name, roles.positive_from)
+            return _label(self.rows, name, roles.positive_from)
         declared = self.rows.reading.types.get(name)
         if declared is not None:
             return self._declared(name, declared)
         if name in roles.ids or name in roles.texts or name in roles.categories:
-            if values.type().is_integer() and not self.rows.raw.table[name].type().is_boolean():
+            if values.type().is_integer() and not self.rows.raw[name].type().is_boolean():
                 self._infer("whole numbers, kept as text; `types` can declare them int64", name)
                 return values.cast("string")
             return self._truth(name) if name in roles.categories and values.type().is_string() else None
@@ -132,7 +117,7 @@ class _Typing:
     def _infer(self, what: str, name: str) -> None:
         self.inferred.setdefault(what, []).append(name)
 
-    def _declared(self, name: str, kind: RawType) -> Values:
+    def _declared(self, name: str, kind: str) -> Values:
         values = self.rows.table[name]
         if kind == "string":
             return values.cast("string")
@@ -146,9 +131,8 @@ class _Typing:
             self.rows.problems.append(f"column '{name}' holds {values.type()}, which `types` can't make {kind}")
             return values
         if kind == "int64":
-            self.rows.refuse(
-                values.notnull() & (values != values.floor()), name, "declared int64; expected a whole number"
-            )
+            fraction = values.notnull() & (values != values.floor())
+            self.rows.refuse(fraction, name, "declared int64; expected a whole number")
         return values.cast(kind)
 
     @cached_property
@@ -161,19 +145,16 @@ class _Typing:
         counts: dict[str, Values] = {}
         for place, name in enumerate(names):
             text = rows[name].strip()
-            tests = {
-                "present": text != "", "numbers": text.re_search(NUMBER), "plain": text.re_search(PLAIN_WHOLE),
-                "codes": text.re_search(CODE), "written": text.re_search(WRITTEN) & ~text.re_search(NUMBER),
-                "truths": text.lower().isin([*TRUTH]), "markers": is_missing_marker(text),
-            }  # fmt: skip
+            tests = {"present": text != "", "numbers": text.re_search(NUMBER), "plain": text.re_search(PLAIN_WHOLE),
+                     "codes": text.re_search(CODE), "written": text.re_search(WRITTEN) & ~text.re_search(NUMBER),
+                     "truths": text.lower().isin([*TRUTH]), "markers": is_missing_marker(text)}  # fmt: skip
             counts |= {f"_{place}_{test}": found.cast("int64").sum() for test, found in tests.items()}
         if not counts:
             return {}
         found = fetch(self.rows.backend, rows.aggregate(**counts)).to_pylist()[0]
-        return {
-            name: _Seen(**{test: int(found[f"_{place}_{test}"] or 0) for test in _Seen.__annotations__})
-            for place, name in enumerate(names)
-        }
+        tested = _Seen.__annotations__
+        return {name: _Seen(**{test: int(found[f"_{place}_{test}"] or 0) for test in tested})
+                for place, name in enumerate(names)}  # fmt: skip
 
     def _truth(self, name: str) -> Values | None:
         """1 and 0 for true and false, if a column holds nothing else."""
@@ -181,19 +162,16 @@ class _Typing:
         if not seen.truths or seen.truths < seen.present:
             return None
         self._infer("true and false, taken as 1 and 0", name)
-        return (
-            self.rows.table[name].strip().lower().cases(*((text, value) for text, value in TRUTH.items()), else_=None)
-        )
+        return self.rows.table[name].strip().lower().cases(*TRUTH.items(), else_=None)
 
     def _judged(self, name: str) -> Values | None:
         """A number, a truth value or text, by all values."""
         seen, asked = self._seen[name], name in self.roles.features
-        if name in self.rows.raw.texts:
+        if name in self.rows.texts:
             if asked and seen.numbers * 2 > seen.present:
-                self.rows.notes.inferred.append(
-                    f"'{name}' is taken as a category, for the file calls it text, though {seen.numbers:,} of its "
-                    f"{seen.present:,} values are numbers; set numeric=[{name}] to take it as a number"
-                )
+                though = f"though {seen.numbers:,} of its {seen.present:,} values are numbers"
+                note = f"'{name}' is taken as a category, for the file calls it text, {though}; set numeric=[{name}] "
+                self.rows.notes.inferred.append(note + "to take it as a number")
             return None
         if (truth := self._truth(name)) is not None:
             return truth
@@ -222,31 +200,27 @@ class _Typing:
 
     def _refuse_text(self, name: str, seen: _Seen) -> None:
         text = self.rows.table[name].strip()
-        advice = (f"correct them, name what stands for a missing value in missing_values, or keep the column as text "
-                  f"with categorical=[{name}]")  # fmt: skip
+        advice = "correct them, name what stands for a missing value in missing_values,"
         if seen.written * 2 > seen.rest:
-            advice = (f"write numbers with a point and nothing else, such as 1234.5, or keep the column as text with "
-                      f"categorical=[{name}]")  # fmt: skip
+            advice = "write numbers with a point and nothing else, such as 1234.5,"
         self.rows.refuse((text != "") & ~is_missing_marker(text) & ~text.re_search(NUMBER), name,
-                     f"{seen.numbers:,} of its {seen.present:,} values are numbers; {advice}")  # fmt: skip
+                         f"{seen.numbers:,} of its {seen.present:,} values are numbers; {advice} or keep the column as "
+                         f"text with categorical=[{name}]")  # fmt: skip
 
     def _note_markers(self, name: str, count: int) -> None:
         text = self.rows.table[name].strip()
         marked = self.rows.table.filter(is_missing_marker(text))
-        kinds = fetch(
-            self.rows.backend, marked.group_by(text=text).aggregate(first=marked[ROW].min()).order_by("first")
-        )
-        first = self.rows.raw.places([kinds.column("first")[0].as_py()])[0]
-        self.rows.notes.changed.append(
-            f"'{name}': {count:,} values are taken as missing: {listed(kinds.column('text').to_pylist()[:10])} "
-            f"(the first in {first})"
-        )
+        firsts = marked.group_by(text=text).aggregate(first=marked[ROW].min()).order_by("first")
+        kinds = fetch(self.rows.backend, firsts)
+        first = self.rows.places([kinds.column("first")[0].as_py()])[0]
+        texts = listed(kinds.column("text").to_pylist()[:10])
+        note = f"'{name}': {count:,} values are taken as missing: {texts} (the first in {first})"
+        self.rows.notes.changed.append(note)
 
     def _check_present(self, table: Table) -> None:
         problems = []
-        for name in self.roles.ids:
-            if name not in table.columns:
-                continue
+        ids = [name for name in self.roles.ids if name in table.columns]
+        for name in ids:
             kind = table[name].type()
             if not (kind.is_string() or kind.is_integer()):
                 problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; write them so")
@@ -254,33 +228,49 @@ class _Typing:
             if self.roles.shown:  # the catalogue leaves out such rows and counts them
                 continue
             missing = table.filter(table[name].isnull())
-            first = fetch(self.rows.backend, missing.select(ROW).order_by(ROW).limit(SHOWN)).column(ROW).to_pylist()
+            first = self.rows.first(missing.select(ROW)).column(ROW).to_pylist()
             if first:
-                count, shown = count_rows(self.rows.backend, missing), ", ".join(self.rows.raw.places(first))
-                problems.append(
-                    f"column '{name}' has no value in {count:,} rows, such as {shown}; "
-                    "leave these rows out, or give them an id"
-                )
+                rows = f"{count_rows(self.rows.backend, missing):,} rows, such as {', '.join(self.rows.places(first))}"
+                problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id")
         if problems:
-            raise DataError.of(self.rows.raw.where, problems)
-        if not self.roles.shown:
-            for name in self.roles.ids:
-                if name in table.columns and table[name].type().is_string():
-                    self._note_odd_ids(table, name)
+            raise DataError.of(self.rows.where, problems)
+        for name in ids if not self.roles.shown else ():
+            if table[name].type().is_string():
+                self._note_odd_ids(table, name)
 
     def _note_odd_ids(self, table: Table, name: str) -> None:
         """Note ids that are kept letter for letter but may be a mistake."""
         text = table[name]
-        marked = is_missing_marker(text)
-        odd = {
-            "have blanks around them, which are part of the id": text != text.strip(),
-            "look like missing values, and are kept as ids; name them in missing_values if they are none": marked,
-        }
-        for what, is_so in odd.items():
-            kinds = table.filter(is_so).group_by(text=text).aggregate(rows=ibis._.count()).order_by("text")
+        for is_odd, what in (
+            (text != text.strip(), "have blanks around them, which are part of the id"),
+            (is_missing_marker(text),
+             "look like missing values, and are kept as ids; name them in missing_values if they are none"),
+        ):  # fmt: skip
+            kinds = table.filter(is_odd).group_by(text=text).aggregate(rows=ibis._.count()).order_by("text")
             found = fetch(self.rows.backend, kinds)
             if found.num_rows:
                 ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
-                self.rows.notes.inferred.append(
-                    f"'{name}': {len(ids):,} ids, in {rows:,} rows, {what}: {listed(ids[:5])}"
-                )
+                note = f"'{name}': {len(ids):,} ids, in {rows:,} rows, {what}: {listed(ids[:5])}"
+                self.rows.notes.inferred.append(note)
+
+
+def _label(rows: RawRows, name: str, positive_from: float | None) -> Values:
+    """The label column as 0 and 1; 1 from `positive_from` on, if given."""
+    values = rows.table[name]
+    if positive_from is not None:
+        number = number_of(values.strip(), "float64") if values.type().is_string() else values
+        rows.refuse(number.isnull(), name, "expected a number, as positive_from is set", ", the label")
+        return (number >= positive_from).cast("int64")
+    expected = "expected 0 or 1, true or false, yes or no (or set positive_from to where a 1 begins)"
+    if not values.type().is_string():
+        rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
+        return values.cast("int64")
+    label = values.strip().lower().cases(*LABELS.items(), else_=None)
+    rows.refuse(label.isnull(), name, expected, ", the label")
+    held = fetch(rows.backend, rows.table.group_by(word=values.strip()).aggregate(rows=rows.table.count()))
+    words = sorted({str(word) for word in held.column("word").to_pylist()} - {"0", "1"})
+    if words and not rows.problems:
+        each = {value: [word for word in words if LABELS.get(word.lower()) == value] for value in (1, 0)}
+        told = [f"{listed(found)} as {value}" for value, found in each.items() if found]
+        rows.notes.changed.append(f"label '{name}': {' and '.join(told)}")
+    return label

@@ -7,7 +7,8 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from contextlib import contextmanager
+from itertools import accumulate, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,20 +20,12 @@ from ibis.expr.operations import UnboundTable
 from ibis.expr.types import Table
 
 from recspec.errors import DataError, SettingsError, require_extra
+from recspec.files import is_gzip
 from recspec.prepare.backend import Backend, Watch
 from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.prepare.malformed import explained
-from recspec.prepare.staging import (
-    Names,
-    bounded,
-    compression,
-    nanosecond_columns,
-    new_folder,
-    quoted,
-    schema_of,
-    without_missing,
-)
-from recspec.prepare.text_files import ROW, ColumnType, JsonFile, TextFile, file_columns, readable
+from recspec.prepare.names import ROW
+from recspec.prepare.staging import bounded, nanosecond_columns, quoted, schema_of, without_missing
+from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, explained, file_columns, readable
 
 SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
 SPARK_LOCAL = (
@@ -41,7 +34,6 @@ SPARK_LOCAL = (
 )  # fmt: skip
 """Settings for a session on this machine only."""
 SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
-"""Names of `ENGINE_ENCODINGS`."""
 SPARK_READ = {"recursiveFileLookup": "true", "__globPaths__": "false"}
 """Without these options, a folder named `a=1` adds a column `a`, and `*` in a path matches other files."""
 
@@ -49,22 +41,20 @@ SPARK_READ = {"recursiveFileLookup": "true", "__globPaths__": "false"}
 class SparkBackend(Backend):
     """A Spark session with its temporary folder.
 
-    Spark reads the parts of a table in any order, so a row's place is computed from the metadata of where Spark read
-    it. Files are named by URI, because Spark looks for a plain path in its default file system. Raw files are read
-    through links with plain names, because Spark skips files such as `_a.csv` and cannot read `a:b.csv`.
+    Spark reads parts of a table in any order, so a row's place comes from the metadata of its part. A URI names each
+    file, because plain paths are of Spark's default file system, through a link, because Spark skips `_a.csv`.
     """
 
     name = "spark"
 
     def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
         sql = require_extra("pyspark.sql", "spark")
-        if "SPARK_MASTER" not in os.environ and not _has_java():
-            raise SettingsError(
-                "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
-                "install a JDK (17 or newer), or use --engine duckdb"
-            )
+        if not {"SPARK_MASTER", "JAVA_HOME"} & set(os.environ) and shutil.which("java") is None:
+            raise SettingsError("--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
+                                "install a JDK (17 or newer), or use --engine duckdb")  # fmt: skip
         self.memory_limit = memory_limit
-        self._folder = new_folder(folder).absolute()
+        folder.mkdir(parents=True)
+        self._folder = folder.absolute()
         self._threads = threads
         self._links = TemporaryDirectory(prefix="recspec-")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers start the system's python3
@@ -88,40 +78,30 @@ class SparkBackend(Backend):
             settings["spark.driver.memory"] = f"{max(memory_limit // 2**20, 512)}m"
         if "SPARK_MASTER" in os.environ:  # a cluster or spark-submit sets its own
             settings = {name: value for name, value in settings.items() if name not in SPARK_LOCAL}
-        builder = sql.SparkSession.builder
-        for key, value in settings.items():
-            builder = builder.config(key, value)
         with warnings.catch_warnings():
             # The options of Ibis's Spark dialect load pandas, and Spark warns about its version. No row passes through
             # pandas here.
             warnings.simplefilter("ignore", FutureWarning)
             _ = ibis.pyspark
-        self._session = builder.getOrCreate()
+        self._session = sql.SparkSession.builder.config(map=settings).getOrCreate()
         self._session.sparkContext.setLogLevel("ERROR")
-        self._names = Names()
-        self._staged: dict[str, Path] = {}
-        """The folder of each view that `stage` wrote."""
+        self._names = map("staged_{:04d}".format, count(1))
+        self._staged: dict[str, Path] = {}  # the folder of each view that `stage` wrote
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
         if file.multiline:
             return self._by_duckdb(lambda engine, target: engine.read_text(file, target), into)
         columns = file_columns(file)
-        source = readable(file, self._folder / f"{self._names.next()}.txt")
+        source = readable(file, self._folder / f"{next(self._names)}.txt")
         # Columns have generated names until the table is complete, because Spark adds columns of its own.
         plain = {name: f"column_{number}" for number, name in enumerate(columns)}
         frame = self._reader().csv(
             _uri(self._linked([source.path])),
             schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
-            sep=file.separator,
-            header=file.header,
-            encoding=SPARK_ENCODINGS[source.encoding],
-            quote='"' if file.quoted else "",
-            escape='"' if file.quoted else "",
-            mode="FAILFAST",
-            nullValue="",
-            emptyValue="",
-        )
-        target = self._folder / self._names.next()
+            sep=file.separator, header=file.header, encoding=SPARK_ENCODINGS[source.encoding], mode="FAILFAST",
+            quote='"' if file.quoted else "", escape='"' if file.quoted else "", nullValue="", emptyValue="",
+        )  # fmt: skip
+        target = self._folder / next(self._names)
         table = self._read(file, frame, [plain[name] for name in file.columns], target)
         if into is None:
             return table
@@ -134,8 +114,8 @@ class SparkBackend(Backend):
 
     def _by_duckdb(self, read: Callable[[DuckDBBackend, Path], Table], into: Path | None) -> Table:
         """Stage a file with DuckDB, so that both engines understand its values alike."""
-        target = into or self._folder / f"{self._names.next()}.parquet"
-        with DuckDBBackend(self._folder / self._names.next(), self.memory_limit, self._threads) as engine:
+        target = into or self._folder / f"{next(self._names)}.parquet"
+        with DuckDBBackend(self._folder / next(self._names), self.memory_limit, self._threads) as engine:
             read(engine, target)
         return self.read_parquet([target])
 
@@ -146,13 +126,11 @@ class SparkBackend(Backend):
         and jump between blocks. Each jump is replaced by the number of rows in the blocks before.
         """
         staged = frame.selectExpr("_metadata.file_block_start", "monotonically_increasing_id()", *values)
-        try:
-            with bounded(file.path, self._folder, self._session.sparkContext.cancelAllJobs):
-                staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
-        except Exception as error:
-            if not _is_sparks(error):
-                raise
-            raise explained(file, str(error).split("\n")[0]) from None
+        with (
+            _errors_of_spark(lambda said: explained(file, said.split("\n")[0])),
+            bounded(file.path, self._folder, self._session.sparkContext.cancelAllJobs),
+        ):
+            staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
         staged = self._reader().parquet(_uri(target))
         found = staged.groupBy("block").agg({"number": "min", "*": "count"}).orderBy("block").collect()
         before, starts = 0, []
@@ -167,13 +145,9 @@ class SparkBackend(Backend):
             (folder,) = paths
             assert not row, folder
             return self._view(self._reader().parquet(_uri(folder)), schema_of(_parts(folder)[0], row))
-        try:
+        where, advice = f"{paths[0]}: Spark can't read it", "use --engine duckdb"
+        with _errors_of_spark(lambda said: DataError(f"{where} ({_shortened(said)}); {advice}")):
             frame = self._reader().parquet(_uri(self._linked(paths)))
-        except Exception as error:
-            if not _is_sparks(error):
-                raise
-            said = " ".join(str(error).split())[:300]
-            raise DataError(f"{paths[0]}: Spark can't read it ({said}); use --engine duckdb") from None
         schema = schema_of(paths[0], row)
         nanos = dict(nanosecond_columns(paths[0]))
         if not row:
@@ -187,7 +161,7 @@ class SparkBackend(Backend):
         return self._view(_frame_in_micros(_numbered(self._session, placed, starts, frame.columns), nanos), schema)
 
     def _view(self, frame: Any, schema: Mapping[str, Any]) -> Table:
-        name = self._names.next()
+        name = next(self._names)
         frame.createOrReplaceTempView(name)
         return ibis.table(schema, name=name)
 
@@ -212,13 +186,9 @@ class SparkBackend(Backend):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, table: Table) -> Path:
-        target = self._folder / self._names.next()
-        try:
+        target = self._folder / next(self._names)
+        with _errors_of_spark(lambda said: DataError(f"Spark could not finish a step: {_shortened(said)}")):
             self._session.sql(ibis.to_sql(table, dialect="pyspark")).write.parquet(_uri(target))
-        except Exception as error:
-            if not _is_sparks(error):
-                raise
-            raise DataError(f"Spark could not finish a step: {' '.join(str(error).split())[:300]}") from error
         return target
 
     def _reader(self) -> Any:
@@ -226,7 +196,7 @@ class SparkBackend(Backend):
 
     def _linked(self, paths: Sequence[Path]) -> Path:
         """A folder of links to files, with plain names that sort in the given order."""
-        folder = self._folder / self._names.next()
+        folder = self._folder / next(self._names)
         folder.mkdir()
         for number, path in enumerate(paths):
             (folder / _link_name(number, path)).symlink_to(path.absolute())
@@ -242,11 +212,9 @@ class SparkBackend(Backend):
 
 
 def _numbered(session: Any, placed: Any, starts: Sequence[str], names: Sequence[str]) -> Any:
-    """A frame with the column `ROW` and the columns `names`.
+    """A frame with `ROW` and the columns `names`, from rows with their place, number there and plain columns.
 
-    Args:
-        placed: The place where each row was read, its number there, then the columns under plain names.
-        starts: SQL pairs of a place and the number to add there.
+    `starts` are SQL pairs of a place and the number to add there.
     """
     place, number, *columns = placed.columns
     table = session.sql(f"SELECT * FROM VALUES {', '.join(starts)} AS starts(start, before)")
@@ -280,7 +248,7 @@ def _uri(path: Path) -> str:
 
 def _link_name(number: int, path: Path) -> str:
     """The suffix tells Spark whether a file is compressed."""
-    return f"{number:06d}{'.gz' if compression(path) == 'gzip' else '.file'}"
+    return f"{number:06d}{'.gz' if is_gzip(path) else '.file'}"
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -288,9 +256,16 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"), key=lambda path: (len(path.name.split("-")[1]), path.name))
 
 
-def _is_sparks(error: Exception) -> bool:
-    return type(error).__module__.startswith(("pyspark", "py4j"))
+@contextmanager
+def _errors_of_spark(ours: Callable[[str], DataError]) -> Iterator[None]:
+    """Turn an error of Spark into the one that `ours` makes of its message."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.startswith(("pyspark", "py4j")):
+            raise ours(str(error)) from error
+        raise
 
 
-def _has_java() -> bool:
-    return "JAVA_HOME" in os.environ or shutil.which("java") is not None
+def _shortened(said: str) -> str:
+    return " ".join(said.split())[:300]

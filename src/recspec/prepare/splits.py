@@ -1,7 +1,4 @@
-"""Splits: each function adds the column `split` to a table.
-
-The functions are pure and built of Ibis expressions. Results depend neither on the engine nor on its order of rows.
-"""
+"""Splits: each function adds the column `split` to a table, whatever the engine and its order of rows."""
 
 from __future__ import annotations
 
@@ -16,11 +13,7 @@ MILLION = 1_000_000
 def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
     """Each user's last row for test, the last but one for valid, all others for train.
 
-    A user with two rows has no valid row, one with a single row only a train row.
-
-    Args:
-        by: Column of the user.
-        order: Columns that sort a user's rows without a tie; end with the row's number in the raw file.
+    The only row of a user, and the first of two, are for train. `order` must leave no tie.
     """
     window = ibis.window(group_by=by, order_by=[ibis.desc(name) for name in order])
     last = ibis.row_number().over(window)
@@ -32,10 +25,7 @@ def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
 
 
 def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
-    """The latest share of all rows for test, the rows before them for valid, the earliest for train.
-
-    Rows of the same time stay together, on the earlier side of a cut, so that no later row is in train.
-    """
+    """The latest share of rows for test, those before for valid; rows of one time stay on the earlier side of a cut."""
     counted = table.group_by(_time=table[time]).aggregate(_rows=table.count())  # no engine has to sort all rows
     up_to = counted["_rows"].sum().over(ibis.cumulative_window(order_by=counted["_time"])).cast("int64")
     total = counted["_rows"].sum().over(ibis.window()).cast("int64")

@@ -1,4 +1,4 @@
-"""Staged Parquet files: what both backends need to name, bound and describe them."""
+"""Staged Parquet files: their names, bounds and schemas, for both backends."""
 
 from __future__ import annotations
 
@@ -17,22 +17,16 @@ from ibis.expr.types import Table
 from recspec.errors import listed
 from recspec.files import is_gzip, most_unpacked, too_much
 from recspec.prepare.backend import Backend
-from recspec.prepare.malformed import explained
+from recspec.prepare.names import ROW
 from recspec.prepare.tables import count_rows
-from recspec.prepare.text_files import ROW, JsonFile, TextFile
+from recspec.prepare.text_files import JsonFile, TextFile, explained
 
 WATCH_SECONDS = 0.5
 
 
 @contextmanager
 def bounded(path: Path, folder: Path, stop: Callable[[], None]) -> Iterator[None]:
-    """Stop staging a gzipped file once `folder` grows beyond the size that such a file may unpack to.
-
-    The engine unpacks the file itself. Measuring its output avoids unpacking the file a second time.
-
-    Raises:
-        DataError: if the file is too large.
-    """
+    """Stop staging a gzipped file, with an error, once `folder` exceeds the size to which such a file may unpack."""
     if not is_gzip(path):
         yield
         return
@@ -78,48 +72,20 @@ def without_missing(backend: Backend, file: TextFile | JsonFile, table: Table) -
     return table
 
 
-def new_folder(folder: Path) -> Path:
-    """Make a folder, which must not exist."""
-    folder.mkdir(parents=True, exist_ok=False)
-    return folder
-
-
-def compression(path: Path) -> str:
-    """The compression of a file, as engines name it."""
-    return "gzip" if is_gzip(path) else "none"
-
-
 def schema_of(path: Path, row: bool) -> dict[str, Any]:
     """Column names and Ibis types of a Parquet file, as engines read it."""
-    plain = [pa.field(column.name, _plain_type(column.type)) for column in pq.read_schema(path)]
-    schema = ibis.Schema.from_pyarrow(pa.schema(plain))
+    fields = []
+    for name, kind in ((column.name, column.type) for column in pq.read_schema(path)):
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        fields.append(pa.field(name, pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else plain))
+    schema = ibis.Schema.from_pyarrow(pa.schema(fields))
     return {ROW: "int64", **schema} if row else dict(schema)
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        return kind.value_type
-    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
-
-
 def nanosecond_columns(path: Path) -> list[tuple[str, bool]]:
-    """The columns of a Parquet file with times in nanoseconds, and whether they have a zone.
-
-    Engines read them as microseconds, because they have few functions for nanoseconds or none.
-    """
+    """Columns of nanoseconds, which engines read as microseconds, and whether they have a zone."""
     kinds = ((column.name, column.type) for column in pq.read_schema(path))
     return [(name, kind.tz is not None) for name, kind in kinds if pa.types.is_timestamp(kind) and kind.unit == "ns"]
-
-
-class Names:
-    """Unique names for the views and staged files of a session."""
-
-    def __init__(self) -> None:
-        self._given = 0
-
-    def next(self) -> str:
-        self._given += 1
-        return f"staged_{self._given:04d}"
 
 
 def quoted(name: str, mark: str = "'") -> str:

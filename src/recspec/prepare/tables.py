@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import ibis
 import pyarrow as pa
 from ibis.expr.types import Table
 
+from recspec.errors import DataError
 from recspec.prepare.backend import Backend
+from recspec.prepare.names import ITEM, ROW, USER
+from recspec.prepare.notes import Notes
+
+BYTES_PER_VALUE = 1_500  # of a memory limit, per value of a block: 500 MB give 55,555 rows of six columns
+Repeats = Literal["first", "keep"]
 
 
 def fetch(backend: Backend, table: Table) -> pa.Table:
@@ -17,16 +25,8 @@ def fetch(backend: Backend, table: Table) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
 
 
-BYTES_PER_VALUE = 1_500
-"""Bytes of a memory limit per value of a block: a limit of 500 MB gives 55,555 rows of six columns."""
-
-
 def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
-    """Yield the rows of a table in the expression's order, about `rows` at a time; the last block is smaller.
-
-    Under a memory limit, a block holds one value per `BYTES_PER_VALUE` of the limit. Encoding builds a hash table per
-    block, so blocks should be larger than an engine's batches.
-    """
+    """Yield the rows in the expression's order, about `rows` at a time; fewer under a memory limit."""
     if backend.memory_limit is not None:
         rows = max(1, min(rows, backend.memory_limit // (BYTES_PER_VALUE * len(table.columns))))
     waiting: list[pa.RecordBatch] = []
@@ -69,3 +69,62 @@ def counts_by(table: Table, key: str) -> Table:
     """The distinct values of a column, sorted, with their number of `rows`; missing values are left out."""
     present = table.filter(table[key].notnull())
     return present.group_by(key).aggregate(rows=present.count()).order_by(key)
+
+
+# --- interactions without repeats, nor users who have too few ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """Cleaned interactions, and the rows before each step."""
+
+    rows: Table
+    before: Table
+    num_before: int
+    distinct: Table
+    num_distinct: int | None  # None if no user was left out, so that it equals the number kept
+    min_interactions: int
+
+    def summary(self, kept: int) -> dict[str, object]:
+        """The numbers of dropped rows, given the number kept in the end."""
+        distinct = self.num_distinct or kept
+        return {"repeats_dropped": self.num_before - distinct, "of_users_with_too_few_dropped": distinct - kept}
+
+    def note(self, backend: Backend, notes: Notes, kept: int) -> None:
+        distinct = self.num_distinct or kept
+        if self.num_before > distinct:
+            left_out = first_left_out(backend, self.before, self.distinct)
+            example = f"user '{left_out[USER]}' and item '{left_out[ITEM]}'"
+            notes.dropped.append(f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat an earlier one of "
+                                 f"the same user and item, such as {example}; the earliest counts")  # fmt: skip
+        if distinct > kept:
+            left_out = first_left_out(backend, self.distinct, self.rows)
+            notes.dropped.append(f"{distinct - kept:,} rows of users with fewer than {self.min_interactions:,} items, "
+                                 f"such as user '{left_out[USER]}' (min_interactions)")  # fmt: skip
+
+
+def first_left_out(backend: Backend, rows: Table, kept: Table) -> Mapping[str, object]:
+    """User and item of the first row of the file that is not kept."""
+    left_out = rows.select(ROW, USER, ITEM).anti_join(kept.select(ROW), ROW)
+    return dict(fetch(backend, left_out.order_by(ROW).limit(1)).to_pylist()[0])
+
+
+def clean(
+    backend: Backend, rows: Table, *, min_interactions: int, order: Sequence[str], repeats: Repeats = "first"
+) -> Cleaned:
+    """Remove repeats, then users with too few interactions.
+
+    `repeats`: first keeps a user's earliest interaction with an item, keep keeps all.
+    Raises DataError if there is no interaction, or no user has enough.
+    """
+    before = count_rows(backend, rows)
+    if before == 0:
+        raise DataError("the raw files hold no interaction, a header at most; expected one row at least")
+    distinct = keep_earliest(rows, (USER, ITEM), order) if repeats == "first" else rows
+    if min_interactions <= 1:
+        return Cleaned(distinct, rows, before, distinct, None, min_interactions)
+    staged = backend.stage(distinct)  # it is read twice
+    kept = at_least(staged, USER, min_interactions)
+    if count_rows(backend, kept) == 0:
+        raise DataError(f"no user has {min_interactions:,} items or more; set min_interactions lower")
+    return Cleaned(kept, rows, before, staged, count_rows(backend, staged), min_interactions)

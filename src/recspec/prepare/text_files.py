@@ -1,28 +1,26 @@
-"""Raw text files: how a delimited or JSON file is laid out, its columns and its lines."""
+"""Raw text files, delimited or JSON, read line by line: for their header and for messages that name lines."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Literal
 
 from recspec.errors import DataError, listed, nearest
 from recspec.files import LINE_BYTES, LineError, bounded_lines, opened
+from recspec.prepare.names import ROW
 
-ROW = "__row__"
-"""Column that holds a row's place in its raw file. A file with a column of this name is refused."""
-ColumnType = Literal["int64", "float64", "string", "list"]
-"""A list holds text and occurs in JSON alone."""
-ROW_BYTES = 2 << 20
-"""Most bytes of a row of a delimited file, which may span lines; see `LINE_BYTES` for JSON."""
-ENGINE_ENCODINGS = ("utf-8", "latin-1")
-"""Encodings that every backend reads."""
+ColumnType = Literal["int64", "float64", "string", "list"]  # a list holds text and occurs in JSON alone
+ROW_BYTES = 2 << 20  # most bytes of a row of a delimited file, which may span lines; see `LINE_BYTES` for JSON
+ENGINE_ENCODINGS = ("utf-8", "latin-1")  # that every backend reads
+PROBLEMS_SHOWN = 10  # most lines named in one message; a wrong separator makes all of them malformed
 
 
 @dataclass(frozen=True)
@@ -30,18 +28,13 @@ class TextFile:
     """The layout of a delimited text file."""
 
     path: Path
-    columns: Mapping[str, ColumnType]
-    """Columns to read and their types; without a header, all columns of the file in order."""
+    columns: Mapping[str, ColumnType]  # to read; without a header, all columns of the file in order
     separator: str = ","
     header: bool = True
-    encoding: str = "utf-8"
-    """Any that Python knows. Files in other encodings than UTF-8 and Latin-1 are first copied as UTF-8."""
-    quoted: bool = True
-    """Whether values may be in double quotes; a doubled quote inside is one quote."""
-    multiline: bool = False
-    """Whether a quoted value may contain a line break. DuckDB reads such a file for Spark, as one task."""
-    required: Sequence[str] = field(default=())
-    """Columns without missing values."""
+    encoding: str = "utf-8"  # any that Python knows; other files than UTF-8 and Latin-1 are first copied as UTF-8
+    quoted: bool = True  # whether values may be in double quotes; a doubled quote inside is one quote
+    multiline: bool = False  # whether quoted values may contain line breaks; DuckDB reads such a file for Spark
+    required: Sequence[str] = ()  # columns without missing values
 
 
 @dataclass(frozen=True)
@@ -50,38 +43,26 @@ class JsonFile:
 
     path: Path
     columns: Mapping[str, ColumnType]
-    """Keys to read and their types; an object may lack them and may have others. A value that is not text is read as
-    its JSON text if its type is `string`."""
-    required: Sequence[str] = field(default=())
-    """Keys that every object has."""
+    """Keys to read; an object may lack them and may have others. A `string` reads other values as their JSON text."""
+    required: Sequence[str] = ()  # keys that every object has
 
 
 def file_columns(file: TextFile) -> dict[str, ColumnType]:
-    """All columns of the file in order; columns not in `file.columns` are read as strings.
-
-    Raises:
-        DataError: if the header lacks a column or repeats one.
-    """
+    """All columns of the file in order; a column not in `file.columns` is read as string. Checks the header."""
     if not file.header:
         return dict(file.columns)
     names = read_header(file)
-    problems = [
-        f"no column '{name}'{nearest(name, names)}; found {listed(names)}" for name in file.columns if name not in names
-    ]
-    if problems:
+    missing = [name for name in file.columns if name not in names]
+    if missing:
+        problems = [f"no column '{name}'{nearest(name, names)}; found {listed(names)}" for name in missing]
         raise DataError.of(f"{file.path}: header", [*problems, *_name_problems(names)])
     check_names(file.path, names, "header")
     return {name: file.columns.get(name, "string") for name in names}
 
 
 def check_names(path: Path, names: Sequence[str], where: str = "columns") -> None:
-    """Refuse names that an engine confuses because they differ in case alone, and the name `ROW`.
-
-    Raises:
-        DataError: naming all of them.
-    """
-    problems = _name_problems(names)
-    if problems:
+    """Refuse the name `ROW`, and names that an engine confuses because they differ in case alone."""
+    if problems := _name_problems(names):
         raise DataError.of(f"{path}: {where}", problems)
 
 
@@ -99,42 +80,30 @@ def _name_problems(names: Sequence[str]) -> list[str]:
 
 def read_header(file: TextFile) -> list[str]:
     """The column names in the first line; the third is `column_3` if the line leaves its name empty."""
-    try:
-        with open_text(file) as stream:
-            _, first = next(numbered_records(file, stream), (0, None))
-    except LineError as error:
-        raise DataError(f"{file.path}: {error}") from None
-    except UnicodeError as error:
-        raise DataError(f"{file.path}: {not_text(file, error)}") from None
+    with open_text(file) as stream:
+        _, first = next(numbered_records(file, stream), (0, None))
     if first is None:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
     return [name or f"column_{place}" for place, name in enumerate(first, 1)]
 
 
 def readable(file: TextFile, copy: Path) -> TextFile:
-    """The file, or a copy of it as UTF-8 if a backend does not read its encoding.
-
-    Raises:
-        DataError: if it is not text in its encoding.
-    """
+    """The file, or a copy of it as UTF-8 if a backend does not read its encoding. Raises as `open_text` does."""
     if file.encoding in ENGINE_ENCODINGS:
         return file
     try:
         with open_text(file) as stream, copy.open("w", encoding="utf-8", newline="") as written:
             shutil.copyfileobj(stream, written, 1 << 20)
-    except UnicodeError as error:
+    except DataError:
         copy.unlink(missing_ok=True)
-        raise DataError(f"{file.path}: {not_text(file, error)}") from None
+        raise
     return replace(file, path=copy, encoding="utf-8")
 
 
 def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, int]:
-    """The line in which each of the given rows begins, counted from 1 as in editors.
-
-    Reads the file up to the last row, so it is for messages only.
-    """
+    """The line in which each of the given rows begins, from 1; for messages, because it reads up to the last."""
     found: dict[int, int] = {}
-    with suppress(LineError), open_text(file) as stream:
+    with suppress(LineError), _stream(file) as stream:
         if isinstance(file, JsonFile):
             lines = (number for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1) if line.strip())
         else:
@@ -149,18 +118,9 @@ def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, in
 
 
 def lines_of(file: TextFile) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file with their numbers from 1.
-
-    Raises:
-        DataError: if a line is too long, or the file contradicts its encoding or its suffix.
-    """
-    try:
-        with open_text(file) as stream:
-            yield from enumerate(bounded_lines(stream, ROW_BYTES), 1)
-    except LineError as error:
-        raise DataError(f"{file.path}: {error}") from None
-    except UnicodeError as error:
-        raise DataError(f"{file.path}: {not_text(file, error)}") from None
+    """Yield the lines of a text file with their numbers from 1; raises as `open_text` does."""
+    with open_text(file) as stream:
+        yield from enumerate(bounded_lines(stream, ROW_BYTES), 1)
 
 
 def numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, list[str]]]:
@@ -174,37 +134,113 @@ def numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, lis
         return
     csv.field_size_limit(ROW_BYTES)  # for the whole process, which uses the csv module here alone
     reader = csv.reader(lines, delimiter=file.separator, strict=False)
-    while True:
-        first = reader.line_num + 1
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            why = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
-            raise LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
-        if values:
-            yield first, values
+    first = 1
+    try:
+        for values in reader:
+            if values:
+                yield first, values
+            first = reader.line_num + 1
+    except csv.Error as error:
+        why = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
+        raise LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
 
 
-def not_text(file: TextFile | JsonFile, error: UnicodeError) -> str:
-    """The problem of a file that is not text in its encoding."""
-    held = (
-        f"byte 0x{error.object[error.start]:02x} ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
-    )
-    return (
-        f"is not {_encoding(file)} text: {held}; convert it to utf-8, or name its encoding where the dataset has "
-        "that setting, as in --set encoding=cp1252"
-    )
+@contextmanager
+def open_text(file: TextFile | JsonFile) -> Iterator[IO[str]]:
+    """Open a text file, unpacked and without a byte order mark.
+
+    Raises:
+        DataError: if a line is too long, or the file contradicts its encoding or its suffix; also while it is read.
+    """
+    try:
+        with _stream(file) as stream:
+            yield stream
+    except (LineError, UnicodeError) as error:
+        raise DataError(f"{file.path}: {_problem(file, error)}") from None
+
+
+@contextmanager
+def _stream(file: TextFile | JsonFile) -> Iterator[IO[str]]:
+    encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
+    with opened(file.path) as stream:
+        yield io.TextIOWrapper(stream, encoding=encoding, newline="")
 
 
 def _encoding(file: TextFile | JsonFile) -> str:
     return file.encoding if isinstance(file, TextFile) else "utf-8"
 
 
-@contextmanager
-def open_text(file: TextFile | JsonFile) -> Iterator[IO[str]]:
-    """Open a text file, unpacked and without a byte order mark."""
-    encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
-    with opened(file.path) as stream:
-        yield io.TextIOWrapper(stream, encoding=encoding, newline="")
+def _problem(file: TextFile | JsonFile, error: LineError | UnicodeError) -> str:
+    if isinstance(error, LineError):
+        return str(error)
+    held = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        held = f"byte 0x{error.object[error.start]:02x} ({error.reason})"
+    return (f"is not {_encoding(file)} text: {held}; convert it to utf-8, or name its encoding where the dataset has "
+            "that setting, as in --set encoding=cp1252")  # fmt: skip
+
+
+# --- malformed lines -------------------------------------------------------------------------------------------------
+
+
+def explained(file: TextFile | JsonFile, engine_message: str) -> DataError:
+    """The error for a file that an engine failed to read: its malformed lines, else the engine's message."""
+    return DataError.of(str(file.path), problems_of(file) or [" ".join(engine_message.split())[:300]])
+
+
+def problems_of(file: TextFile | JsonFile) -> list[str]:
+    """The first malformed lines of a file, each with its number; slow, so called after a failure only."""
+    problems: list[str] = []
+    try:
+        with _stream(file) as stream:
+            found = _object_problems(file, stream) if isinstance(file, JsonFile) else _line_problems(file, stream)
+            for problem in islice(found, PROBLEMS_SHOWN):
+                problems.append(problem)
+    except (LineError, UnicodeError) as error:
+        problems.append(_problem(file, error))
+    return problems
+
+
+def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
+    columns = file_columns(file)
+    records = numbered_records(file, stream)
+    if file.header:
+        next(records, None)
+    for line, values in records:
+        if len(values) != len(columns):
+            yield f"line {line:,}: has {len(values)} columns, expected {len(columns)} separated by {file.separator!r}"
+            continue
+        for value, (name, kind) in zip(values, columns.items(), strict=True):
+            if problem := _value_problem(value, kind, required=name in file.required):
+                yield f"line {line:,}: column '{name}' {problem}"
+
+
+def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
+    for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1):
+        if not line.strip():
+            continue
+        try:
+            found, why = json.loads(line), ""
+        except (ValueError, RecursionError) as error:
+            found, why = None, f" ({getattr(error, 'msg', error)})"
+        if not isinstance(found, dict):
+            yield f"line {number:,}: is no JSON object{why}: {line.strip()[:60]!r}"
+            continue
+        for name, kind in file.columns.items():
+            value = found.get(name)
+            text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+            if problem := _value_problem(text, kind, required=name in file.required and value is None):
+                known = nearest(name, list(found)) if value is None else ""
+                yield f"line {number:,}: '{name}' {problem}{known}"
+
+
+def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:
+    if not value:
+        return "has no value; expected one in every row" if required else None
+    if kind in ("string", "list"):
+        return None
+    try:
+        int(value) if kind == "int64" else float(value)
+    except ValueError:
+        return f"is '{value[:60]}'; expected {'a whole number' if kind == 'int64' else 'a number'}"
+    return None

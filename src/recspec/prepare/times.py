@@ -13,11 +13,10 @@ from ibis.expr.types import Column as Values
 
 from recspec.errors import listed
 from recspec.prepare.backend import Backend
+from recspec.prepare.names import ROW
 from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import RawType
-from recspec.prepare.raw_rows import NUMBER, PLAIN_WHOLE, RawRows, number_of
+from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, RawRows, number_of
 from recspec.prepare.tables import fetch
-from recspec.prepare.text_files import ROW
 
 DATE = r"^([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})"
 CLOCK = r"([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.,][0-9]+)?)?)"
@@ -37,16 +36,11 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 GUESSES = ("%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%m/%d/%y", "%d/%m/%y", "%d %b %Y",
            "%b %d, %Y", "%d-%b-%Y", "%Y%m%d")  # fmt: skip
 """Formats that a message suggests if they fit."""
-GLANCED = 1_000
-"""Rows read to suggest a time column."""
+GLANCED = 1_000  # rows read to suggest a time column
 
 
 def check_time_format(text: str) -> str:
-    """Check a time format and return it.
-
-    Raises:
-        ValueError: naming its unknown, missing or repeated codes.
-    """
+    """Check a time format and return it. Raises ValueError, naming its unknown, missing or repeated codes."""
     if text in PER_SECOND:
         return text
     codes = re.findall("%(.)", text)
@@ -63,19 +57,15 @@ def check_time_format(text: str) -> str:
     return text
 
 
-def seconds_of(rows: RawRows, name: str) -> Values:
-    """The numbers of a time column."""
-    return _Times(rows, name).seconds()
-
-
 @dataclass(frozen=True)
-class _Times:
+class Times:
     """Converts a time column to seconds since 1970 in UTC, or to the numbers it holds."""
 
     rows: RawRows
     name: str
 
     def seconds(self) -> Values:
+        """The numbers; problems and notes go to `rows`."""
         values, unit = self.rows.table[self.name], self.rows.reading.time_format
         kind = values.type()
         if kind.is_timestamp():
@@ -111,15 +101,14 @@ class _Times:
         missing = rows[self.name].isnull()
         if found["number"] > found["zoned"] + found["unzoned"]:
             self._refuse(missing | ~tests["number"], f"expected a number, as {found['number']:,} other values are")
-            kind: RawType = "int64" if found["plain"] == found["number"] else "float64"
+            kind = "int64" if found["plain"] == found["number"] else "float64"
             return self._scaled(number_of(text, kind))
         if not found["zoned"] + found["unzoned"]:
             self._refuse(missing | ibis.literal(True), self._advice())
             return text.length()  # never read, because the problem is raised first
         if found["zoned"] and found["unzoned"]:
-            few = "zoned" if found["zoned"] < found["unzoned"] else "unzoned"
             what = {"zoned": "with a time zone", "unzoned": "without one"}
-            many = "unzoned" if few == "zoned" else "zoned"
+            few, many = sorted(("unzoned", "zoned"), key=found.__getitem__)
             self._refuse(tests[few], f"{found[few]:,} times {what[few]} and {found[many]:,} {what[many]}; "
                          "they can't be compared: give all times a zone, or none")  # fmt: skip
         self._refuse(missing | ~(tests["zoned"] | tests["unzoned"]), f"expected a time of ISO 8601, as "
@@ -172,16 +161,15 @@ class _Times:
 
     def _note_unit(self, numbers: Values) -> None:
         found = fetch(self.rows.backend, self.rows.table.aggregate(least=numbers.min(), most=numbers.max()))
-        least, most = (found.column(name)[0].as_py() for name in ("least", "most"))
+        least, most = found.to_pylist()[0].values()
         if least is None:
             return
-        for unit, per_second in PER_SECOND.items():
-            if per_second > 1 and 3e8 * per_second <= least and most <= 4.2e9 * per_second:
-                self.rows.notes.inferred.append(f"'{self.name}': numbers, taken as they are; they look like {unit} "
-                                                  f"since 1970, which time_format={unit} makes dates")  # fmt: skip
+        looks = [(f"{unit} since 1970", unit) for unit, per_second in PER_SECOND.items()
+                 if per_second > 1 and 3e8 * per_second <= least and most <= 4.2e9 * per_second]  # fmt: skip
         if least >= 19_000_101 and most <= 21_001_231:
-            self.rows.notes.inferred.append(f"'{self.name}': numbers, taken as they are; they look like days, which "
-                                              "time_format=%Y%m%d makes dates")  # fmt: skip
+            looks.append(("days", "%Y%m%d"))
+        taken = f"'{self.name}': numbers, taken as they are; they look like"
+        self.rows.notes.inferred.extend(f"{taken} {what}, which time_format={form} makes dates" for what, form in looks)
 
     def _formatted(self, text: StringValue, form: str) -> Values:
         pattern, groups = _pattern(form)
@@ -216,9 +204,8 @@ class _Times:
         texts = [text.strip() for text in sample.to_pylist() if text]
         fitting = [form for form in GUESSES if texts and all(_fits(text, form) for text in texts)]
         told = " or ".join(f"--set 'time_format={form}'" for form in fitting) or "--set 'time_format=%d/%m/%Y %H:%M'"
-        return (
-            f"expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00; else say how it is written: {told}"
-        )
+        known = "expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00"
+        return f"{known}; else say how it is written: {told}"
 
 
 def _pattern(form: str) -> tuple[str, dict[str, int]]:
@@ -250,26 +237,26 @@ def _example(form: str) -> str:
 
 def note_doubtful_time(backend: Backend, rows: Table, time: str, known: Collection[str], notes: Notes) -> None:
     """Note that the time column, chosen by its name, does not look like times but another column does."""
-    glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
-    if _looks_like_time(glance.column(time)):
-        return
-    if alike := [name for name in glance.column_names
-                 if name not in {*known, time} and _looks_like_time(glance.column(name))]:  # fmt: skip
-        notes.inferred.append(
-            f"the time is column '{time}', because of its name; its values don't look like times, those of "
-            f"{listed(alike)} do (--set timestamp={alike[0]})"
-        )
+    alike = _alike(backend, rows, {*known} - {time})
+    if alike and time not in alike:
+        notes.inferred.append(f"the time is column '{time}', because of its name; its values don't look like times, "
+                              f"those of {listed(alike)} do (--set timestamp={alike[0]})")  # fmt: skip
 
 
 def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[str], notes: Notes) -> None:
     """Note that there is no time column, and which columns look like times."""
-    glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
-    alike = [name for name in glance.column_names if name not in known and _looks_like_time(glance.column(name))]
+    alike = _alike(backend, rows, known)
     look = f"columns that look like times: {listed(alike)}" if alike else "no column looks like times"
     notes.inferred.append(
         f"no time column was found: there is no column '{asked}', so rows are taken in file order; {look}"
         + (f" (--set timestamp={alike[0]})" if alike else "; --set timestamp=null if that is meant")
     )
+
+
+def _alike(backend: Backend, rows: Table, known: Collection[str]) -> list[str]:
+    """The columns, other than `known`, whose first values look like times."""
+    glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
+    return [name for name in glance.column_names if name not in known and _looks_like_time(glance.column(name))]
 
 
 def _looks_like_time(values: pa.ChunkedArray) -> bool:
