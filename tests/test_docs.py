@@ -214,8 +214,12 @@ def test_every_command_and_option_says_what_it_is(name: str) -> None:
     command = COMMANDS[name]
     assert section(text_of("docs/commands.md"), name)
     assert command.about
+    assert command.about[0].isupper()
+    assert command.about.endswith(".")
     for parameter in command.parameters:
-        assert parameter.help, f"{name} {parameter.shown}"
+        assert re.fullmatch(r"(?s)([A-Z`]|python |gRPC ).+\.", parameter.help), (
+            f"{name} {parameter.shown}: {parameter.help}"
+        )
 
 
 @pytest.mark.parametrize("name", SETTINGS)

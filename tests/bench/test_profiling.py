@@ -128,7 +128,7 @@ def test_operations_are_grouped_by_what_they_do(name: str, group: str) -> None:
 def test_the_work_of_a_layer_is_counted_by_hand(rows: FeatureSpec, tmp_path: Path) -> None:
     # An MLP of 2 x 2 -> 3 -> 2: a batch has more rows than the tables, so the first layer is computed by table.
     run = a_run("neumf", rows, tmp_path, {"layers": [4, 3, 2], "use_gmf": False, "dropout": 0.0}, optimizer="sgd")
-    users, items = run.model.num_users, run.model.num_items  # type: ignore[attr-defined]
+    users, items = run.model.num_ids["user"], run.model.num_ids["item"]  # type: ignore[attr-defined]
     work = work_of_step(run, endless(run))
     first = 3 * 2 * (users + items) * 2 * 3  # forward, and gradients of rows and weights
     second = 3 * 2 * ROWS * 3 * 2

@@ -249,7 +249,7 @@ def test_a_plan_is_shown_without_training(run: Cli, tmp_path: Path) -> None:
     assert list(logged["choices"].values()) == lines_without_names(lines)
     status, printed, said = run("train", "neumf", folder, made, *options, "--plan", "--resume")
     assert status == 0, said
-    assert "batch_size: 256: as when the run began" in printed.splitlines()
+    assert "batch_size: 256: as at the start of the run" in printed.splitlines()
 
 
 def lines_without_names(lines: list[str]) -> list[str]:

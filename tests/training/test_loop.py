@@ -509,6 +509,13 @@ def test_a_user_without_an_id_trains_and_has_no_seen_items(tmp_path: Path) -> No
     assert bundle.load(folder).seen is None
 
 
+def test_lists_shorter_than_the_usual_cut_off_are_judged_by_a_shorter_one(tmp_path: Path) -> None:
+    """Drawn negatives repeat where items are few, so lists of 101 rows hold fewer than ten candidates."""
+    few = made_up.interactions(tmp_path / "data", num_users=60, num_items=12, num_rows=300, num_negatives=100)
+    trained = json.loads((run(few, tmp_path / "run", epochs=1) / "bundle" / "bundle.json").read_text())["trained"]
+    assert trained["valid_metric"] == "sampled/ndcg@5"
+
+
 def test_an_unknown_metric_names_the_known_ones(data: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"unknown metric 'sampled/ndgc@10'.*did you mean 'sampled/ndcg@10'"):
         run(data, tmp_path / "run", epochs=1, metric="sampled/ndgc@10")
@@ -602,4 +609,4 @@ def test_a_run_goes_on_with_the_batch_size_that_it_began_with(
     run(data, folder, epochs=2, batch_size=None, resume=True)
     start = events(folder, "start")[1]
     assert start["batch_size"] == began
-    assert start["choices"]["batch_size"] == f"{began:,}: as when the run began"
+    assert start["choices"]["batch_size"] == f"{began:,}: as at the start of the run"

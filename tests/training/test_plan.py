@@ -93,7 +93,7 @@ def test_the_run_has_what_the_plan_says(
         (False, Ranks(), 1, True, "none", "does not pay on a CPU"),
         ("auto", Ranks(), 1, True, "none", "does not pay on a CPU"),
         (True, Ranks(), 1, True, "default", "no CUDA graphs: the run is on cpu"),
-        (False, Ranks(device=GPU), 1, True, "none", "pays on a GPU, and costs a minute"),
+        (False, Ranks(device=GPU), 1, True, "none", "it is faster on a GPU, but costs a minute"),
         (True, Ranks(device=GPU), 1, True, "reduce-overhead", "full batches have one shape"),
         ("auto", Ranks(device=GPU), 1, True, "reduce-overhead", "full batches have one shape"),
         (True, Ranks(0, 2, GPU), 1, True, "default", "2 processes exchange gradients in every step"),

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from recspec.inference import Recommendation
 
 
-PROTOCOLS = Option(help="rows, sampled or full; by default every protocol that fits the data.")
+PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default every protocol that fits the data.")
 CUT_OFFS = Option("-k", "--k", min=1, metavar="N",
-                  help="a cut-off, as in MAP@12; may be repeated; the dataset's own by default")  # fmt: skip
+                  help="Cut-off, as in MAP@12; repeatable; by default the dataset's own.")  # fmt: skip
 
 
 def evaluate(
     run: Run,
     data: Data,
-    split: Annotated[str, Option(help="which split to score")] = "test",
+    split: Annotated[str, Option(help="Split to score.")] = "test",
     protocol: Annotated[list[str] | None, PROTOCOLS] = None,
     k: Annotated[list[int] | None, CUT_OFFS] = None,
     baselines: Annotated[bool, Option(help="Also fit and print the classic baselines.")] = False,
@@ -66,8 +66,8 @@ COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by 
 
 def predict(
     run: Run,
-    rows: Annotated[Path, Argument(help="raw rows (csv, jsonl, parquet), or a prepared dataset", metavar="ROWS")],
-    split: Annotated[str | None, Option(help="which split of a prepared dataset; test by default")] = None,
+    rows: Annotated[Path, Argument(help="Raw rows (csv, jsonl or parquet), or a prepared dataset.", metavar="ROWS")],
+    split: Annotated[str | None, Option(help="Split of a prepared dataset; by default test.")] = None,
     columns: Annotated[str | None, COLUMNS] = None,
     out_file: Annotated[
         Path | None, Option("--out", help="Output file (csv, jsonl or parquet); by default standard output.")
@@ -99,12 +99,12 @@ def predict(
 
 def recommend(
     run: Run,
-    user: Annotated[list[str] | None, Option(help="a raw user id; may be repeated")] = None,
+    user: Annotated[list[str] | None, Option(help="Raw user id; repeatable.")] = None,
     users: Annotated[Path | None, Option(help="File with one raw user id per line.")] = None,
-    all_users: Annotated[bool, Option("--all", help="every user of the dataset; needs --out")] = False,
-    k: Annotated[int, Option("-k", min=1, help="how many items")] = 10,
+    all_users: Annotated[bool, Option("--all", help="Recommend to every user of the dataset; needs --out.")] = False,
+    k: Annotated[int, Option("-k", min=1, help="Number of items.")] = 10,
     include_seen: Annotated[bool, Option(help="Include items that the user acted on before.")] = False,
-    out_file: Annotated[Path | None, Option("--out", help="Parquet file to write")] = None,
+    out_file: Annotated[Path | None, Option("--out", help="Parquet file to write.")] = None,
     json_output: Json = False,
     device: Device = "auto",
     verify: Verify = True,

@@ -19,14 +19,14 @@ PROFILED_STEPS = 5
 
 
 def bench_train(
-    model: Annotated[str, Argument(help="a name from `recspec models`")],
-    data: Annotated[Path | None, Option(help="a prepared dataset; made-up data of a published shape without")] = None,
-    recipe: Annotated[Path | None, Option(help="a YAML recipe")] = None,
+    model: Annotated[str, Argument(help="Name from `recspec models`.")],
+    data: Annotated[Path | None, Option(help="Prepared dataset; by default made-up data of a published shape.")] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
-    steps: Annotated[int, Option(min=1, help="measured steps")] = 50,
-    warmup: Annotated[int, Option(min=0, help="steps before the clock starts")] = 5,
-    amp: Annotated[bool, Option(help="mixed precision")] = False,
-    profile: Annotated[bool, Option(help="say where the time of a step goes")] = False,
+    steps: Annotated[int, Option(min=1, help="Measured steps.")] = 50,
+    warmup: Annotated[int, Option(min=0, help="Steps before the measurement starts.")] = 5,
+    amp: Annotated[bool, Option(help="Use the fastest precision of the device.")] = False,
+    profile: Annotated[bool, Option(help="Show where the time of a step goes.")] = False,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
@@ -54,12 +54,14 @@ def bench_train(
 
 
 def bench_infer(
-    paths: Annotated[list[Path], Argument(metavar="RUN|EXPORT...", help="runs and exports, side by side")],
-    batch_sizes: Annotated[str, Option(metavar="A,B", help="rows of a call")] = "1,64,512,4096",
+    paths: Annotated[list[Path], Argument(metavar="RUN|EXPORT...", help="Runs and exports to compare.")],
+    batch_sizes: Annotated[str, Option(metavar="A,B", help="Rows of a call.")] = "1,64,512,4096",
     threads: Annotated[str | None, Option(metavar="A,B", help="Numbers of threads; by default one per core.")] = None,
-    form: Annotated[str, Option(metavar="rows|ranker", help="of runs; an export has its own")] = "rows",
+    form: Annotated[
+        str, Option(metavar="rows|ranker", help="Form in which runs are called; an export has its own.")
+    ] = "rows",
     seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 1.0,
-    warmup: Annotated[int, Option(min=0, help="calls before the clock starts")] = 10,
+    warmup: Annotated[int, Option(min=0, help="Calls before the measurement starts.")] = 10,
     json_output: Json = False,
     verify: Verify = True,
 ) -> None:
@@ -79,18 +81,20 @@ def bench_infer(
 
 
 def bench_serve(
-    url: Annotated[str, Argument(help="of a running server, such as http://127.0.0.1:8000")],
+    url: Annotated[str, Argument(help="URL of a running server, such as http://127.0.0.1:8000.")],
     model: Annotated[str | None, Option(help="Model name; optional if the server has one model.")] = None,
-    concurrency: Annotated[str, Option(metavar="A,B", help="clients that ask at once")] = "1,2,4,8",
-    rows: Annotated[int, Option(min=1, help="of a request")] = 1,
+    concurrency: Annotated[
+        str, Option(metavar="A,B", help="Numbers of clients that send requests at once.")
+    ] = "1,2,4,8",
+    rows: Annotated[int, Option(min=1, help="Rows of a request.")] = 1,
     seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 5.0,
-    warmup: Annotated[float, Option(min=0, help="seconds of asking before the clock starts")] = 1.0,
+    warmup: Annotated[float, Option(min=0, help="Seconds of requests before the measurement starts.")] = 1.0,
     token_file: Annotated[
         Path | None, Option(help="File with the bearer token; by default the variable RECSPEC_TOKEN.")
     ] = None,
     tls_ca: Annotated[
         Path | None,
-        Option(help="Certificates in PEM that the server's own is checked with; by default the machine's."),
+        Option(help="Certificates in PEM that the server's certificate is checked against; by default the machine's."),
     ] = None,
     json_output: Json = False,
 ) -> None:

@@ -19,9 +19,9 @@ NOTES = ("inferred", "dropped", "changed")
 
 
 def prepare(
-    dataset: Annotated[str, Argument(help="a name from `recspec datasets`")],
-    raw: Annotated[Path, Argument(help="the publisher's files: a folder, a file or a zip")],
-    out_folder: Annotated[Path, Argument(metavar="OUT", help="folder to write")],
+    dataset: Annotated[str, Argument(help="Name from `recspec datasets`.")],
+    raw: Annotated[Path, Argument(help="The publisher's files: a folder, a file or a zip.")],
+    out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder to write.")],
     settings: Set = None,
     engine: Annotated[str, Option(metavar="duckdb|spark", help="Query engine.")] = "duckdb",
     memory_limit: Annotated[str, Option(help="Memory limit of the whole process, such as 4GB.")] = "4GB",
@@ -76,8 +76,8 @@ def describe(data: Data, json_output: Json = False, allow_outside: Outside = Fal
 def synthesize(
     spec: Annotated[Path, Argument(help="Specification that defines the shape of the data.")],
     out_folder: Out,
-    rows: Annotated[int, Option(min=1, help="rows of the train split; others get a tenth")] = 1000,
-    to: Annotated[str, Option(help="chunk type to write")] = "parquet",
+    rows: Annotated[int, Option(min=1, help="Rows of the train split; other splits get a tenth.")] = 1000,
+    to: Annotated[str, Option(help="Chunk type to write.")] = "parquet",
     distribution: Annotated[str, Option(metavar="uniform|power_law", help="Distribution of the ids.")] = "uniform",
     seed: Annotated[int, Option(help="Random seed.")] = 0,
 ) -> None:
@@ -94,7 +94,7 @@ def synthesize(
 def transcode(
     data: Data,
     out_folder: Out,
-    to: Annotated[str, Option(help="chunk type to write")] = "parquet",
+    to: Annotated[str, Option(help="Chunk type to write.")] = "parquet",
     allow_outside: Outside = False,
 ) -> None:
     """Convert a dataset to another chunk type and resolve cardinalities of `auto`."""

@@ -23,9 +23,9 @@ DEMO_SETTINGS = (
 
 
 def demo(
-    raw: Annotated[Path | None, Option(help="real MovieLens files instead of made-up ones")] = None,
-    out_folder: Annotated[Path, Option("--out", help="folder for everything the demo writes")] = Path("demo"),
-    epochs: Annotated[int, Option(min=1, help="passes over the training rows")] = 8,
+    raw: Annotated[Path | None, Option(help="Real MovieLens files instead of made-up ones.")] = None,
+    out_folder: Annotated[Path, Option("--out", help="Folder for everything the demo writes.")] = Path("demo"),
+    epochs: Annotated[int, Option(min=1, help="Passes over the training rows.")] = 8,
 ) -> None:
     """Prepare, train, evaluate beside baselines and recommend, in one command."""
     from recspec.bundle import folder as bundle

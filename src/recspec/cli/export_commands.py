@@ -16,9 +16,9 @@ from recspec.spec import FeatureSpec
 
 
 def verify(
-    run: Annotated[Path, Argument(help="a run's folder, a bundle's or an export's", metavar="RUN")],
+    run: Annotated[Path, Argument(help="Folder of a run, a bundle or an export.", metavar="RUN")],
     expect: Annotated[
-        str | None, Option(metavar="DIGEST", help="the digest that an earlier `recspec verify` printed")
+        str | None, Option(metavar="DIGEST", help="Digest that an earlier `recspec verify` printed.")
     ] = None,
 ) -> None:
     """Compare every file of a trained model with its manifest; print the manifest's digest."""
@@ -36,9 +36,9 @@ def verify(
 
 
 def import_tf(
-    model: Annotated[Path, Argument(help="a SavedModel's folder, a folder of checkpoints, or a prefix")],
-    out_folder: Annotated[Path, Argument(metavar="OUT", help="folder for the bundle")],
-    columns: Annotated[Path, Option(metavar="FILE", help="JSON file that describes the feature columns")],
+    model: Annotated[Path, Argument(help="Folder of a SavedModel or of checkpoints, or the prefix of a checkpoint.")],
+    out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder for the bundle.")],
+    columns: Annotated[Path, Option(metavar="FILE", help="JSON file that describes the feature columns.")],
     force: Annotated[bool, Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Turn a Wide & Deep model of TensorFlow's estimators into a bundle, without TensorFlow."""
@@ -52,8 +52,8 @@ def import_tf(
 
 def export(
     run: Run,
-    out_folder: Annotated[Path, Argument(metavar="OUT", help="folder to write; with triton, the repository")],
-    format_: Annotated[str, Option("--format", metavar="onnx|pt2|triton", help="what to make")] = "onnx",
+    out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder to write; with triton, the model repository.")],
+    format_: Annotated[str, Option("--format", metavar="onnx|pt2|triton", help="Kind of program.")] = "onnx",
     precision: Annotated[
         str, Option(metavar="fp32|bf16|fp16|int8", help="Precision of weights and matrix products.")
     ] = "fp32",
@@ -67,11 +67,13 @@ def export(
     tolerance: Annotated[
         float | None, Option(help="Allowed mean difference of probabilities; the largest may be 20 times that.")
     ] = None,
-    allow_drift: Annotated[bool, Option(help="write a program that drifts beyond the tolerance")] = False,
+    allow_drift: Annotated[bool, Option(help="Write a program that drifts beyond the tolerance.")] = False,
     name: Annotated[str | None, Option(help="Model name in the Triton repository.")] = None,
     triton_backend: Annotated[
         str,
-        Option(metavar="onnxruntime|python", help="python runs on a server without ONNX Runtime's backend"),
+        Option(
+            metavar="onnxruntime|python", help="Triton's backend; python also runs on a server without ONNX Runtime's."
+        ),
     ] = "onnxruntime",
     batch_sizes: Annotated[
         str, Option(metavar="A,B", help="Batch sizes of the latency measurement.")

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-Data = Annotated[Path, Argument(help="a prepared dataset: its folder, or its specification file", metavar="DATA")]
-Run = Annotated[Path, Argument(help="a run's folder, or a bundle's", metavar="RUN")]
-Out = Annotated[Path, Argument(help="folder to write", metavar="OUT")]
+Data = Annotated[Path, Argument(help="Prepared dataset: its folder or its specification file.", metavar="DATA")]
+Run = Annotated[Path, Argument(help="Folder of a run or a bundle.", metavar="RUN")]
+Out = Annotated[Path, Argument(help="Folder to write.", metavar="OUT")]
 Set = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Set one setting; repeatable.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output.")]
 Outside = Annotated[bool, Option("--allow-outside", help="Allow files outside the specification's folder.")]
 Verify = Annotated[bool, Option("--verify/--no-verify", help="Check every file against its manifest.")]
-Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N")]
+Device = Annotated[str, Option(help="Device: auto, cpu, cuda or cuda:N.")]

@@ -19,10 +19,14 @@ from recspec.errors import require_extra
 
 def serve(
     models: Annotated[
-        list[str], Argument(metavar="[NAME=]RUN...", help="runs, bundles, exports; or folders 1, 2, ... of them")
+        list[str],
+        Argument(
+            metavar="[NAME=]RUN...",
+            help="Runs, bundles or exports, or folders whose subfolders 1, 2, ... are versions of one.",
+        ),
     ],
     host: Annotated[
-        str, Option(help="Address to listen at; 0.0.0.0 lets other machines in, and wants a token.")
+        str, Option(help="Address to listen on; 0.0.0.0 accepts other machines and requires a token.")
     ] = "127.0.0.1",
     http_port: Annotated[int, Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, Option(min=0, max=65_535, help="gRPC port; 0 picks a free one.")] = 8001,
@@ -35,24 +39,22 @@ def serve(
         list[str] | None,
         Option(help="Host name that clients call the server by, besides localhost and the address; repeatable."),
     ] = None,
-    control: Annotated[bool, Option("--control", help="Let clients load and unload models; wants a token.")] = False,
-    insecure: Annotated[
-        bool, Option("--insecure", help="Let other machines in without a token, where --host does.")
-    ] = False,
+    control: Annotated[bool, Option("--control", help="Let clients load and unload models; requires a token.")] = False,
+    insecure: Annotated[bool, Option("--insecure", help="Accept other machines without a token.")] = False,
     tls_cert: Annotated[
-        Path | None, Option(help="Certificate in PEM, with its chain: HTTPS, and gRPC over TLS.")
+        Path | None, Option(help="Certificate in PEM, with its chain; turns on TLS for HTTP and gRPC.")
     ] = None,
-    tls_key: Annotated[Path | None, Option(help="Its private key in PEM, without a password.")] = None,
+    tls_key: Annotated[Path | None, Option(help="Private key of the certificate in PEM, without a password.")] = None,
     max_batch: Annotated[int, Option(min=1, help="Most rows computed together.")] = 4096,
     max_delay_ms: Annotated[
         float, Option(min=0, help="Milliseconds an idle model waits for more requests to batch.")
     ] = 0.0,
-    queue: Annotated[int, Option(min=1, help="requests of a model that may wait; more get 503")] = 512,
+    queue: Annotated[int, Option(min=1, help="Requests of a model that may wait; more get 503.")] = 512,
     max_rows: Annotated[int, Option(min=1, help="Most rows of a request; larger requests get 413.")] = 65_536,
-    max_body_mb: Annotated[float, Option(help="MiB of a request; a larger one gets 413")] = 32,
-    max_held_mb: Annotated[float, Option(help="MiB of all requests that are being answered; more get 503.")] = 512,
+    max_body_mb: Annotated[float, Option(help="MiB of a request; a larger one gets 413.")] = 32,
+    max_held_mb: Annotated[float, Option(help="MiB of all requests in progress; more get 503.")] = 512,
     max_requests: Annotated[int, Option(min=1, help="Requests answered at once, by protocol; more get 503.")] = 1024,
-    timeout: Annotated[float, Option(help="seconds from a request to its answer, else 504")] = 30.0,
+    timeout: Annotated[float, Option(help="Seconds from a request to its answer; a later one gets 504.")] = 30.0,
     threads: Annotated[
         int | None, Option(min=1, help="Threads that compute a batch; by default torch's number.")
     ] = None,

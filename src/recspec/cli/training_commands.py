@@ -20,12 +20,12 @@ from recspec.spec import FeatureSpec
 
 
 def train(
-    model: Annotated[str, Argument(help="a name from `recspec models`")],
+    model: Annotated[str, Argument(help="Name from `recspec models`.")],
     data: Data,
-    run: Annotated[Path, Argument(help="folder for the run: checkpoints, log and bundle", metavar="RUN")],
-    recipe: Annotated[Path | None, Option(help="a YAML recipe")] = None,
+    run: Annotated[Path, Argument(help="Folder for the run: checkpoints, log and bundle.", metavar="RUN")],
+    recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
-    resume: Annotated[bool, Option(help="continue the run from its newest checkpoint")] = False,
+    resume: Annotated[bool, Option(help="Continue the run from its newest checkpoint.")] = False,
     amp: Annotated[bool, Option(help="Use the fastest precision of the device.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show every automatic choice and its reason.")] = False,
     plan: Annotated[
@@ -70,14 +70,14 @@ SPACE = Option(metavar="NAME=VALUES", help="Values to search: '[16, 32, 64]', '0
 
 
 def tune(
-    model: Annotated[str, Argument(help="a name from `recspec models`")],
+    model: Annotated[str, Argument(help="Name from `recspec models`.")],
     data: Data,
     out_folder: Out,
     trials: Annotated[int, Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
     budget: Annotated[float | None, BUDGET] = None,
     space: Annotated[list[str] | None, SPACE] = None,
     search: Annotated[list[str] | None, Option(hidden=True, help="The former name of --space.")] = None,
-    recipe: Annotated[Path | None, Option(help="a YAML recipe that every trial starts from")] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe that every trial starts from, a YAML file.")] = None,
     settings: Set = None,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
     json_output: Json = False,

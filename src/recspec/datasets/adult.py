@@ -76,8 +76,10 @@ class Settings(BaseSettings):
     """Settings of UCI Adult."""
 
     valid: float = Field(0.1, gt=0, lt=1, description="share of adult.data for valid; adult.test is test")
-    seed: int = Field(1, ge=0, description="seed of the rows for valid")
-    num_buckets: int = Field(200, ge=2, description="number of equally full buckets of a number; ages as published")
+    seed: int = Field(1, ge=0, description="seed that selects the valid rows")
+    num_buckets: int = Field(
+        200, ge=2, description="buckets per number, with about equal numbers of rows; ages use the published boundaries"
+    )
     crosses: Crosses = Field((*TUTORIAL, *EARNED), description="features to hash together; a cross is named a_x_b")
     cross_cardinality: int = Field(10_000, ge=2, le=2**31, description="number of ids of each cross")
 

@@ -61,25 +61,33 @@ class Settings(HistorySettings, TimeSplitSettings):
     """Settings of Amazon's reviews; lengths, filters and negatives are the published ones."""
 
     category: str | None = Field(None, description="category of the reviews, if RAW holds several: Books, ...")
-    min_rating: float | None = Field(None, description="reviews of fewer stars are left out; all count if null")
-    repeats: Literal["keep", "drop"] = Field("keep", description="a user's further reviews of one item")
+    min_rating: float | None = Field(None, description="minimum number of stars; null: all reviews")
+    repeats: Literal["keep", "drop"] = Field(
+        "keep", description="whether to keep or drop a user's further reviews of the same item"
+    )
     min_item_reviews: int = Field(1, ge=1, description="items with fewer reviews are left out, before users are")
     min_reviews: int = Field(20, ge=1, description="users with fewer reviews are left out")
     categories: Literal["last", "path"] = Field(
         "last", description="the most specific category of an item; path: also all its categories as a list"
     )
-    brand: bool = Field(False, description="also the item's brand as a category")
+    brand: bool = Field(False, description="add the item's brand as a category")
     valid: bool = Field(
-        True, description="leave_one_out: last review but one for valid; false: for train, as published"
+        True, description="leave_one_out: the second-to-last review goes to valid; false: to train, as published"
     )
-    history: int | None = Field(100, ge=2, description="most events of a history, the latest; no histories if null")
-    min_history: int = Field(1, ge=0, description="train rows with fewer events before them are left out")
-    prefixes: Prefixes = Field("all", description="train rows of each user: all, last, or a number of the latest")
-    negative_history: bool = Field(True, description="a drawn item beside each event of a history")
-    train_negatives: int = Field(1, ge=0, description="rows of label 0 with drawn items behind each train row")
+    history: int | None = Field(
+        100, ge=2, description="maximum number of latest events stored with each row; null: no histories"
+    )
+    min_history: int = Field(1, ge=0, description="minimum number of earlier events of a train row")
+    prefixes: Prefixes = Field(
+        "all", description="train rows to keep of each user: all, last, or a number of latest rows"
+    )
+    negative_history: bool = Field(True, description="store a drawn negative for each event of a history")
+    train_negatives: int = Field(
+        1, ge=0, description="number of rows with label 0 and drawn items after each train row"
+    )
     num_negatives: int = Field(1, ge=0, description="candidates beside the positive in each series of valid and test")
     negatives: Distribution = Field(
-        "popularity", description="how items are drawn; popularity: the item of a random review, as published"
+        "popularity", description="distribution of drawn items; popularity: the item of a random review, as published"
     )
     seed: int = Field(1, ge=0, description="seed of all draws")
     format: Literal["parquet", "tfrecord"] = Field(

@@ -32,10 +32,13 @@ class Settings(BaseSettings):
     )
     scale: bool = Field(False, description="scale ln(x + 3) to mean 0 and standard deviation 1 over train")
     buckets: bool = Field(
-        False, description="also each number as a category: x up to 2, then floor(ln(x)^2); rare buckets join the next"
+        False,
+        description="add each number as a category: integers up to 2, then floor(ln(x)^2); rare buckets are merged "
+        "with the next",
     )
     split: Literal["days", "share"] | None = Field(
-        None, description="by whole days, or by rows in their order; if null, days for a folder of days"
+        None,
+        description="days: by whole days; share: by rows in order; null: days for a folder of days, otherwise share",
     )
     train_days: tuple[int, ...] | None = Field(None, description="days for train; all others if null")
     valid_days: tuple[int, ...] | None = Field(None, description="days for valid; the last if null")
@@ -46,7 +49,7 @@ class Settings(BaseSettings):
     test: float = Field(0.1, ge=0, lt=1, description="share of rows for test, at the end")
     rows: tuple[int, int, int] | None = Field(None, description="rows of train, then valid, then test; replaces shares")
     shuffle: bool = Field(True, description="shuffle the train rows once")
-    seed: int = Field(1, ge=0, lt=2**63, description="seed of that order")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of the shuffled order")
     format: Literal["parquet", "split_binary"] = Field("parquet", description="format of the rows")
 
     @field_validator("rows")

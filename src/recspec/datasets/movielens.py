@@ -61,12 +61,14 @@ NO_GENRES = "(no genres listed)"
 class Settings(HistorySettings, TimeSplitSettings):
     """Settings of MovieLens."""
 
-    min_rating: float | None = Field(None, description="ratings of fewer stars are left out; all count if null")
+    min_rating: float | None = Field(None, description="minimum number of stars; null: all ratings")
     min_interactions: int = Field(1, ge=1, description="users with fewer distinct movies are left out")
     num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
     seed: int = Field(1, ge=0, description="seed of the negatives of valid and test")
     max_unpacked: str | None = Field(
-        None, description="most bytes per unpacked file, e.g. 20GB; 100 times its packed size, at least 1 GB, if null"
+        None,
+        description="maximum unpacked size of a file in the zip, such as 20GB; null: 100 times its packed size, at "
+        "least 1 GB",
     )
 
 

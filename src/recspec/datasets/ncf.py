@@ -56,7 +56,7 @@ class Settings(HistorySettings):
     """Settings of the NCF paper's files."""
 
     seed: int = Field(1, ge=0, description="seed of the negatives of valid and train")
-    titles: str | None = Field(None, description="CSV file with a column item_id and columns for people, such as title")
+    titles: str | None = Field(None, description="CSV file with a column item_id and display columns, such as title")
 
 
 @dataclass(frozen=True)

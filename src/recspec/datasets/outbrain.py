@@ -72,14 +72,21 @@ class Settings(BaseSettings):
     train_days: int = Field(11, ge=1, description="displays of later days are all for test; the data has 13 days")
     test: float = Field(0.2, ge=0, lt=1, description="share of the earlier days' displays that are also for test")
     valid: float = Field(0.05, ge=0, lt=1, description="share of train's displays for valid; 0 as published")
-    folds: int = Field(5, ge=0, le=100, description="parts of train; click rates leave out the row's own part; "
-                       "0 as published, with the row's own label in them")  # fmt: skip
+    folds: int = Field(
+        5,
+        ge=0,
+        le=100,
+        description="number of folds of train; click rates exclude the row's own fold; 0, as published: they include "
+        "the row's own label",
+    )
     cardinalities: dict[str, int] = Field({}, description="numbers of ids of hashed features, if not as published")
     page_views: bool = Field(False, description="add features of the reader from page_views.csv, and the leak")
     submission: bool = Field(False, description="also write the raw rows of clicks_test.csv, for `recspec predict`")
     seed: int = Field(0, ge=0, description="seed of the splits and folds")
     max_unpacked: str | None = Field(
-        None, description="most bytes per unpacked file, e.g. 20GB; 100 times its packed size, at least 1 GB, if null"
+        None,
+        description="maximum unpacked size of a file in the zip, such as 20GB; null: 100 times its packed size, at "
+        "least 1 GB",
     )
 
     @model_validator(mode="after")

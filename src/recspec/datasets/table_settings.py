@@ -39,7 +39,7 @@ class Settings(HistorySettings):
 
     user: str | None = Field("user_id", description="column of the user's id; null if there is none")
     item: str | None = Field("item_id", description="column of the item's id; null if there is none")
-    timestamp: str | None = Field("timestamp", description="column of the time; the order of the file if null")
+    timestamp: str | None = Field("timestamp", description="column of the time; null: the order of the rows")
     label: str | None = Field(None, description="column to predict, 0 or 1; every row is a 1 if null")
     positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
     split: Split | None = Field(None, description="if null, leave_one_out without a label and share with one")
@@ -60,8 +60,8 @@ class Settings(HistorySettings):
     crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features to hash together as a_x_b")
     cross_cardinality: Cardinality = Field(10_000, description="number of ids of each cross")
     cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field((), description="default cut-offs k of `evaluate`")
-    users: str | None = Field(None, description="file beside the rows with one row per user; joined by the user's id")
-    items: str | None = Field(None, description="file beside the rows with one row per item; joined by the item's id")
+    users: str | None = Field(None, description="file in the same folder with one row per user, joined by user id")
+    items: str | None = Field(None, description="file in the same folder with one row per item, joined by item id")
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
     separator: Separator | None = Field(
         None, description="separator of a text file's columns; if null, a comma, in .tsv a tab, in sequences blanks"
@@ -77,16 +77,17 @@ class Settings(HistorySettings):
     time_format: TimeFormat | None = Field(
         None,
         description="format of times, such as %m/%d/%Y, or seconds, milliseconds, microseconds or nanoseconds since "
-        "1970; if null, unchanged numbers or dates of ISO 8601",
+        "1970; null: numbers as they are, or ISO 8601 dates",
     )
     repeats: Repeats = Field(
-        "first", description="without a label: first keeps a user's earliest row of an item, keep keeps all of them"
+        "first", description="without a label: first keeps only a user's earliest row for an item; keep keeps all"
     )
     min_count: int = Field(1, ge=1, description="with a label: values in fewer train rows become unknown")
     min_interactions: int = Field(1, ge=1, description="without a label: users with fewer items are left out")
     num_negatives: int = Field(100, ge=0, description="without a label: candidates beside the positive in each series")
     unknown_targets: UnknownTargets = Field(
-        "drop", description="split time without a label: drop, or keep with id 0, held-out rows of items not in train"
+        "drop",
+        description="split=time without a label: drop or keep (with id 0) held-out rows whose item is not in train",
     )
     seed: int = Field(1, ge=0, description="seed of the negatives, and of splits by share and group")
 

@@ -26,18 +26,18 @@ class PlacementSettings(config.Settings):
 
     shard_embeddings: Literal["never", "auto", "always"] = Field(
         "auto",
-        description="divide embedding tables among the ranks, each row with its optimizer state on one of them; auto: "
-        "if they exceed embedding_memory",
+        description="shard embedding tables and their optimizer state over the ranks; auto: if they exceed "
+        "embedding_memory",
     )
     offload_embeddings: Literal["never", "auto", "always"] = Field(
         "auto",
-        description="keep embedding tables in the host's memory and move the rows of each batch; auto: on a GPU, the "
-        "largest tables until embedding_memory holds the others",
+        description="keep embedding tables in host memory and move the rows of each batch; auto: on a GPU, the "
+        "largest tables, until the others fit embedding_memory",
     )
     embedding_memory: str | None = Field(
         None,
-        description="memory of a rank's device for embedding tables and their optimizer state, as 60GB; by default "
-        "half of its memory",
+        description="memory per rank for embedding tables and their optimizer state, for example 60GB; by default "
+        "half of the device's memory",
     )
 
     @model_validator(mode="after")

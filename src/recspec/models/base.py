@@ -43,7 +43,7 @@ UniformStd = Annotated[
 ]
 TableSize = Annotated[
     int | None,
-    Field(ge=2, description="maximum rows of a table; ids beyond share rows by remainder. null: a row for each id"),
+    Field(ge=2, description="maximum rows of a table; ids above it share rows by remainder. null: one row per id"),
 ]
 
 

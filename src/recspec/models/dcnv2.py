@@ -31,14 +31,14 @@ class DcnV2Settings(config.Settings):
         128, description="width of every embedding; `rule`: 6 times the fourth root of the cardinality"
     )
     embedding_dims: Annotated[dict[str, int], POSITIVE] = Field(
-        {}, description="feature -> its own width, instead of embedding_dim"
+        {}, description="widths of single features, as {feature: width}; embedding_dim for the others"
     )
     embedding_std: UniformStd = None
     bottom: Annotated[tuple[int, ...], POSITIVE] = Field(
         (512, 256, 128), description="widths of the MLP over the numbers; empty: numbers are unchanged"
     )
     cross_layers: int = Field(3, ge=1, le=1000, description="number of cross layers")
-    cross_rank: int = Field(512, ge=0, description="rank of a cross layer's matrix; 0 takes a full matrix")
+    cross_rank: int = Field(512, ge=0, description="rank of a cross layer's matrix; 0: full matrix")
     top: Widths = Field((1024, 1024, 512, 256), description="widths of the MLP")
     structure: Literal["stacked", "parallel"] = Field(
         "stacked", description="input of the MLP: stacked, the cross layers' output; parallel, their input"

@@ -55,7 +55,7 @@ class DinSettings(SequenceSettings):
     attention: Literal["unit", "dot"] = Field(
         "unit", description="weight of an event: unit, an MLP of event and item; dot, the product of their vectors"
     )
-    softmax: bool = Field(False, description="make the weights of a row's events sum to 1; the paper doesn't")
+    softmax: bool = Field(False, description="normalise the weights of a row's events to a sum of 1, unlike the paper")
 
 
 class SequenceModel(Model):

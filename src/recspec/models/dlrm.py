@@ -31,7 +31,7 @@ class DlrmSettings(config.Settings):
     )
     top: Widths = Field((1024, 1024, 512, 256), description="widths of the MLP over the interactions, before the logit")
     interaction: Literal["dot", "cat"] = Field(
-        "dot", description="dot: dot products of all pairs and the bottom MLP's output; cat: all vectors side by side"
+        "dot", description="dot: dot products of all pairs and the bottom MLP's output; cat: all vectors concatenated"
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after each hidden ReLU of the top MLP")
     embedding_std: UniformStd = None

@@ -52,11 +52,11 @@ class NeuMFSettings(config.Settings):
     l2: float = Field(
         0.0,
         ge=0,
-        description="factor of the sum of squares of the GMF rows and item biases that a batch uses, each once, "
-        "divided by the batch's rows",
+        description="L2 penalty on the GMF rows and item biases that a batch uses; each row counts once, and the sum"
+        " is divided by the batch size",
     )
     l2_hidden: float = Field(
-        0.0, ge=0, description="as l2, for the users' and items' parts of the MLP's first layer, before its ReLU"
+        0.0, ge=0, description="like l2, for the user and item parts of the MLP's first layer before its ReLU"
     )
 
     @field_validator("layers")

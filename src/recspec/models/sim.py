@@ -59,7 +59,9 @@ class SimSettings(SequenceSettings):
         "that share an id with it",
     )
     hard_feature: str | None = Field(
-        None, description="item feature that hard search compares; null: the second with a history, else the first"
+        None,
+        description="item feature that hard search compares; null: the second item feature with a history, or the "
+        "first if there is only one",
     )
     search_dim: int | None = Field(
         None, ge=1, description="width of projections of target and events for soft search; null: no projection"
@@ -67,16 +69,14 @@ class SimSettings(SequenceSettings):
     search_hidden: Widths = Field((200,), description="widths of the soft search's own MLP")
     top_k: int = Field(50, ge=1, description="number of events that the search keeps")
     short_length: int = Field(10, ge=0, description="number of latest events for the short part; others are searched")
-    long_length: int | None = Field(
-        None, ge=0, description="number of events before the short part that are searched; null: all"
-    )
+    long_length: int | None = Field(None, ge=0, description="maximum number of earlier events to search; null: all")
     short: Literal["dien", "din", "none"] = Field(
-        "dien", description="block that reads the latest events; none: they are searched with all others"
+        "dien", description="block that reads the latest events; none: the search covers them too"
     )
     exact: Literal["multihead", "din"] = Field(
         "multihead",
-        description="attention over the events kept: multihead, over vectors and time gaps; din, as published, by dot "
-        "products with the target, plus their mean",
+        description="attention over the kept events; multihead: over vectors and time gaps; din, as published: dot "
+        "products with the target, plus the mean of the events",
     )
     heads: int = Field(4, ge=1, description="number of heads of `exact: multihead`")
     gap_buckets: int = Field(

@@ -44,7 +44,7 @@ class WideDeepSettings(config.Settings):
         16, description="width of every embedding; `rule`: 6 times the fourth root of the cardinality"
     )
     embedding_dims: Annotated[dict[str, int], POSITIVE] = Field(
-        {}, description="feature -> its own width, instead of embedding_dim"
+        {}, description="widths of single features, as {feature: width}; embedding_dim for the others"
     )
     embedding_std: float | None = Field(
         None, ge=0, description="standard deviation of initial embeddings; null: sqrt(2 / (rows + width))"
@@ -59,7 +59,9 @@ class WideDeepSettings(config.Settings):
         (), description="combinations of scalar ids with weights in the linear part, as [[item_id, hour]]"
     )
     cross_buckets: int = Field(
-        100_000, ge=1, description="weights of each cross; more combinations than that share them by a hash"
+        100_000,
+        ge=1,
+        description="number of weights per cross; if there are more combinations, they share weights by hash",
     )
 
     @field_validator("embedding_dim")

@@ -59,7 +59,7 @@ class Embeddings(nn.Module):
         held: RowsHeld | None = None,
     ) -> None:
         super().__init__()
-        self.combiner = combiner
+        self.combiner, self.std = combiner, std
         self.widths = dict(widths)
         self.lengths = {name: (spec.features[name].length or 1) + (more_ids or {}).get(name, 0) for name in widths}
         self.lists = frozenset(name for name in widths if spec.features[name].is_list)

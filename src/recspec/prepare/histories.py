@@ -27,15 +27,21 @@ class HistorySettings(BaseSettings):
     """Settings of datasets of interactions."""
 
     history: int | None = Field(
-        None, ge=2, description="most events of a user's history beside each row, the latest; no histories if null"
+        None, ge=2, description="maximum number of latest events stored with each row; null: no histories"
     )
-    min_history: int = Field(0, ge=0, description="train rows with fewer events before them are left out")
-    prefixes: Prefixes = Field("all", description="train rows of each user: all, last, or a number of the latest")
-    gaps: bool = Field(True, description="time between each event of a history and the row, if there are times")
-    negative_history: bool = Field(False, description="a drawn item beside each event of a history")
-    train_negatives: int = Field(0, ge=0, description="rows of label 0 with drawn items behind each train row")
-    negatives: Distribution = Field("uniform", description="how items are drawn for label 0 and negative histories")
-    reject_seen: bool = Field(True, description="never draw items that the user acted on; for train rows, in train")
+    min_history: int = Field(0, ge=0, description="minimum number of earlier events of a train row")
+    prefixes: Prefixes = Field(
+        "all", description="train rows to keep of each user: all, last, or a number of latest rows"
+    )
+    gaps: bool = Field(True, description="store the time gap between each event and the row, if there are times")
+    negative_history: bool = Field(False, description="store a drawn negative for each event of a history")
+    train_negatives: int = Field(
+        0, ge=0, description="number of rows with label 0 and drawn items after each train row"
+    )
+    negatives: Distribution = Field(
+        "uniform", description="distribution of the items drawn for label 0 and negative histories"
+    )
+    reject_seen: bool = Field(True, description="never draw items that the user acted on (for train rows: in train)")
 
     @model_validator(mode="after")
     def _of_histories(self) -> HistorySettings:
@@ -64,12 +70,13 @@ class TimeSplitSettings(BaseSettings):
     """Settings of datasets that hold out each user's last rows, or the latest of all rows."""
 
     split: Literal["leave_one_out", "time"] = Field(
-        "leave_one_out", description="leave_one_out: each user's last row for test; time: the latest of all rows"
+        "leave_one_out",
+        description="leave_one_out: each user's last row is test; time: the latest rows overall are test",
     )
-    valid_share: float = Field(0.1, ge=0, lt=1, description="split time: share of the rows for valid")
-    test_share: float = Field(0.1, ge=0, lt=1, description="split time: share of the rows for test, the latest")
+    valid_share: float = Field(0.1, ge=0, lt=1, description="split=time: share of the rows for valid")
+    test_share: float = Field(0.1, ge=0, lt=1, description="split=time: share of the rows for test, the latest")
     unknown_targets: UnknownTargets = Field(
-        "drop", description="split time: drop, or keep with id 0, rows of valid and test whose item is not in train"
+        "drop", description="split=time: drop or keep (with id 0) held-out rows whose item is not in train"
     )
 
     @model_validator(mode="after")

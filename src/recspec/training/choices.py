@@ -88,7 +88,7 @@ def pick_batch_size(asked: int | None, so_far: int | None, samples: int, device:
     if asked is not None:
         return Choice(asked, "as asked")
     if so_far is not None:
-        return Choice(so_far, "as when the run began")
+        return Choice(so_far, "as at the start of the run")
     most = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
     wanted = 1 << max(0, (samples // STEPS_PER_EPOCH).bit_length() - 1)
     if wanted > most:
@@ -157,9 +157,11 @@ def open_rows(
 def place_tables(outline: Outline, settings: TrainSettings, ranks: Ranks, precision: str) -> Placement:
     """Where the tables lie; precision fp16 allows none that are divided or left on the host."""
 
+    from_zero = {name for name, module, _, _ in outline.tables() if module.std == 0}
+
     def bytes_per_row(store: str, width: int) -> float:
         own = outline.all_optimizers.settings_of(store)
-        whole_gradient = settings.clip_norm is not None or not updates_rows_exactly(own)
+        whole_gradient = settings.clip_norm is not None or not updates_rows_exactly(own, from_zero=store in from_zero)
         return 4 * width * (1 + numbers_beside(own, width) + whole_gradient + (settings.average > 0))
 
     placement = place(outline.make, ranks, settings, bytes_per_row)
@@ -173,9 +175,9 @@ def place_tables(outline: Outline, settings: TrainSettings, ranks: Ranks, precis
 
 def describe_placement(placement: Placement, ranks: Ranks) -> Choice[str]:
     """Where the tables lie, in words."""
-    divided = "divided among ranks" if placement.plan.pieces and ranks.world_size > 1 else ""
+    divided = "sharded over the ranks" if placement.plan.pieces and ranks.world_size > 1 else ""
     offloaded = f"{', '.join(sorted(placement.offloaded))} in the host's memory" if placement.offloaded else ""
-    return Choice("; ".join(filter(None, (divided, offloaded))) or "whole on each rank", placement.why)
+    return Choice("; ".join(filter(None, (divided, offloaded))) or "each rank holds all tables", placement.why)
 
 
 def pick_embedding_backend(
@@ -246,7 +248,7 @@ def pick_sparse_gradients(
     for name, module, key, store in outline.tables():
         held = store.shape[0] // ranks.world_size if name in divided else store.shape[0]
         pays = sparse_pays(held, store.shape[1], rows * module.ids_per_row(key))
-        exact = updates_rows_exactly(outline.optimizers.settings_of(name))
+        exact = updates_rows_exactly(outline.optimizers.settings_of(name), from_zero=module.std == 0)
         if name not in fused and (asked == "always" or (pays and exact and not compiles)):
             chosen.append(name)
     if asked == "always":
@@ -286,7 +288,12 @@ def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool
     """
     on_gpu = ranks.device.type == "cuda"
     if settings.compile is False or (settings.compile == "auto" and not on_gpu):
-        return Choice("none", "pays on a GPU, and costs a minute at the start" if on_gpu else "does not pay on a CPU")
+        return Choice(
+            "none",
+            "it is faster on a GPU, but costs a minute at the start; ask for it with train.compile"
+            if on_gpu
+            else "does not pay on a CPU",
+        )
     obstacles = {
         f"the run is on {ranks.device.type}": not on_gpu,
         f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,

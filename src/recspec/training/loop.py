@@ -243,7 +243,7 @@ class TrainingRun:
             **figures,
             evaluation_seconds=evaluation_seconds,
             metrics=found,
-            metric=self.plan.metric.value,
+            metric=self.validation.metric,
             best=state.best,
             best_epoch=state.best_epoch,
         )
@@ -252,7 +252,9 @@ class TrainingRun:
         """Write the bundle and the last log line."""
         state = self.progress
         with self._averaged():
-            result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, self.checkpoints.best)
+            result = write_bundle(
+                self.folder / run_folder.BUNDLE, self.built, state, self.checkpoints.best, self.validation.metric
+            )
         self.log.write(
             "done",
             bundle=str(result.bundle),
@@ -260,7 +262,7 @@ class TrainingRun:
             epochs=state.epoch,
             best_epoch=result.best_epoch,
             best=state.best,
-            metric=self.plan.metric.value,
+            metric=self.validation.metric,
             metrics=state.best_metrics,
             samples_per_second=result.samples_per_second,
             seconds=result.seconds,

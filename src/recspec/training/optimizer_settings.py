@@ -17,7 +17,7 @@ class OptimizerSettings(config.Settings):
     """How parameters are updated: the optimizer, its settings, and its learning rate over the run."""
 
     optimizer: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "ftrl", "rowwise_adagrad"] = Field(
-        "adam", description="optimizer"
+        "adam", description="name of the optimizer"
     )
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate; the schedule multiplies it")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -27,10 +27,12 @@ class OptimizerSettings(config.Settings):
     eps: float | None = Field(
         None,
         gt=0,
-        description="term added to the optimizer's denominator; by default 1e-8 for Adam and AdamW, 1e-7 for RMSprop, "
-        "1e-10 for Adagrad and row-wise Adagrad. FTRL and SGD have none",
+        description="term added to the optimizer's denominator; by default 1e-8 for Adam and AdamW, 1e-7 for "
+        "RMSprop, 1e-10 for Adagrad and row-wise Adagrad. Not used by FTRL and SGD",
     )
-    weight_decay: float = Field(0.0, ge=0, description="weight decay; decoupled in AdamW, else added to the gradient")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay: decoupled in AdamW, otherwise added to the gradient"
+    )
     rho: float = Field(0.9, ge=0, lt=1, description="decay rate of RMSprop's mean square")
     initial_accumulator: float | None = Field(
         None, ge=0, description="initial sum of squares of Adagrad and FTRL; by default 0 for Adagrad, 0.1 for FTRL"
@@ -38,20 +40,21 @@ class OptimizerSettings(config.Settings):
     l1: float = Field(0.0, ge=0, description="L1 regularisation of FTRL: adds l1 |w| to the loss")
     l2: float = Field(0.0, ge=0, description="L2 regularisation of FTRL: adds l2 w^2 to the loss")
     schedule: Schedule = Field(
-        "constant", description="learning rate after warm-up: constant, linear or polynomial to zero, or in steps"
+        "constant",
+        description="learning rate after warm-up: constant, linear or polynomial decay to zero, or reduced in steps",
     )
     decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
-    decay_start: float = Field(0.0, ge=0, lt=1, description="share of the run after which the decay starts")
+    decay_start: float = Field(0.0, ge=0, lt=1, description="fraction of the run after which the decay starts")
     decay_end: float = Field(
-        1.0, gt=0, description="share of the run at which the decay reaches zero; above 1, the run ends first"
+        1.0, gt=0, description="fraction of the run at which the rate reaches zero; above 1, the run ends earlier"
     )
     step_epochs: tuple[float, ...] = Field(
-        (), description="epochs at which the step schedule multiplies by step_factors"
+        (), description="epochs at which the learning rate is multiplied by step_factors, with schedule step"
     )
     step_factors: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        (0.1,), description="factors of the step schedule: one for each of step_epochs, or one for all"
+        (0.1,), description="factors at step_epochs: one for each, or one for all"
     )
-    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from zero; fractions are allowed")
+    warmup_epochs: float = Field(0.0, ge=0, description="number of epochs of linear warm-up; may be a fraction")
 
     @model_validator(mode="after")
     def _optimizer_agrees(self) -> OptimizerSettings:
@@ -100,12 +103,12 @@ def numbers_beside(settings: OptimizerSettings, width: int) -> float:
     return kinds.count("weight") + (kinds.count("row") + kinds.count("column")) / width
 
 
-def updates_rows_exactly(settings: OptimizerSettings) -> bool:
-    """Whether a sparse gradient gives the same table as the whole gradient."""
-    if settings.momentum or settings.weight_decay:
+def updates_rows_exactly(settings: OptimizerSettings, *, from_zero: bool) -> bool:
+    """Whether a sparse gradient gives the same table as the whole gradient; `from_zero`: its weights start at zero."""
+    if settings.weight_decay or (settings.momentum and settings.optimizer in READ_BY["momentum"]):
         return False
     if settings.optimizer == "ftrl":
-        return settings.schedule == "constant" and not settings.warmup_epochs
+        return from_zero and settings.schedule == "constant" and not settings.warmup_epochs
     return settings.optimizer in ("sgd", "adagrad", "rowwise_adagrad", "rmsprop")
 
 

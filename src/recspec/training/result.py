@@ -28,8 +28,8 @@ class Result:
     stopped: str
 
 
-def write_bundle(folder: Path, built: Built, progress: Progress, best: Path) -> Result:
-    """Write the bundle on the first rank, with the weights of the file `best` where these are wanted."""
+def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, metric: str) -> Result:
+    """Write the bundle on the first rank, with the weights of the file `best`, chosen by `metric`, if it keeps them."""
     plan, ranks, model = built.plan, built.ranks, built.model
     model.eval()
     weights = built.shards.whole(model.state_dict())
@@ -49,7 +49,7 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path) -> 
         "device": str(ranks.device),
         "world_size": ranks.world_size,
         "torch": torch.__version__,
-        "valid_metric": plan.metric.value if progress.best is not None else None,
+        "valid_metric": metric if progress.best is not None else None,
     }
     card = Card(
         model=plan.model,

@@ -28,71 +28,91 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     batch_size: int | None = Field(
         None,
         ge=1,
-        description="rows of a step over all ranks, drawn negatives included; by default a power of two that gives "
-        "200 to 400 steps an epoch, at least 256, at most 65536 on a CPU and 131072 on a GPU",
+        description="rows per step over all ranks, drawn negatives included; by default the power of two that gives "
+        "200 to 400 steps an epoch, from 256 to 65536 on a CPU and 131072 on a GPU",
     )
-    accumulate: int = Field(1, ge=1, description="micro-batches of a step; their gradients are averaged")
+    accumulate: int = Field(1, ge=1, description="number of micro-batches per step, whose gradients are averaged")
     parts: dict[str, dict[str, object]] = Field(
         {},
-        description="optimizer, learning rate and schedule of a part of the model where they differ from the rest: "
-        "{wide: {optimizer: ftrl, learning_rate: 0.02}}; a part is the dotted beginning of parameter names",
+        description="optimizer, learning rate and schedule of parts of the model, for example {wide: {optimizer: "
+        "ftrl, learning_rate: 0.02}}; a part is a dotted prefix of parameter names",
     )
     frozen: tuple[str, ...] = Field(
-        (), description="parts that keep their first weights, as [deep.embeddings]; named like `parts`"
+        (), description="parts that are not trained, for example [deep.embeddings]; named as in `parts`"
     )
     sparse_gradients: Literal["auto", "never", "always"] = Field(
         "auto",
-        description="update only the rows of embedding tables that a step has seen; auto: where that is faster and "
-        "the optimizer gives the same result",
+        description="update only the rows of embedding tables that a step uses; auto: if that is faster and the "
+        "result is the same",
     )
     embedding_backend: Literal["auto", "torch", "triton", "fbgemm"] = Field(
         "auto",
         description="library that looks up and updates the rows of embedding tables; auto: triton on a GPU that has "
-        "it, else torch",
+        "it, otherwise torch",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; no limit by default")
     average: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="decay of a running mean of the weights, which is then evaluated and saved; 0: no mean",
+        description="decay of a running mean of the weights, which is evaluated and saved instead of the weights; 0 "
+        "turns it off",
     )
     negatives: int | None = Field(
-        None, ge=0, description="negatives drawn for each positive; by default 4 where rows are interactions, else 0"
+        None,
+        ge=0,
+        description="negatives drawn for each positive; by default 4 if rows are interactions without prepared "
+        "negatives, otherwise 0",
     )
-    negative_distribution: Literal["uniform", "popularity"] = Field("uniform", description="how negatives are drawn")
-    popularity_power: float = Field(0.75, ge=0, description="exponent on popularity when negatives follow it")
+    negative_distribution: Literal["uniform", "popularity"] = Field(
+        "uniform", description="distribution of drawn negatives: uniform, or by popularity"
+    )
+    popularity_power: float = Field(
+        0.75, ge=0, description="exponent of an item's popularity, with negative_distribution popularity"
+    )
     reject_positives: bool = Field(False, description="redraw negatives that the user acted on in training")
-    train_splits: tuple[str, ...] = Field(("train",), min_length=1, description="train, or train and valid together")
-    valid_share: float = Field(0.0, ge=0, lt=1, description="share of train held out where there is no valid split")
-    metric: str | None = Field(
-        None, description="PROTOCOL/METRIC on valid that picks the best epoch, as sampled/ndcg@10"
+    train_splits: tuple[str, ...] = Field(
+        ("train",), min_length=1, description="splits to train on: train, or train and valid"
     )
-    evaluate_every: int = Field(1, ge=1, description="epochs between evaluations on valid")
-    patience: int | None = Field(None, ge=1, description="evaluations without improvement before stopping early")
-    target: float | None = Field(None, description="stop as soon as the metric on valid reaches this")
+    valid_share: float = Field(
+        0.0, ge=0, lt=1, description="share of train held out for validation if there is no valid split"
+    )
+    metric: str | None = Field(
+        None,
+        description="PROTOCOL/METRIC on valid that selects the best epoch, for example sampled/ndcg@10; by default "
+        "sampled/ndcg@10 if positives have more than 10 candidates, otherwise rows/auc",
+    )
+    evaluate_every: int = Field(1, ge=1, description="number of epochs between evaluations on valid")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="number of evaluations without improvement after which training stops; no limit by default",
+    )
+    target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")
-    precision: Precision = Field("auto", description="arithmetic of the step; auto: the fastest of the device")
-    seed: int = Field(0, ge=0, description="seed of weights, order, negatives and dropout")
+    precision: Precision = Field(
+        "auto", description="arithmetic of a step; auto: the device's fastest (see docs/training.md)"
+    )
+    seed: int = Field(0, ge=0, description="seed of initial weights, row order, negatives and dropout")
     deterministic: bool = Field(False, description="use deterministic kernels only; slower on a GPU")
     compile: bool | Literal["auto"] = Field(
         False,
-        description="compile the step with torch.compile; auto: on a GPU only. On one GPU, batches of one shape run as "
-        "CUDA graphs",
+        description="compile the step with torch.compile; auto: only on a GPU. On one GPU, full batches run as CUDA "
+        "graphs",
     )
     threads: int | None = Field(
-        None, ge=1, description="threads of a process's computations on a CPU; by default torch's number"
+        None, ge=1, description="number of CPU threads of each process; by default torch's number"
     )
-    affinity: Affinity = Field(
-        "disabled", description="cores that each process of a machine runs on; see docs/training.md"
+    affinity: Affinity = Field("disabled", description="CPU cores of each process; see docs/training.md")
+    memory_budget: str = Field(
+        "4GB", description="largest size of a split that is held in memory; larger splits are streamed"
     )
-    memory_budget: str = Field("4GB", description="a split larger than this is streamed instead of held in memory")
     checkpoint_minutes: float = Field(
-        10, ge=0, description="minutes between checkpoints within an epoch; 0: every step"
+        10, ge=0, description="minutes between checkpoints within an epoch; 0 writes one after every step"
     )
     keep_checkpoints: int = Field(2, ge=1, description="number of newest checkpoints to keep")
     log_every: int = Field(50, ge=1, description="steps between log lines")
-    tensorboard: bool = Field(True, description="write curves for TensorBoard where it is installed")
+    tensorboard: bool = Field(True, description="write curves for TensorBoard if it is installed")
 
     @model_validator(mode="after")
     def _agree(self) -> TrainSettings:

@@ -55,6 +55,9 @@ class Validation:
     def _value(self, found: Metrics) -> float:
         """The metric that picks the best epoch."""
         known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+        if self.metric not in known and self.plan.settings.metric is None:  # lists too short for the chosen cut-off
+            name = self.metric.rpartition("@")[0] + "@"
+            self.metric = next((each for each in known if each.startswith(name)), self.metric)
         if self.metric in known:
             return known[self.metric]
         if self.metric == "rows/auc" and known:
