@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from recspec.errors import DataError
+from recspec.inference import row_files
 from recspec.inference.row_files import read_rows, row_writer
 
 
@@ -27,6 +29,24 @@ def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Pat
     assert rows.to_pylist() == [
         {"id": "007", "day": "2020-01-02", "x": 1.0, "late": None}, {"id": "7", "day": None, "x": 0.5, "late": [1]}
     ]  # fmt: skip
+
+
+VALUES = [1, 2**63, 0.5, "7", "x", None, True, [1], ["a", 2], [0.5], [], {"a": 1}, "absent"]
+
+
+@pytest.mark.parametrize("first", VALUES)
+def test_json_lines_have_the_columns_and_types_of_the_whole_file(
+    first: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for second in VALUES:
+        rows = [{"n": 0, **({} if value == "absent" else {"x": value})} for value in (first, first, second)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (whole,) = read_rows(tmp_path / "rows.jsonl")
+        with monkeypatch.context() as patch:
+            patch.setattr(row_files, "ROWS", 1)
+            blocks = list(read_rows(tmp_path / "rows.jsonl"))
+        assert len(blocks) == 3
+        assert pa.concat_tables(blocks).equals(whole), (first, second)
 
 
 @pytest.mark.parametrize(

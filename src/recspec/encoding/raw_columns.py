@@ -42,7 +42,7 @@ def as_column(values: Sequence[object]) -> pa.Array:
     """Raw values as JSON gives them; numbers and texts together become texts."""
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array([_text(value) for value in values], pa.string())
 
 

@@ -58,11 +58,24 @@ _CSV = pa_csv.ParseOptions(newlines_in_values=True)
 
 
 def _read_objects(path: Path) -> Iterator[pa.Table]:
-    """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them."""
-    objects = (_object(path, number, line) for number, line in lines(path) if line.strip())
+    """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them.
+
+    Every table has the columns and types of the whole file, which a first pass over it finds.
+    """
+    kinds: dict[str, dict[object, object]] = {}
+    for each in _objects(path):
+        for name, value in each.items():
+            inner = value if isinstance(value, list) else [value]
+            kind = (type(value), *{(type(one), isinstance(one, int) and one.bit_length() > 63) for one in inner})
+            kinds.setdefault(name, {}).setdefault(kind, value)
+    objects = _objects(path)
     while block := list(islice(objects, ROWS)):
-        names = dict.fromkeys(name for each in block for name in each)
-        yield pa.table({name: as_column([each.get(name) for each in block]) for name in names})
+        columns = {name: [*kinds[name].values(), *(each.get(name) for each in block)] for name in kinds}
+        yield pa.table({name: as_column(values)[-len(block) :] for name, values in columns.items()})
+
+
+def _objects(path: Path) -> Iterator[dict[str, object]]:
+    return (_object(path, number, line) for number, line in lines(path) if line.strip())
 
 
 def _object(path: Path, number: int, line: bytes) -> dict[str, object]:
