@@ -454,6 +454,8 @@ def main() -> int:
     """Compare, print a line a check, write JSON."""
     arguments = _options().parse_args()
     report: dict[str, Any] = {"what": "results of two source trees, by the command line alone", "checks": []}
+    if arguments.scratch:
+        arguments.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as made, ExitStack() as stack:
         scratch, trees = Path(made).resolve(), []
         for name, given in (("A", arguments.a), ("B", arguments.b)):

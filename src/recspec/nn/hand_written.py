@@ -403,11 +403,14 @@ class AttendByRows(torch.autograd.Function):
         of_queries = weighted_sums(columns, places, slopes)
         pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
         of_stores: list[Tensor | None] = [None] * len(columns)
+        first: dict[int, int] = {}  # columns of one store share its gradient: another one costs a pass over the store
         start = 0
         for place, column in enumerate(columns):
             stop = start + column.store.shape[1]
             if ctx.needs_input_grad[4 + place]:
-                of_stores[place] = column.gradient(places, [(each, by[:, start:stop]) for each, by in pairs])
+                at = place if column.sparse else first.setdefault(id(column.store), place)
+                terms = [(each, by[:, start:stop]) for each, by in pairs]
+                of_stores[at] = column.gradient(places, terms, into=of_stores[at])
             start = stop
         return (of_queries, None, None, None, *of_stores)
 

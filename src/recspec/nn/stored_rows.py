@@ -90,12 +90,15 @@ class Column:
         """The table (N, W)."""
         return self.store[self.table]
 
-    def gradient(self, places: Places, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """The store's gradient: for each row, the sum over its events of weight (T,) times vector (B, W)."""
+    def gradient(self, places: Places, terms: Sequence[tuple[Tensor, Tensor]], into: Tensor | None = None) -> Tensor:
+        """The store's gradient: for each row, the sum over its events of weight (T,) times vector (B, W).
+
+        A whole gradient is added to `into`, if given.
+        """
         seen, values = _bags_of_rows(self.vectors, self.rows, places, terms)
         rows = seen + (self.table.start or 0)
         if not self.sparse:
-            return torch.zeros_like(self.store).index_copy_(0, rows, values)
+            return (torch.zeros_like(self.store) if into is None else into).index_add_(0, rows, values)
         shape = self.store.shape
         return torch.sparse_coo_tensor(rows.view(1, -1), values, shape, is_coalesced=True, check_invariants=False)
 
