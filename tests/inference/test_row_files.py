@@ -31,7 +31,25 @@ def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Pat
     ]  # fmt: skip
 
 
-VALUES = [1, 2**63, 0.5, "7", "x", None, True, [1], ["a", 2], [0.5], [], {"a": 1}, "absent"]
+VALUES = [
+    1,
+    2**53 + 1,
+    2**63,
+    0.5,
+    "7",
+    "x",
+    None,
+    True,
+    [1],
+    ["a", 2],
+    [0.5],
+    [],
+    {"a": 1},
+    {"b": "t"},
+    [[1]],
+    [["t"]],
+    "absent",
+]
 
 
 @pytest.mark.parametrize("first", VALUES)

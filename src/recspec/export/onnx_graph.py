@@ -94,6 +94,7 @@ def narrow(model: ModelProto, precision: Precision) -> ModelProto:
     """Store matrices in 16 bits, widened before they are read; in fp16 matrix products too. Changes `model`."""
     from onnx import TensorProto
 
+    assert precision != "int8", "int8 has its own products"
     if precision == "fp32":
         return model
     narrow_type = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.BFLOAT16

@@ -210,7 +210,7 @@ def _column(
     cast: int | None = None
     added: NDArray[Any] | None = None
     source = node.input[0]
-    while (node := makers.get(source)) is not None:
+    while (node := makers.get(source)) is not None and node.input:
         source = node.input[0]
         if node.op_type == "Squeeze":
             return _Column(source, cast, added) if source in inputs and along_rows(node) else None

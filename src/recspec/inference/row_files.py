@@ -66,12 +66,19 @@ def _read_objects(path: Path) -> Iterator[pa.Table]:
     for each in _objects(path):
         for name, value in each.items():
             inner = value if isinstance(value, list) else [value]
-            kind = (type(value), *{(type(one), isinstance(one, int) and one.bit_length() > 63) for one in inner})
+            kind: object = (type(value), *{(type(one), _digits(one)) for one in inner})
+            if any(isinstance(one, (dict, list)) for one in inner):
+                kind = str(as_column([value]).type)
             kinds.setdefault(name, {}).setdefault(kind, value)
     objects = _objects(path)
     while block := list(islice(objects, ROWS)):
         columns = {name: [*kinds[name].values(), *(each.get(name) for each in block)] for name in kinds}
         yield pa.table({name: as_column(values)[-len(block) :] for name, values in columns.items()})
+
+
+def _digits(value: object) -> int:
+    """0 for a whole number that float64 holds, 1 for one that int64 holds, 2 beyond; 0 for other values."""
+    return sum(value.bit_length() > most for most in (53, 63)) if isinstance(value, int) else 0
 
 
 def _objects(path: Path) -> Iterator[dict[str, object]]:

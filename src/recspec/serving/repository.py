@@ -150,7 +150,7 @@ class Repository:
         number = int(version) if version.isascii() and version.isdecimal() and len(version) < 10 else None
         model = shelf.versions.get(max(shelf.versions) if not version else number or 0)
         if model is None:
-            known = ", ".join(map(str, shelf.versions))
+            known = ", ".join(map(str, sorted(shelf.versions)))
             raise RequestError(f"model '{name}' has no version '{version[:20]}'; loaded: {known}", status=404)
         if is_raw and not model.opened.raw:
             message = f"model '{name}': the raw columns are unknown; send features to '{name.removesuffix(RAW)}'"
