@@ -14,6 +14,7 @@ from recspec.errors import SettingsError
 from recspec.loading.ahead import Share
 from recspec.loading.sampling import REDRAWS, NegativeSampler, holds_negatives, negatives_by_default, sampler_for
 from recspec.spec import FeatureSpec
+from tests import made_up
 
 NUM_ITEMS = 50
 
@@ -276,3 +277,9 @@ def test_a_known_items_feature_is_that_of_the_table_for_rows_and_negatives_alike
     batch = {name: torch.tensor([1]) for name in ("user", "item", "label")} | {"price": torch.tensor([5])}
     made = sampler(Share(batch, 1, 1, 0), epoch=0, step=0)
     assert made["price"].tolist() == [7, {1: 7, 2: 8}[int(made["item"][1])]]
+
+
+def test_an_unknown_distribution_names_the_known_ones(tmp_path: Path) -> None:
+    spec = made_up.interactions(tmp_path / "data")
+    with pytest.raises(SettingsError, match=r"unknown distribution 'populer' .did you mean 'popularity'"):
+        sampler_for(spec, 1, features=(), distribution="populer")  # type: ignore[arg-type]

@@ -512,8 +512,10 @@ def test_a_user_without_an_id_trains_and_has_no_seen_items(tmp_path: Path) -> No
 def test_lists_shorter_than_the_usual_cut_off_are_judged_by_a_shorter_one(tmp_path: Path) -> None:
     """Drawn negatives repeat where items are few, so lists of 101 rows hold fewer than ten candidates."""
     few = made_up.interactions(tmp_path / "data", num_users=60, num_items=12, num_rows=300, num_negatives=100)
-    trained = json.loads((run(few, tmp_path / "run", epochs=1) / "bundle" / "bundle.json").read_text())["trained"]
-    assert trained["valid_metric"] == "sampled/ndcg@5"
+    for resume in (False, True):  # a run that is over evaluates nothing more, and remembers
+        folder = run(few, tmp_path / "run", epochs=1, resume=resume)
+        trained = json.loads((folder / "bundle" / "bundle.json").read_text())["trained"]
+        assert trained["valid_metric"] == "sampled/ndcg@5"
 
 
 def test_an_unknown_metric_names_the_known_ones(data: FeatureSpec, tmp_path: Path) -> None:

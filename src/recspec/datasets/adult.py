@@ -139,7 +139,7 @@ def _inputs(raw: Path) -> list[Path]:
     if raw.is_file():
         with open_zip(raw) as archive:
             found = archive.namelist()
-            for name in {*FILES} & {*found}:
+            for name in (name for name in FILES if name in found):
                 check_unpacked(archive, name)
     elif raw.is_dir():
         found = sorted(path.name for path in raw.iterdir())

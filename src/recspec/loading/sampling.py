@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, unknown
 from recspec.loading.ahead import Share
 from recspec.loading.blocks import mixed_seed
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
+
+Distribution = Literal["uniform", "popularity"]
 
 REDRAWS = 8
 """Times a negative that the user acted on is drawn anew; a user who acted on half of all items keeps 1 in 512."""
@@ -132,7 +134,7 @@ def sampler_for(
     num_negatives: int,
     *,
     features: Iterable[str],
-    distribution: Literal["uniform", "popularity"] = "uniform",
+    distribution: Distribution = "uniform",
     power: float = 0.75,
     reject_positives: bool = False,
     splits: Sequence[str] = ("train",),
@@ -146,8 +148,10 @@ def sampler_for(
     `power`. With `reject_positives`, items that the user acted on in `splits` are drawn anew.
 
     Raises:
-        SettingsError: if there is no item to draw.
+        SettingsError: if there is no item to draw, or for an unknown distribution.
     """
+    if distribution not in get_args(Distribution):
+        raise SettingsError(unknown("distribution", distribution, get_args(Distribution)))
     user, item = spec.user_id, spec.item_id
     num_items = spec.num_ids(item)
     others = [name for name in features if name != item and name in spec.role("item")]

@@ -290,10 +290,10 @@ def _role_problems(channels: Channels) -> Iterator[Problem]:
         yield ("channel_spec", "label"), f"expected exactly one label feature; found {listed(labels.values())}"
     if len(groups) > 1:
         yield ("channel_spec", "group"), f"expected at most one group feature; found {listed(groups.values())}"
+    of_labels, users = set(labels.values()), set(_members(channels, "user").values())
     for where, name in _members(channels, "user", "item", "context", "history", "negative_history").items():
-        if name in labels.values():
+        if name in of_labels:
             yield where, f"'{name}' is the label; it can't be an input too"
-    users = _members(channels, "user").values()
     for where, name in _members(channels, "item").items():
         if name in users:
             yield where, f"'{name}' is in the role 'user' too; a feature describes the user or the item"

@@ -130,6 +130,7 @@ class TrainingRun:
         if resume:
             self.progress, more = self.checkpoints.restore()
             notes += more
+            self.validation.resume(self.progress)
         elif self.ranks.is_first:
             run_folder.start_afresh(self.folder)
         if self.ranks.is_first:

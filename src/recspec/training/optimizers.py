@@ -123,7 +123,8 @@ class Optimizers:
             kept[place][name] = value
         problems = [
             f"'{place}/{name}' belongs to no part and parameter of this run"
-            for place in kept.keys() - self._places.keys()
+            for place in kept
+            if place not in self._places
             for name in kept[place]
         ] or [problem for place, found in kept.items() for problem in self._misfits(place, found)]
         if problems:

@@ -28,6 +28,11 @@ class Validation:
         self.built, self.plan, self.model = built, built.plan, built.model
         self.split, self.metric = self.plan.valid.value, self.plan.metric.value
 
+    def resume(self, progress: Progress) -> None:
+        """Take up the metric by which the run that continues has chosen."""
+        if progress.best_metrics:
+            self._value(progress.best_metrics)
+
     def measure(self) -> Metrics:
         """The metrics of the model as it is."""
         self.model.eval()
