@@ -312,3 +312,12 @@ def test_a_whole_number_beyond_64_bits_is_refused(value: object) -> None:
     name = "several" if isinstance(value, list) else "by_name" if isinstance(value, dict) else "one"
     with pytest.raises(SettingsError, match=f"(?s)'{name}'.*the largest whole number is 9,223,372,036,854,775,807"):
         build(Sizes, "settings", {name: value})
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
+    class Sizes(Settings):
+        rate: float = 0.0
+
+    with pytest.raises(SettingsError, match=r"'rate' is .*finite"):
+        build(Sizes, "settings", parse_assignments([f"rate={value}"]))

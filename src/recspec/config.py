@@ -33,7 +33,7 @@ class OldName:
 class Settings(BaseModel):
     """Frozen settings that refuse unknown names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     old_names: ClassVar[Mapping[str, OldName]] = {}
 
@@ -265,7 +265,7 @@ SHAPES = {
     "tuple_type": "a list, as [a, b]; a list of lists is [[a, b], [c, d]]",
     "dict_type": "names and values, as {name: value}",
     "too_short": "a list of at least {min_length}",
-}  # what pydantic says of Python's types -> what YAML takes
+}  # pydantic's error type -> the value that YAML should hold
 
 
 def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequence[str]:

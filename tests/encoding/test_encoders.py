@@ -13,7 +13,6 @@ import pytest
 from recspec.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
-    Encoder,
     HashEncoder,
     NumberEncoder,
     ScaleEncoder,
@@ -208,16 +207,6 @@ def test_what_stood_for_missing_when_fitted_is_missing_again(tmp_path: Path) -> 
 def test_blanks_around_a_columns_name_do_not_count_unless_the_feature_has_them() -> None:
     spaced = Encoders({" b": NumberEncoder(), "c": NumberEncoder()})
     assert spaced.named(["a", " b", " c ", " d", "d"]) == ["a", " b", "c", " d", "d"]
-
-
-def encoded(encoder: Encoder, *columns: list[object], vocabulary: Vocabulary | None = None) -> list[int]:
-    """The ids that an encoder of columns a, b, ... gives."""
-    names = "abc"[: len(columns)]
-    vocabularies = {"words": vocabulary} if vocabulary is not None else {}
-    table = pa.table(dict(zip(names, columns, strict=True)))
-    made = Encoders({"a": encoder}, vocabularies).encode(table)["a"]
-    assert isinstance(made, np.ndarray)
-    return made.tolist()
 
 
 def test_a_cross_is_made_of_raw_columns_or_the_features_that_are_them() -> None:

@@ -112,8 +112,8 @@ def test_a_missing_column_is_named(rankers: dict[str, ExportedRanker]) -> None:
             "candidates: expected columns of one length; found values by column: 'item_id': no column",
         ),
         ({}, {"item_id": [7], "kind": []}, "found values by column: 'item_id': 1, 'kind': 0"),
-        ({"item_id": 3}, [{"item_id": 3}], "'item_id' stands in the request, and belongs to the candidates"),
-        ({}, [{"user_id": 3, "item_id": 3}], "'user_id' stands in the candidates, and belongs to the request"),
+        ({"item_id": 3}, [{"item_id": 3}], "'item_id' is in the request; expected in the candidates"),
+        ({}, [{"user_id": 3, "item_id": 3}], "'user_id' is in the candidates; expected in the request"),
     ],
 )
 def test_what_is_no_request_is_told(

@@ -95,3 +95,10 @@ def test_a_header_that_is_not_utf_8_is_an_error_that_names_the_file(tmp_path: Pa
     path.write_bytes(b"us\x9d,item_id\nu,1\n")
     with pytest.raises(DataError, match=r"rows\.csv: can't be read as csv: 'utf-8' codec can't decode byte 0x9d"):
         list(read_rows(path))
+
+
+def test_a_column_of_ever_new_kinds_of_values_is_refused(tmp_path: Path) -> None:
+    """Each kind is a column of its own in the joined type, so their number needs a limit."""
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"a": {f"k{n}": 1}}) for n in range(200)))
+    with pytest.raises(DataError, match=r"rows.jsonl: 'a' holds more than 100 kinds of values; give it one type"):
+        list(read_rows(tmp_path / "rows.jsonl"))

@@ -173,14 +173,17 @@ def test_by_rows_needs_no_gradient_of_the_tables() -> None:
 
 @pytest.mark.parametrize("dense", [1, 100])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_tables_of_one_store_share_its_gradient(dense: int, sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("second", [slice(10, 14), slice(1, 10)], ids=["two tables", "one vocabulary"])
+def test_tables_of_one_store_share_its_gradient(
+    dense: int, sparse: bool, second: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stored_rows, "DENSE", dense)
     present, _, ids, _ = a_history()
     places, found = Places.of(present), []
     queries, wanted, numbers = torch.randn(6, 2, 6), torch.randn(6, 2, 6), torch.randn(15, 3)
     for by_rows in (True, False):
         store = numbers.clone().requires_grad_()
-        slices = [slice(1, 10), slice(10, 14)]
+        slices = [slice(1, 10), second]
         if by_rows:
             columns = [Column(store, places.take(own), part, sparse) for own, part in zip(ids, slices, strict=True)]
             sums = attend_by_rows(columns, places, queries)[1]
@@ -192,7 +195,7 @@ def test_tables_of_one_store_share_its_gradient(dense: int, sparse: bool, monkey
         found.append(store.grad)
     torch.testing.assert_close(found[0].to_dense(), found[1])
     if sparse:
-        seen = {1 + int(own) for own in ids[0][present]} | {10 + int(own) for own in ids[1][present]}
+        seen = {1 + int(own) for own in ids[0][present]} | {second.start + int(own) for own in ids[1][present]}
         assert set(found[0]._indices()[0].tolist()) == seen
 
 

@@ -217,7 +217,7 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
 OF_HEADER_TOO = "header+"
 """Prefix of a digest that covers the header's every byte; the digest of an older file covers the tensors alone."""
 
-UNKNOWN = "0" * 32  # stands in the header for the digest while that is computed
+UNKNOWN = "0" * 32  # placeholder in the header until the digest is computed
 
 new_digest = partial(hashlib.blake2b, digest_size=16)
 """BLAKE2b of the tensors in the order of their names, then of the header."""

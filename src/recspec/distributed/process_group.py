@@ -133,7 +133,7 @@ def _name_of_start(store: Store, rank: int, world_size: int) -> str:
     """A name that the ranks of this start share, and no other start has.
 
     The first rank makes up the name. Each other rank asks for it with a new random word, and the first rank answers
-    under that word until every rank confirms. Questions of dead ranks get answers that nobody reads.
+    under that word until every rank confirms. It also answers words of dead ranks; no rank reads those answers.
     """
     if rank:
         question = secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""The kinds of encoders: what `encoders.json` says of a feature, and the prepared column it makes of raw columns."""
+"""The kinds of encoders. Each is an entry of `encoders.json` and turns raw columns into a prepared column."""
 
 from __future__ import annotations
 

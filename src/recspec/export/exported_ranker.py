@@ -119,7 +119,7 @@ class ExportedRanker:
         strayed = [(name, "request", "candidates") for name in request if name in self._in_items_alone]
         strayed += [(name, "candidates", "request") for name in given if name in self._in_request_alone]
         if strayed:
-            problems = [f"'{name}' stands in the {here}, and belongs to the {there}" for name, here, there in strayed]
+            problems = [f"'{name}' is in the {here}; expected in the {there}" for name, here, there in strayed]
             raise RequestError.of("request and candidates", problems)
 
     def _together(self, request: Row, rows: Sequence[Row]) -> Arrays:

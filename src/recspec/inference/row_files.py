@@ -57,6 +57,10 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
 _CSV = pa_csv.ParseOptions(newlines_in_values=True)
 
 
+MOST_KINDS = 100
+"""Most kinds of values of a column of JSON lines; every block is read beside an example of each kind."""
+
+
 def _read_objects(path: Path) -> Iterator[pa.Table]:
     """Tables of JSON lines: numbers are numbers, and texts stay as they are, dates among them.
 
@@ -65,20 +69,25 @@ def _read_objects(path: Path) -> Iterator[pa.Table]:
     kinds: dict[str, dict[object, object]] = {}
     for each in _objects(path):
         for name, value in each.items():
-            inner = value if isinstance(value, list) else [value]
-            kind: object = (type(value), *{(type(one), _digits(one)) for one in inner})
-            if any(isinstance(one, (dict, list)) for one in inner):
-                kind = str(as_column([value]).type)
-            kinds.setdefault(name, {}).setdefault(kind, value)
+            found = kinds.setdefault(name, {})
+            if (kind := _kind(value)) not in found:
+                found[kind] = value
+                if len(found) > MOST_KINDS:
+                    raise DataError(f"{path}: '{name}' holds more than {MOST_KINDS} kinds of values; give it one type")
     objects = _objects(path)
     while block := list(islice(objects, ROWS)):
         columns = {name: [*kinds[name].values(), *(each.get(name) for each in block)] for name in kinds}
         yield pa.table({name: as_column(values)[-len(block) :] for name, values in columns.items()})
 
 
-def _digits(value: object) -> int:
-    """0 for a whole number that float64 holds, 1 for one that int64 holds, 2 beyond; 0 for other values."""
-    return sum(value.bit_length() > most for most in (53, 63)) if isinstance(value, int) else 0
+def _kind(value: object) -> object:
+    """What of a value decides a column's type; float64 holds whole numbers of 53 bits, int64 those of 63."""
+    if isinstance(value, int):
+        bits = value.bit_length()
+        return type(value), bits > 53, bits > 63
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)):
+        return str(as_column([value]).type)
+    return frozenset(map(_kind, value)) if isinstance(value, list) else type(value)
 
 
 def _objects(path: Path) -> Iterator[dict[str, object]]:

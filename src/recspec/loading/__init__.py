@@ -3,9 +3,16 @@
 from recspec.loading.ahead import Share
 from recspec.loading.blocks import Part
 from recspec.loading.loader import Loader
-from recspec.loading.sampling import NegativeSampler, holds_negatives, item_features, negatives_by_default, sampler_for
+from recspec.loading.sampling import (
+    Distribution,
+    NegativeSampler,
+    holds_negatives,
+    item_features,
+    negatives_by_default,
+    sampler_for,
+)
 
 __all__ = [
-    "Loader", "NegativeSampler", "Part", "Share", "holds_negatives", "item_features", "negatives_by_default",
-    "sampler_for",
+    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "holds_negatives", "item_features",
+    "negatives_by_default", "sampler_for",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from recspec import config
 from recspec.distributed import PlacementSettings
 from recspec.errors import listed
 from recspec.evaluation import PROTOCOLS
+from recspec.loading import Distribution
 from recspec.machine import Affinity, parse_bytes
 from recspec.training.optimizer_settings import READ_BY, OptimizerSettings
 
@@ -64,7 +65,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         description="negatives drawn for each positive; by default 4 if rows are interactions without prepared "
         "negatives, otherwise 0",
     )
-    negative_distribution: Literal["uniform", "popularity"] = Field(
+    negative_distribution: Distribution = Field(
         "uniform", description="distribution of drawn negatives: uniform, or by popularity"
     )
     popularity_power: float = Field(
