@@ -228,7 +228,7 @@ def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_
 def test_a_plan_is_shown_without_training(run: Cli, tmp_path: Path) -> None:
     folder, made = worked_example(tmp_path / "data"), tmp_path / "run"
     options = ["--set", "factors=4", "--set", "layers=[8,4]", "--set", "negatives=2", "--set", "precision=fp32",
-               "--set", "train.threads=1", "--device", "cpu"]  # fmt: skip
+               "--set", "train.threads=1", "--set", "epochs=10", "--device", "cpu"]  # fmt: skip
     status, printed, said = run("train", "neumf", folder, made, *options, "--plan", "--json")
     assert status == 0, said
     plan = json.loads(printed)
