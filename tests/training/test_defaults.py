@@ -168,6 +168,8 @@ def test_rows_are_held_out_where_there_is_no_valid_split(
     assert (found.settings.valid_share, found.settings.epochs) == (0.1, defaults.MOST_EPOCHS)
     assert "no split valid" in found.proposed["train.valid_share"].reason
     assert resolved(data["clicks"]).settings.valid_share == 0
+    fixed = resolved(data["without_valid"], epochs=3)
+    assert not fixed.proposed, "with a fixed length all rows are trained on"
     monkeypatch.setattr(defaults, "FEWEST_ROWS_TO_DIVIDE", 10**6)
     assert resolved(data["without_valid"]).settings.epochs == 10
 
@@ -197,7 +199,8 @@ def test_interactions_are_judged_by_full_ranking_where_it_costs_little(
     metric: str,
     users: int | None,
 ) -> None:
-    monkeypatch.setattr(defaults, "FULL_PAIRS", pairs)
+    monkeypatch.setattr(defaults, "FEW_PAIRS", pairs)
+    monkeypatch.setattr(defaults, "MOST_PAIRS", pairs)
     monkeypatch.setattr(defaults, "PAIRS_PER_SAMPLE", 0)
     monkeypatch.setattr(defaults, "FEWEST_USERS", 50)
     found = resolved(data["interactions"], **given).settings  # type: ignore[arg-type]
