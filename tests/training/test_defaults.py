@@ -11,12 +11,17 @@ import torch
 from pydantic import Field
 
 from recspec import config
+from recspec.bundle import folder as bundle
+from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS, DataFacts, IdFacts, Model, Proposals
 from recspec.spec import FeatureSpec
 from recspec.training import defaults
 from recspec.training.defaults import gather_facts, pick_path, resolve
+from recspec.training.loop import train
+from recspec.training.plan import make_plan
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.model_cases import kind_of_data
 
 CPU = torch.device("cpu")
 
@@ -230,3 +235,32 @@ def test_every_models_rules_give_settings_that_it_has(name: str, rows: int) -> N
         owner = TrainSettings if section == "train" else MODELS[name].Settings
         assert getattr(owner.model_validate({bare: value}), bare) == value
         assert reason
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("small")
+    return {
+        "interactions": made_up.interactions(folder / "interactions", num_rows=800),
+        "clicks": made_up.clicks(folder / "clicks", num_rows=800),
+        "sequences": made_up.sequences(folder / "sequences", num_rows=600),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_trains_by_its_defaults(
+    name: str, small: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "MOST_EPOCHS", 12)
+    spec = small[kind_of_data(name)]
+    settings = TrainSettings(tensorboard=False)
+    result = train(name, spec, tmp_path / "run", settings=settings, model_settings=MODELS[name].Settings())
+    assert result.stopped in ("patience", "falling", "epochs")
+    (metric,) = (each for each in result.trace if each not in ("epoch", "rows/auc"))
+    assert metric == ("full/ndcg@10" if kind_of_data(name) == "interactions" else "rows/log_loss")
+    best = min if metric == "rows/log_loss" else max
+    assert result.trace[metric][int(result.best_epoch) - 1] == best(result.trace[metric])
+    card = bundle.load(tmp_path / "run").card
+    plan = make_plan(name, spec, settings, MODELS[name].Settings(), Ranks(), propose=True)
+    assert card.settings == plan.model_settings.model_dump(mode="json")
+    assert card.train == plan.settings.model_dump(mode="json")
