@@ -8,17 +8,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 
 from recspec import config
+from recspec.errors import SpecError
 from recspec.evaluation import id_feature
 from recspec.files import PathError, read_text
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import DataFacts, IdFacts, Model, Proposals, Task
-from recspec.spec import FeatureSpec
+from recspec.spec import FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Ragged, open_split
 from recspec.training.choices import Choice
 from recspec.training.optimizer_settings import OptimizerSettings
@@ -153,7 +155,7 @@ def _as_at_the_start(
     classes = {"train": type(merged.settings), "settings": type(merged.model_settings)}
     for section, values in so_far.items():
         plain = classes[section].model_construct().model_dump(mode="json")
-        for name, value in values.items():
+        for name, value in classes[section].renamed(values).items():
             if name in plain and value != plain[name]:
                 yield f"{section}.{name}", (value, "as at the start of the run")
 
@@ -164,43 +166,58 @@ def _as_at_the_start(
 def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.device) -> DataFacts:
     """What the rules look at: counts from the files' own metadata, and the labels of `MOST_LABELS` rows at most."""
     splits = settings.train_splits
-    inputs = dict.fromkeys(name for role in ("user", "item", "context", "history") for name in spec.role(role))
-    held = [name for name in inputs if all(name in spec.columns(split) for split in splits)]
-    readers = [open_split(spec, split, (*held, spec.label)) for split in splits]
+    roles: tuple[Role, ...] = ("user", "item", "context", "history")
+    in_all = set.intersection(*(set(spec.columns(split)) for split in splits))
+    held = {name: _num_ids(spec, name) for role in roles for name in spec.role(role) if name in in_all}
+    known = [name for name, number in held.items() if number != UNKNOWN]
+    readers = [open_split(spec, split, known) for split in splits]
     rows = sum(reader.num_rows for reader in readers)
-    values = {name: sum(reader.num_values[name] for reader in readers) for name in held}
+    values = {name: sum(reader.num_values[name] for reader in readers) for name in known}
     task = task_of(spec)
     negatives = settings.negatives if settings.negatives is not None else negatives_by_default(spec)
     share = 1.0 if task == "interactions" and not holds_negatives(spec) else _positive_share(spec, splits)
-    is_id = {name: spec.features[name].is_categorical for name in held}
-    ids = {
-        name: IdFacts(spec.num_ids(name), values[name] / spec.num_ids(name), spec.features[name].is_list)
-        for name in held
-        if is_id[name]
-    }
-    histories = [name for name in spec.role("history") if name in held]
-    sides = {role: id_feature(spec, role) for role in ("user", "item")}
-    counts = {role: spec.num_ids(name) - int(spec.reserves_unknown(name)) for role, name in sides.items() if name}
+    histories = [name for name in spec.role("history") if name in known]
     return DataFacts(
         task=task,
         rows=rows,
         samples=rows * (1 + negatives),
         positive_share=share / (1 + negatives),
-        ids=ids,
-        numbers=sum(not each for each in is_id.values()),
-        users=counts.get("user", 0),
-        items=counts.get("item", 0),
+        ids={
+            name: IdFacts(number, values[name] / number, spec.features[name].is_list)
+            for name, number in held.items()
+            if number > 0
+        },
+        numbers=sum(number == 0 for number in held.values()),
+        users=_num_entities(spec, "user"),
+        items=_num_entities(spec, "item"),
         history=max((values[name] / max(1, rows) for name in histories), default=0.0),
         longest_history=max((spec.features[name].length or 0 for name in histories), default=0),
-        valid_rows=open_split(spec, "valid", (spec.label,)).num_rows if "valid" in spec.splits else 0,
+        valid_rows=open_split(spec, "valid", ()).num_rows if "valid" in spec.splits else 0,
         device=device.type,
     )
 
 
+UNKNOWN = -1
+"""The number of ids of a feature whose cardinality is `auto`."""
+
+
+def _num_ids(spec: FeatureSpec, name: str) -> int:
+    """Ids of a categorical feature, or `UNKNOWN`; 0 for a number."""
+    with suppress(SpecError):
+        return spec.num_ids(name) if spec.features[name].is_categorical else 0
+    return UNKNOWN
+
+
+def _num_entities(spec: FeatureSpec, role: Literal["user", "item"]) -> int:
+    """Users or items that have an id of their own; 0 without such a feature."""
+    name = id_feature(spec, role)
+    return spec.num_ids(name) - int(spec.reserves_unknown(name)) if name else 0
+
+
 def task_of(spec: FeatureSpec) -> Task:
     """Interactions if the splits were prepared for ranking: a positive and its candidates."""
-    sides = [id_feature(spec, role) for role in ("user", "item")]
-    return "interactions" if spec.has_series and all(sides) else "clicks"
+    both = id_feature(spec, "user") and id_feature(spec, "item")
+    return "interactions" if spec.has_series and both else "clicks"
 
 
 def _positive_share(spec: FeatureSpec, splits: tuple[str, ...]) -> float:

@@ -24,6 +24,9 @@ Metrics = Mapping[str, Mapping[str, float]]
 WATCHED = ("rows/log_loss", "rows/auc")
 """Metrics of labelled rows that are followed whichever of them chooses: AUC does not see overconfidence."""
 
+STRONGLY = 2
+"""Standard errors between two epochs from which on two metrics disagree strongly about them."""
+
 MORE = {"minutes": "minutes", "patience": "patience", "falling": "falling_patience", "target": "target"}
 """Why a run stopped -> the setting that lets it go on."""
 
@@ -94,7 +97,8 @@ class Validation:
         for name in others:
             values, lower = progress.trace[name], _is_lower(name)
             at = values.index(min(values) if lower else max(values))
-            if abs(values[at] - values[kept]) > standard_error(values[at], progress.count, bounded=not lower):
+            error = standard_error(values[at], progress.count, bounded=not lower)
+            if abs(values[at] - values[kept]) > STRONGLY * error:
                 told = (f"{each} {values[place]:.4f} (epoch {progress.trace['epoch'][place]:g})"
                         for each, place in (("the best", at), ("the bundle's", kept)))  # fmt: skip
                 notes.append(f"{name} and {self.metric} disagree: {name}: {', '.join(told)}; "
