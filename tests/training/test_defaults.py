@@ -103,6 +103,22 @@ def test_the_share_of_positives_is_read_of_a_part_of_the_rows(
     assert gather_facts(data["clicks"], TrainSettings(), CPU).positive_share == pytest.approx(whole, abs=0.1)
 
 
+def test_facts_leave_out_a_feature_whose_cardinality_is_not_resolved(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("".join(f"{row % 3},{row},1\n" for row in range(6)))
+    chunk = {"type": "csv", "features": ["item", "session", "label"], "files": ["rows.csv"]}
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"item": {"cardinality": 3}, "session": {"cardinality": "auto"}, "label": {}},
+            "source_spec": {"train": [chunk], "valid": [chunk]},
+            "channel_spec": {"item": ["item"], "context": ["session"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+    facts = gather_facts(spec, TrainSettings(), CPU)
+    assert facts.ids == {"item": IdFacts(3, 2.0)}
+    assert (facts.rows, facts.valid_rows, facts.positive_share, facts.numbers, facts.users) == (6, 6, 1.0, 0, 0)
+
+
 # --- what wins -------------------------------------------------------------------------------------------------------
 
 
@@ -132,10 +148,11 @@ def test_a_proposal_that_does_not_go_with_a_given_setting_gives_way(data: Mappin
 
 
 def test_a_run_goes_on_with_the_settings_that_it_began_with(data: Mapping[str, FeatureSpec]) -> None:
-    began = {"train": {"epochs": 7, "seed": 3, "of_an_older_release": 1}, "settings": {"width": 32}}
+    train = {"epochs": 7, "seed": 3, "cuda_graphs": "always", "of_a_later_release": 1}
+    began = {"train": train, "settings": {"width": 32}}
     found = resolved(data["clicks"], {"width": (16, "rows")}, so_far=began, seed=4)
     assert (found.settings.epochs, found.settings.seed, found.model_settings.model_dump()["width"]) == (7, 4, 32)
-    assert found.settings.patience is None
+    assert (found.settings.patience, found.settings.compile) == (None, "auto")
     assert found.proposed["train.epochs"].reason == "as at the start of the run"
 
 

@@ -170,7 +170,7 @@ def print_plan(plan: TrainingPlan, json_output: bool) -> None:
 
 def print_result(result: Result) -> None:
     """Print what a training reached, and where its bundle is."""
-    where = f"{result.bundle}: bundle of epoch {result.best_epoch:g}"
+    where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
     speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
     why = "" if result.stopped == "epochs" else f"; stopped, as {WHY_STOPPED[result.stopped]}"
     err.print(f"{where}; {speed}{why}")
