@@ -45,7 +45,7 @@ class Validation:
         settings = self.plan.settings
         if progress.best_metrics:
             self._value(progress.best_metrics)
-        if progress.stopped:  # the settings that stopped it may have changed
+        if progress.stopped and progress.trace:  # the settings that stopped it may have changed
             late = settings.minutes is not None and progress.seconds >= 60 * settings.minutes
             progress.stopped = self._why_stop(progress) or ("minutes" if late else "")
         if not progress.stopped and progress.epoch < settings.epochs:
@@ -139,6 +139,11 @@ class Validation:
             raise SettingsError(
                 f"{self.plan.spec.folder}: the rows of '{self.split}' are of one class, so AUC has no value there; "
                 f"set train.metric to one of {listed(known)}"
+            )
+        if not known:
+            raise SettingsError(
+                f"{self.plan.spec.folder}, split '{self.split}': no positive row holds an item with an id, so there is "
+                "nothing to rank; set train.metric=rows/log_loss"
             )
         raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
 
