@@ -210,13 +210,14 @@ def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_
     assert status == 0, said
     lines = said.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("epoch 1/2"))
-    assert [re.sub(r"^neumf: [0-9,]+ ", "neumf: N ", line) for line in lines[:4]] == [
+    assert [re.sub(r"^neumf: [0-9,]+ ", "neumf: N ", line) for line in lines[:5]] == [
         "neumf: N parameters; 5 rows and 2 drawn negatives each",
         "cpu, 1 threads; precision fp32: as asked",
         "1 step an epoch, 256 rows each; 2 epochs; no split valid to measure on",
+        "data: labelled: rows have labels of their own: no negatives are drawn, log loss and AUC judge",
         f"all choices and their reasons: -v, or {tmp_path / 'run' / 'log.jsonl'}",
     ]
-    assert all(line.startswith(("not read by", "note: ")) for line in lines[4:first])
+    assert all(line.startswith(("not read by", "note: ")) for line in lines[5:first])
     _, _, said = run("train", "neumf", folder, tmp_path / "other", *options, "-v")
     choices = json.loads((tmp_path / "other" / "log.jsonl").read_text().splitlines()[0])["choices"]
     assert "compile" in choices
@@ -225,10 +226,22 @@ def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_
     assert "all choices" not in said
 
 
+def test_an_open_ended_run_shows_no_length_and_says_why_it_stopped(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
+    options = ["--set", "factors=4", "--set", "layers=[8,4]", "--set", "learning_rate=0.3", "--set", "patience=1",
+               "--set", "train.batch_size=4000"]  # fmt: skip
+    status, _, said = run("train", "neumf", data.folder, tmp_path / "run", *options)
+    assert status == 0, said
+    assert "; epochs until valid no longer improves, 1000 at most; valid full/ndcg@10 is measured" in said
+    assert "data: implicit: rows are interactions without labels: negatives are drawn, ranking judges" in said
+    assert "chosen for it: train.metric full/ndcg@10; train.epochs 1,000; train.falling_patience 2" in said
+    assert re.search(r"^epoch 1  loss ", said, re.MULTILINE)
+    assert "; stopped, as valid no longer improved" in said
+
+
 def test_a_plan_is_shown_without_training(run: Cli, tmp_path: Path) -> None:
     folder, made = worked_example(tmp_path / "data"), tmp_path / "run"
     options = ["--set", "factors=4", "--set", "layers=[8,4]", "--set", "negatives=2", "--set", "precision=fp32",
-               "--set", "train.threads=1", "--device", "cpu"]  # fmt: skip
+               "--set", "train.threads=1", "--set", "epochs=10", "--device", "cpu"]  # fmt: skip
     status, printed, said = run("train", "neumf", folder, made, *options, "--plan", "--json")
     assert status == 0, said
     plan = json.loads(printed)

@@ -81,7 +81,7 @@ def adult(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     (folder / "raw" / "adult.test").write_text("|1x3 Cross validator\n" + ADULT.replace("K\n", "K.\n"))
     DATASETS["adult"].prepare(PrepareContext(folder / "raw", folder / "data"), DATASETS["adult"].Settings())
     wide_deep = MODELS["wide_deep"].Settings.model_validate({"hidden": (8,), "dropout": 0.0})
-    settings = TrainSettings(epochs=2, batch_size=16, learning_rate=0.05, tensorboard=False)
+    settings = TrainSettings(epochs=2, batch_size=16, learning_rate=0.05, metric="rows/auc", tensorboard=False)
     train("wide_deep", FeatureSpec.load(folder / "data"), folder / "run", settings=settings, model_settings=wide_deep)
     return Predictor.open(folder / "run", device="cpu")
 

@@ -11,12 +11,17 @@ import torch
 from pydantic import Field
 
 from recspec import config
+from recspec.bundle import folder as bundle
+from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS, DataFacts, IdFacts, Model, Proposals
 from recspec.spec import FeatureSpec
 from recspec.training import defaults
 from recspec.training.defaults import gather_facts, pick_path, resolve
+from recspec.training.loop import train
+from recspec.training.plan import make_plan
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.model_cases import kind_of_data
 
 CPU = torch.device("cpu")
 
@@ -98,6 +103,22 @@ def test_the_share_of_positives_is_read_of_a_part_of_the_rows(
     assert gather_facts(data["clicks"], TrainSettings(), CPU).positive_share == pytest.approx(whole, abs=0.1)
 
 
+def test_facts_leave_out_a_feature_whose_cardinality_is_not_resolved(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("".join(f"{row % 3},{row},1\n" for row in range(6)))
+    chunk = {"type": "csv", "features": ["item", "session", "label"], "files": ["rows.csv"]}
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"item": {"cardinality": 3}, "session": {"cardinality": "auto"}, "label": {}},
+            "source_spec": {"train": [chunk], "valid": [chunk]},
+            "channel_spec": {"item": ["item"], "context": ["session"], "label": ["label"]},
+        },
+        tmp_path,
+    )
+    facts = gather_facts(spec, TrainSettings(), CPU)
+    assert facts.ids == {"item": IdFacts(3, 2.0)}
+    assert (facts.rows, facts.valid_rows, facts.positive_share, facts.numbers, facts.users) == (6, 6, 1.0, 0, 0)
+
+
 # --- what wins -------------------------------------------------------------------------------------------------------
 
 
@@ -127,10 +148,11 @@ def test_a_proposal_that_does_not_go_with_a_given_setting_gives_way(data: Mappin
 
 
 def test_a_run_goes_on_with_the_settings_that_it_began_with(data: Mapping[str, FeatureSpec]) -> None:
-    began = {"train": {"epochs": 7, "seed": 3, "of_an_older_release": 1}, "settings": {"width": 32}}
+    train = {"epochs": 7, "seed": 3, "cuda_graphs": "always", "of_a_later_release": 1}
+    began = {"train": train, "settings": {"width": 32}}
     found = resolved(data["clicks"], {"width": (16, "rows")}, so_far=began, seed=4)
     assert (found.settings.epochs, found.settings.seed, found.model_settings.model_dump()["width"]) == (7, 4, 32)
-    assert found.settings.patience is None
+    assert (found.settings.patience, found.settings.compile) == (None, "auto")
     assert found.proposed["train.epochs"].reason == "as at the start of the run"
 
 
@@ -168,6 +190,8 @@ def test_rows_are_held_out_where_there_is_no_valid_split(
     assert (found.settings.valid_share, found.settings.epochs) == (0.1, defaults.MOST_EPOCHS)
     assert "no split valid" in found.proposed["train.valid_share"].reason
     assert resolved(data["clicks"]).settings.valid_share == 0
+    fixed = resolved(data["without_valid"], epochs=3)
+    assert not fixed.proposed, "with a fixed length all rows are trained on"
     monkeypatch.setattr(defaults, "FEWEST_ROWS_TO_DIVIDE", 10**6)
     assert resolved(data["without_valid"]).settings.epochs == 10
 
@@ -197,7 +221,8 @@ def test_interactions_are_judged_by_full_ranking_where_it_costs_little(
     metric: str,
     users: int | None,
 ) -> None:
-    monkeypatch.setattr(defaults, "FULL_PAIRS", pairs)
+    monkeypatch.setattr(defaults, "FEW_PAIRS", pairs)
+    monkeypatch.setattr(defaults, "MOST_PAIRS", pairs)
     monkeypatch.setattr(defaults, "PAIRS_PER_SAMPLE", 0)
     monkeypatch.setattr(defaults, "FEWEST_USERS", 50)
     found = resolved(data["interactions"], **given).settings  # type: ignore[arg-type]
@@ -227,3 +252,32 @@ def test_every_models_rules_give_settings_that_it_has(name: str, rows: int) -> N
         owner = TrainSettings if section == "train" else MODELS[name].Settings
         assert getattr(owner.model_validate({bare: value}), bare) == value
         assert reason
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("small")
+    return {
+        "interactions": made_up.interactions(folder / "interactions", num_rows=800),
+        "clicks": made_up.clicks(folder / "clicks", num_rows=800),
+        "sequences": made_up.sequences(folder / "sequences", num_rows=600),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_trains_by_its_defaults(
+    name: str, small: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "MOST_EPOCHS", 12)
+    spec = small[kind_of_data(name)]
+    settings = TrainSettings(tensorboard=False)
+    result = train(name, spec, tmp_path / "run", settings=settings, model_settings=MODELS[name].Settings())
+    assert result.stopped in ("patience", "falling", "epochs")
+    (metric,) = (each for each in result.trace if each not in ("epoch", "rows/auc"))
+    assert metric == ("full/ndcg@10" if kind_of_data(name) == "interactions" else "rows/log_loss")
+    best = min if metric == "rows/log_loss" else max
+    assert result.trace[metric][int(result.best_epoch) - 1] == best(result.trace[metric])
+    card = bundle.load(tmp_path / "run").card
+    plan = make_plan(name, spec, settings, MODELS[name].Settings(), Ranks(), propose=True)
+    assert card.settings == plan.model_settings.model_dump(mode="json")
+    assert card.train == plan.settings.model_dump(mode="json")

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import get_args
 
 import pytest
@@ -27,12 +27,9 @@ from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from recspec.storage.random_data import synthesize
 from recspec.training import choices
-from recspec.training.checkpoints import Progress
-from recspec.training.choices import Choice
 from recspec.training.defaults import MOST_EPOCHS, PATIENCE
 from recspec.training.loop import TrainingRun, train
 from recspec.training.settings import TrainSettings
-from recspec.training.validation import Validation
 from tests import made_up
 
 SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2}
@@ -299,17 +296,9 @@ def test_minutes_end_a_run_within_an_epoch_and_more_minutes_continue_it(
     assert_equal_weights(straight, halted)
 
 
-def test_log_loss_and_auc_that_disagree_are_noted() -> None:
-    plan = SimpleNamespace(valid=Choice("valid", ""), metric=Choice("rows/auc", ""), steps_per_epoch=1)
-    validation = Validation(SimpleNamespace(plan=plan, model=None))  # type: ignore[arg-type]
-    trace = {"epoch": [1.0, 2.0], "rows/auc": [0.7, 0.72], "rows/log_loss": [0.5, 1.1]}
-    (note,) = validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100))
-    assert note == (
-        "rows/log_loss and rows/auc disagree: rows/log_loss: the best 0.5000 (epoch 1), the bundle's 1.1000 (epoch 2); "
-        "train.metric=rows/log_loss would keep the other"
-    )
-    trace["rows/log_loss"] = [0.5, 0.51]
-    assert not validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100)), "within the error"
+def test_a_share_that_holds_out_no_row_is_refused(without_valid: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"train\.valid_share 1e-09 of the rows of train is no row; raise it"):
+        run(without_valid, tmp_path / "run", epochs=1, valid_share=1e-9)
 
 
 # --- parts and sparse gradients --------------------------------------------------------------------------------------

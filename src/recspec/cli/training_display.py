@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from recspec.training import Found, Result, TrainingPlan
 
 FEW_STEPS = 5
+WHY_STOPPED = {
+    "patience": "valid no longer improved",
+    "falling": "valid had become clearly worse",
+    "target": "valid reached train.target",
+    "minutes": "train.minutes were over; --resume with more minutes goes on",
+}
 
 
 class TrainingDisplay:
@@ -24,6 +30,7 @@ class TrainingDisplay:
         columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
         self.bars = Progress(*columns, console=err, disable=not live, transient=True)
         self.task: TaskID | None = None
+        self.best = ""
 
     def __enter__(self) -> TrainingDisplay:
         self.bars.start()
@@ -39,10 +46,12 @@ class TrainingDisplay:
             self._start(event)
         elif kind == "step" and self.task is not None:
             loss, speed = _number(event, "loss"), _number(event, "samples_per_second")
-            text = f"epoch {_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s"
+            text = f"epoch {_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s{self.best}"
             self.bars.update(self.task, completed=_number(event, "step"), description=text)
         elif kind == "epoch":
             err.print(_epoch_line(event))
+            if event.get("best") is not None:
+                self.best = f"  best {_number(event, 'best'):.4f} (epoch {_number(event, 'best_epoch'):g})"
         elif kind == "note":
             err.print(f"note: {event['message']}")
 
@@ -51,13 +60,16 @@ class TrainingDisplay:
         drawn = f" and {negatives:.0f} drawn {'negative' if negatives == 1 else 'negatives'} each" if negatives else ""
         steps = _number(event, "steps_per_epoch")
         epochs = _number(event, "steps") / max(1, steps)
+        length = f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}"
+        if event.get("open_ended"):
+            length = f"epochs until valid no longer improves, {epochs:.0f} at most"
         measured = f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"
         err.print(
             f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; {rows:,.0f} rows{drawn}"
             f"\n{event['device']}, {event['threads']} threads; "
             f"precision {event['precision']}: {event['precision_reason']}"
             f"\n{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
-            f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}; {measured}"
+            f"{length}; {measured}"
         )
         choices = event.get("choices")
         if self.verbose:
@@ -65,6 +77,10 @@ class TrainingDisplay:
                 if name != "precision":
                     err.print(f"{name}: {what}")
         else:
+            if isinstance(choices, Mapping) and "path" in choices:
+                err.print(f"data: {choices['path']}")
+            if isinstance(chosen := event.get("proposed"), Mapping) and chosen:
+                err.print(f"chosen for it: {'; '.join(f'{name} {cell(value)}' for name, value in chosen.items())}")
             err.print(f"all choices and their reasons: -v, or {self.run / 'log.jsonl'}")
         for line in _placement_lines(event):
             err.print(line)
@@ -75,7 +91,8 @@ class TrainingDisplay:
         if _number(event, "resumed_at_step"):
             epoch = _number(event, "resumed_at_step") / max(1, _number(event, "steps_per_epoch"))
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in")
-        self.task = self.bars.add_task("training", total=_number(event, "steps"))
+        # The length of an open-ended run is unknown: no bar, and no remaining time.
+        self.task = self.bars.add_task("training", total=None if event.get("open_ended") else _number(event, "steps"))
 
 
 def _frozen(event: Mapping[str, object]) -> str:
@@ -99,7 +116,8 @@ def _placement_lines(event: Mapping[str, object]) -> list[str]:
 
 
 def _epoch_line(event: Mapping[str, object]) -> str:
-    line = f"epoch {_number(event, 'epoch'):.0f}/{_number(event, 'epochs'):.0f}  loss "
+    length = "" if event.get("open_ended") else f"/{_number(event, 'epochs'):.0f}"
+    line = f"epoch {round(_number(event, 'epoch'), 1):g}{length}  loss "
     line += f"{_number(event, 'train_loss'):.4f}  {_number(event, 'samples_per_second'):,.0f} samples/s"
     metrics = event.get("metrics")
     metric = str(event.get("metric"))
@@ -152,9 +170,9 @@ def print_plan(plan: TrainingPlan, json_output: bool) -> None:
 
 def print_result(result: Result) -> None:
     """Print what a training reached, and where its bundle is."""
-    where = f"{result.bundle}: bundle of epoch {result.best_epoch:g}"
+    where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
     speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
-    why = "" if result.stopped == "epochs" else f", stopped by {result.stopped}"
+    why = "" if result.stopped == "epochs" else f"; stopped, as {WHY_STOPPED[result.stopped]}"
     err.print(f"{where}; {speed}{why}")
 
 

@@ -146,6 +146,8 @@ def open_rows(
         shuffle=not held_out,
         part=Part(share, held_out, settings.seed) if share else None,
     )
+    if loader.num_rows == 0 and held_out:
+        raise SettingsError(f"{spec.folder}: train.valid_share {share:g} of the rows of train is no row; raise it")
     if loader.num_rows == 0:
         raise SpecError(f"{spec.folder}: the training splits {listed(splits)} hold no row")
     return loader

@@ -255,6 +255,7 @@ class TrainingRun:
             "epoch",
             epoch=state.epochs(self.plan.steps_per_epoch),
             epochs=settings.epochs,
+            open_ended=self.plan.is_open_ended,
             step=state.step,
             **figures,
             evaluation_seconds=evaluation_seconds,

@@ -76,6 +76,11 @@ class TrainingPlan:
         return {name: replace(each, reason=reasons.get(name, each.reason)) for name, each in chosen.items()} | others
 
     @property
+    def is_open_ended(self) -> bool:
+        """Whether the run goes on until valid stops improving, however many epochs that takes."""
+        return "train.epochs" in self.proposed and self.settings.patience is not None
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch; the last one may be smaller."""
         return self.loader.num_batches
@@ -100,6 +105,7 @@ class TrainingPlan:
             "samples_per_epoch": self.loader.num_rows * self.samples_per_row,
             "steps_per_epoch": self.steps_per_epoch,
             "steps": self.steps_per_epoch * self.settings.epochs,
+            "open_ended": self.is_open_ended,
             "loader": self.loader.mode,
             "device": str(self.device),
             "world_size": self.world_size,
@@ -113,6 +119,7 @@ class TrainingPlan:
             "placement_reason": self.placement.why,
             "batch_size": self.batch_size.value,
             "choices": {name: str(choice) for name, choice in self.choices.items()},
+            "proposed": {name: choice.value for name, choice in self.proposed.items()},
             "not_read": self.not_read,
             "splits": list(self.settings.train_splits),
             "metric": self.metric.value if self.valid.value else None,

@@ -24,6 +24,9 @@ Metrics = Mapping[str, Mapping[str, float]]
 WATCHED = ("rows/log_loss", "rows/auc")
 """Metrics of labelled rows that are followed whichever of them chooses: AUC does not see overconfidence."""
 
+STRONGLY = 2
+"""Standard errors between two epochs from which on two metrics disagree strongly about them."""
+
 MORE = {"minutes": "minutes", "patience": "patience", "falling": "falling_patience", "target": "target"}
 """Why a run stopped -> the setting that lets it go on."""
 
@@ -42,7 +45,7 @@ class Validation:
         settings = self.plan.settings
         if progress.best_metrics:
             self._value(progress.best_metrics)
-        if progress.stopped:  # the settings that stopped it may have changed
+        if progress.stopped and progress.trace:  # the settings that stopped it may have changed
             late = settings.minutes is not None and progress.seconds >= 60 * settings.minutes
             progress.stopped = self._why_stop(progress) or ("minutes" if late else "")
         if not progress.stopped and progress.epoch < settings.epochs:
@@ -94,7 +97,8 @@ class Validation:
         for name in others:
             values, lower = progress.trace[name], _is_lower(name)
             at = values.index(min(values) if lower else max(values))
-            if abs(values[at] - values[kept]) > standard_error(values[at], progress.count, bounded=not lower):
+            error = standard_error(values[at], progress.count, bounded=not lower)
+            if abs(values[at] - values[kept]) > STRONGLY * error:
                 told = (f"{each} {values[place]:.4f} (epoch {progress.trace['epoch'][place]:g})"
                         for each, place in (("the best", at), ("the bundle's", kept)))  # fmt: skip
                 notes.append(f"{name} and {self.metric} disagree: {name}: {', '.join(told)}; "
@@ -135,6 +139,11 @@ class Validation:
             raise SettingsError(
                 f"{self.plan.spec.folder}: the rows of '{self.split}' are of one class, so AUC has no value there; "
                 f"set train.metric to one of {listed(known)}"
+            )
+        if not known:
+            raise SettingsError(
+                f"{self.plan.spec.folder}, split '{self.split}': no positive row holds an item with an id, so there is "
+                "nothing to rank; set train.metric=rows/log_loss"
             )
         raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
 

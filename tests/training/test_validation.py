@@ -1,0 +1,78 @@
+"""Evaluation between epochs: what it notes, and what it says where there is nothing to measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recspec.errors import SettingsError
+from recspec.training.checkpoints import Progress
+from recspec.training.choices import Choice
+from recspec.training.settings import TrainSettings
+from recspec.training.validation import Validation
+
+
+def validation_by(metric: str, steps_per_epoch: int = 1, **values: object) -> Validation:
+    """The validation of a plan that chose this metric."""
+    plan = SimpleNamespace(
+        valid=Choice("valid", ""), metric=Choice(metric, ""), settings=TrainSettings.model_validate(values),
+        proposed={}, spec=SimpleNamespace(folder=Path("data")), steps_per_epoch=steps_per_epoch,
+    )  # fmt: skip
+    return Validation(SimpleNamespace(plan=plan, model=None))  # type: ignore[arg-type]
+
+
+def test_each_evaluation_is_traced_and_the_best_is_kept() -> None:
+    validation, progress = validation_by("rows/log_loss", patience=2), Progress()
+    for epoch, loss in enumerate((0.6, 0.5, 0.52, 0.51), start=1):
+        progress.epoch = epoch
+        better = validation.is_best({"rows": {"log_loss": loss, "auc": loss, "accuracy": 0.9}}, progress)
+        assert better == (epoch <= 2)
+        assert progress.stopped == ("patience" if epoch == 4 else "")
+    losses = [0.6, 0.5, 0.52, 0.51]
+    assert progress.trace == {"epoch": [1, 2, 3, 4], "rows/log_loss": losses, "rows/auc": losses}
+    assert (progress.best, progress.best_epoch) == (0.5, 2)
+
+
+def test_an_evaluation_within_an_epoch_may_be_the_best_but_leaves_no_trace() -> None:
+    validation = validation_by("rows/auc", steps_per_epoch=4)
+    progress = Progress(epoch=2, batch=1, best=0.6, trace={"epoch": [1.0, 2.0], "rows/auc": [0.5, 0.6]})
+    assert validation.is_best({"rows": {"auc": 0.7}}, progress)
+    assert (progress.best_epoch, progress.trace["rows/auc"]) == (2.25, [0.5, 0.6])
+
+
+def test_a_run_that_stopped_goes_on_only_with_more_of_what_stopped_it() -> None:
+    trace = {"epoch": [1.0, 2.0, 3.0], "rows/auc": [0.7, 0.6, 0.6]}
+
+    def resumed(stopped: str, seconds: float = 90, **values: object) -> tuple[str, list[str]]:
+        progress = Progress(epoch=3, seconds=seconds, best=0.7, trace=trace, count=1, stopped=stopped)
+        notes = validation_by("rows/auc", **values).resume(progress)  # type: ignore[arg-type]
+        return progress.stopped, notes
+
+    over = "the run is over: it was stopped by"
+    assert resumed("patience", patience=2) == ("patience", [f"{over} patience, and train.patience is 2"])
+    assert resumed("patience", patience=3) == ("", [])
+    assert resumed("minutes", minutes=1) == ("minutes", [f"{over} minutes, and train.minutes is 1.0"])
+    assert resumed("minutes", minutes=2) == ("", [])
+    assert resumed("minutes") == ("", [])
+    assert resumed("target", target=0.65) == ("target", [f"{over} target, and train.target is 0.65"])
+    assert resumed("target", target=0.75) == ("", [])
+    assert resumed("", epochs=3) == ("", [f"{over} epochs, and train.epochs is 3"])
+
+
+def test_a_valid_split_without_anything_to_rank_says_why() -> None:
+    with pytest.raises(SettingsError, match="data, split 'valid': no positive row holds an item with an id"):
+        validation_by("full/ndcg@10").is_best({"full": {}}, Progress())
+
+
+def test_log_loss_and_auc_that_disagree_are_noted() -> None:
+    validation = validation_by("rows/auc")
+    trace = {"epoch": [1.0, 2.0], "rows/auc": [0.7, 0.72], "rows/log_loss": [0.5, 1.1]}
+    (note,) = validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100))
+    assert note == (
+        "rows/log_loss and rows/auc disagree: rows/log_loss: the best 0.5000 (epoch 1), the bundle's 1.1000 (epoch 2); "
+        "train.metric=rows/log_loss would keep the other"
+    )
+    trace["rows/log_loss"] = [0.5, 0.51]
+    assert not validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100)), "within the error"
