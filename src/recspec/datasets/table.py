@@ -16,7 +16,16 @@ import ibis
 from ibis.expr.types import Table
 
 from recspec.config import build as build_settings
-from recspec.datasets.table_features import FeaturePlan, Tables, as_ids, catalogue, free_name, plan_features
+from recspec.datasets.table_features import (
+    CONTENT,
+    MIXED,
+    FeaturePlan,
+    Tables,
+    as_ids,
+    catalogue,
+    free_name,
+    plan_features,
+)
 from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_shape import settled, threshold, with_features
 from recspec.errors import DataError, SettingsError, listed, nearest
@@ -59,7 +68,6 @@ from recspec.spec import FeatureSpec
 
 NAME = "table"
 IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none
-CONTENT = "_first_row"  # the first row with the same values
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
@@ -249,14 +257,16 @@ def _rated(tables: Tables) -> Table:
     if least is None:
         return rows
     kept = rows.filter(rows[name] >= least)
-    dropped = count_rows(tables.backend, rows) - count_rows(tables.backend, kept)
-    if dropped:
+    left = count_rows(tables.backend, kept)
+    if not left:
+        raise SettingsError(f"setting 'min_rating': no row has '{name}' of {least:g} or more; set it lower")
+    total = count_rows(tables.backend, rows)
+    if left < total:
         left_out = rows.filter((rows[name] < least) | rows[name].isnull())
         first = fetch(tables.backend, left_out.order_by(ROW).limit(1)).to_pylist()[0]
-        tables.notes.dropped.append(f"{dropped:,} of {count_rows(tables.backend, rows):,} rows with '{name}' below "
-                                    f"{least:g} "
-                                    f"or without one, such as that of user '{first[settings.user or USER]}' and item "
-                                    f"'{first[settings.item or ITEM]}' (min_rating)")  # fmt: skip
+        example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
+        tables.notes.dropped.append(f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
+                                    f"such as that of {example} (min_rating)")  # fmt: skip
     return kept
 
 
@@ -279,8 +289,8 @@ def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Ta
         return rows
     if tables.time is not None:
         return splits.last_of_train(rows, by=USER, order=order)
-    mixed = splits.with_digest(rows, "_mixed", row=ROW, seed=settings.seed)
-    return splits.last_of_train(mixed, by=USER, order=["_mixed"]).drop("_mixed")
+    mixed = splits.with_digest(rows, MIXED, row=ROW, seed=settings.seed)
+    return splits.last_of_train(mixed, by=USER, order=[MIXED]).drop(MIXED)
 
 
 # --- ready-made splits -----------------------------------------------------------------------------------------------
@@ -326,8 +336,9 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     group = settings.group or settings.user
     dated = settings.chosen_split in ("time", "given") and tables.time is not None
     dated |= tables.time is not None and bool(plan.in_rows("user", "item"))
+    content: dict[str, str] = {}
     if settings.chosen_split == "share":
-        rows = _with_content(tables)
+        rows, content[CONTENT] = _with_content(tables)
     wanted = {
         ROW: ROW, LABEL: settings.label, GROUP: group, USER: settings.user, ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None, **plan.in_rows("user", "item", "context"),
@@ -335,7 +346,7 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     kept = rows.select(
         **{name: rows[column] for name, column in wanted.items() if column is not None},
         **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
-        **({CONTENT: rows[CONTENT]} if settings.chosen_split == "share" else {}),
+        **{name: rows[column] for name, column in content.items()},
     )
     split = _split(tables, kept)
     if plan.in_rows("user", "item"):  # train is read several times
@@ -358,17 +369,18 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     return clicks.write(backend, folder, source, progress=progress)
 
 
-def _with_content(tables: Tables) -> Table:
-    """Rows with the place of the first row that has the same values, so that copies fall into one split."""
+def _with_content(tables: Tables) -> tuple[Table, str]:
+    """Rows with a column of the first row that has the same values, so that copies fall into one split."""
     backend, rows = tables.backend, tables.rows
     values = [name for name in rows.columns if name not in (ROW, FILE_SPLIT)]
-    found = backend.stage(rows.mutate(**{CONTENT: rows[ROW].min().over(ibis.window(group_by=values))}))
-    copies = count_rows(backend, found.filter(found[CONTENT] != found[ROW]))
+    name = free_name(CONTENT, rows.columns)
+    found = backend.stage(rows.mutate(**{name: rows[ROW].min().over(ibis.window(group_by=values))}))
+    copies = count_rows(backend, found.filter(found[name] != found[ROW]))
     if copies:
-        tables.notes.inferred.append(f"{copies:,} of {count_rows(backend, found):,} rows are copies of an earlier "
-                                     f"one in all "
-                                     "columns; they are kept, in the same split as the first")  # fmt: skip
-    return found
+        total = count_rows(backend, found)
+        tables.notes.inferred.append(f"{copies:,} of {total:,} rows are copies of an earlier one in all columns; they "
+                                     "are kept, in the same split as the first")  # fmt: skip
+    return found, name
 
 
 def _joined(rows: Table, name: str, key: str | None, side: Table | None, wanted: Mapping[str, str]) -> Table:

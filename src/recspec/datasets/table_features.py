@@ -38,7 +38,19 @@ from recspec.prepare import (
 )
 
 OURS = (ROW, FILE_SPLIT)  # columns of rows that no file has
-RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, SPLIT)  # names of features with a fixed meaning
+CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
+RESERVED = (
+    ROW,
+    USER,
+    ITEM,
+    LABEL,
+    GROUP,
+    SERIES,
+    TIMESTAMP,
+    SPLIT,
+    CONTENT,
+    MIXED,
+)  # names of features with a fixed meaning
 
 
 @dataclass(frozen=True)

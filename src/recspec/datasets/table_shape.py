@@ -113,8 +113,7 @@ class _Shape:
         splits = {SPLIT_WORDS.get(value.lower()) for value in values or ()}
         if values and None not in splits and "train" in splits and len(splits) > 1:
             self._set("splits", name, f"the splits are ready-made: column '{name}' holds {listed(values)} "
-                                      f"(splits=null, "
-                      "with split set, makes others)")  # fmt: skip
+                      "(splits=null, with split set, makes others)")  # fmt: skip
 
     def _find_id(self, role: ColumnRole) -> None:
         asked = self._now(role)
@@ -135,8 +134,7 @@ class _Shape:
         values = {value.lower() for value in self._values(name) or ()} if name is not None and not barred else set()
         if values and {LABELS.get(value) for value in values} == {0, 1}:
             self._set("label", name, f"rows are labelled: column '{name}' holds {listed(sorted(values))}, so models "
-                                     f"learn to "
-                      "predict it (label=null makes every row an interaction)")  # fmt: skip
+                      "learn to predict it (label=null makes every row an interaction)")  # fmt: skip
         else:
             self._set("label", None)
 
@@ -175,15 +173,13 @@ class _Shape:
         time = self._now("timestamp")
         if settings.group is not None:
             self._set("split", "group", f"splits keep the rows of each '{settings.group}' together, because the "
-                                        f"group is "
-                      "set (split=share or split=time splits otherwise)")  # fmt: skip
+                      "group is set (split=share or split=time splits otherwise)")  # fmt: skip
         elif isinstance(time, str) and time in self.columns and self._looks_like_times(time):
             self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
                       "(split=share takes random rows)")  # fmt: skip
         else:
             self._set("split", "share", f"random rows are valid and test, by seed {settings.seed}: there are no "
-                                        f"times and "
-                      "no group (split=group with group=COLUMN keeps rows together)")  # fmt: skip
+                      "times and no group (split=group with group=COLUMN keeps rows together)")  # fmt: skip
 
     # --- rating -------------------------------------------------------------------------------------------------------
 
@@ -234,8 +230,7 @@ def with_features(
     constant = [name for name in names if name not in dropped and counts[name] < 2 and not rows[name].type().is_array()]
     if dropped:
         notes.dropped.append(f"columns {listed(dropped)}: they number or name each row, so they tell nothing of "
-                             f"other rows "
-                             "(context_features=[...] takes columns by name)")  # fmt: skip
+                             "other rows (context_features=[...] takes columns by name)")  # fmt: skip
     if constant:
         notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
     names = [name for name in names if name not in (*dropped, *constant)]
@@ -250,12 +245,10 @@ def with_features(
     update["buckets"] = {**settings.buckets, **{name: counts[name] for name in both}}
     told = [f"{role} {listed(found)}" for role, found in roles.items() if found]
     notes.inferred.append(f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
-                          f"in "
-                          "all rows of a user (or item) is the user's (item's)")  # fmt: skip
+                          "in all rows of a user (or item) is the user's (item's)")  # fmt: skip
     if codes:
         notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
-                              f"(numeric=[...] "
-                              "takes them as numbers)")  # fmt: skip
+                              "(numeric=[...] takes them as numbers)")  # fmt: skip
     if both:
         notes.inferred.append(f"{listed(both)}: whole numbers with few values, taken as numbers and, each value, as "
                               "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip

@@ -54,8 +54,7 @@ def glance(
         notes.inferred.append(
             f"{file.path.name}: each line is a user followed by the user's items, oldest first, because lines hold "
             f"{shortest:,} to {longest:,} whole numbers, separated by {NAMED[mark]}, and no user comes twice "
-            f"(layout=rows "
-            "reads rows)"
+            "(layout=rows reads rows)"
         )
         return TextLayout(mark, False, (), True)
     chosen = separator or _separator(file, lines)
