@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
-from recspec.errors import SettingsError, nearest, unknown
+from recspec.errors import SettingsError, nearest, shortened, unknown
 from recspec.files import PathError, local, read_text
 
 MOST_RECIPE_BYTES = 1 << 20
@@ -125,12 +125,12 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            problems.append(f"'{assignment}' is not of the form name=value")
+            problems.append(f"'{shortened(assignment)}' is not of the form name=value")
             continue
         try:
-            values[name.strip()] = _read_value(text.strip())
+            values[name.strip()] = _read_value(text.strip()) if text.strip() or not text else text  # a tab is a value
         except ValueError as error:
-            problems.append(f"'{assignment}': the value is {str(error).removeprefix('line 1, ')}")
+            problems.append(f"'{shortened(assignment)}': the value is {str(error).removeprefix('line 1, ')}")
     if problems:
         raise SettingsError.of("--set", problems)
     return values
@@ -284,10 +284,10 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
             problems.append(f"setting '{name}' is missing")
         elif detail["type"] in SHAPES:
             shape = SHAPES[detail["type"]].replace("{min_length}", str(detail.get("ctx", {}).get("min_length")))
-            problems.append(f"setting '{name}' is {detail['input']!r}: expected {shape}")
+            problems.append(f"setting '{name}' is {shortened(repr(detail['input']))}: expected {shape}")
         else:
             what = detail["msg"].removeprefix("Value error, ")
-            where = f"setting '{name}' is {detail['input']!r}: " if name else ""
+            where = f"setting '{name}' is {shortened(repr(detail['input']))}: " if name else ""
             kept = what if what[:4].isupper() else f"{what[0].lower()}{what[1:]}"
             problems.append(f"{where}{kept}")
     return problems

@@ -139,14 +139,15 @@ def listed(names: Iterable[str]) -> str:
     names = list(names)
     shown: list[str] = []
     for name in names[:NAMES_SHOWN]:
-        shown.append(f"'{_shortened(name)}'")
+        shown.append(f"'{shortened(name)}'")
         if sum(map(len, shown)) > LIST_SHOWN:
             break
     more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more or "none"
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """A text as it stands in a message: a long one is cut."""
     return name if len(name) <= CHARACTERS_SHOWN else f"{name[:CHARACTERS_SHOWN]}..."
 
 
@@ -154,7 +155,7 @@ def unknown(kind: str, name: str | Sequence[str], known: Iterable[str]) -> str:
     """The sentence for a name, or several, not known: what it is, the nearest one, and all known ones once."""
     names, known = [name] if isinstance(name, str) else name, list(known)
     kinds = kind if len(names) == 1 else f"{kind}s"
-    told = ", ".join(f"'{_shortened(one)}'{nearest(one, known)}" for one in names[:UNKNOWN_SHOWN])
+    told = ", ".join(f"'{shortened(one)}'{nearest(one, known)}" for one in names[:UNKNOWN_SHOWN])
     more = f" and {len(names) - UNKNOWN_SHOWN:,} more" if len(names) > UNKNOWN_SHOWN else ""
     return f"unknown {kinds} {told}{more}; known: {listed(known)}"
 

@@ -215,10 +215,21 @@ def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"label": "y", "split": "leave_one_out"}, "so goes without a label"),
-        ({"split": "share"}, "split share needs a label"),
+        ({"split": "share", "label": None}, "split share needs a label"),
         ({"history": 5, "label": "y"}, "history: of rows without a label"),
         ({"min_history": 2, "negative_history": True}, "min_history and negative_history say how histories are made"),
-        ({"user": None}, "needs the columns of user and item"),
+        ({"user": None, "label": None}, "needs the columns of user and item"),
+        ({"label": "y", "min_rating": 3}, "min_rating: of rows without a label"),
+        ({"rating": None, "min_rating": 3}, "min_rating needs the column of the rating"),
+        ({"label": "y", "positive": "a", "positive_from": 3}, "positive is for a label of words and positive_from for"),
+        ({"splits": "fold", "split": "time"}, "splits are ready-made and split makes some"),
+        ({"splits": {"test": "a.csv"}}, "splits 'test' lack train; name its file too"),
+        ({"splits": {"train": "a.csv", "tset": "b.csv"}}, r"unknown split 'tset' .did you mean 'test'?"),
+        (
+            {"splits": {"train": "a.csv", "test": "b.csv"}, "rows": 5},
+            "rows takes the first rows of all files, which are",
+        ),
+        ({"splits": {"train": "a.csv", "test": "b.csv"}, "files": ["a.csv"]}, "files and splits both name files"),
         ({"label": "y", "split": "time", "timestamp": None}, "split time needs the column of the timestamp"),
         ({"label": "y", "split": "group", "user": None}, "split group needs the column of the group"),
         ({"label": "y", "valid": 0.5, "test": 0.5}, "leave some for train"),
@@ -338,7 +349,7 @@ def test_a_table_brings_its_cut_offs(name: str, tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"buckets": {"price": [2, 1]}}, r"the boundaries of 'price' must rise, found \[2.0, 1.0\]"),
-        ({"crosses": [["a", "b"]]}, "crosses need a label; name its column, or leave crosses out"),
+        ({"crosses": [["a", "b"]], "label": None}, "crosses need a label; name its column, or leave crosses out"),
         ({"label": "y", "crosses": [["a"]]}, r"a cross is of two different features or more and named once, .*\['a'\]"),
     ],
 )

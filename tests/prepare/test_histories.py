@@ -39,7 +39,8 @@ def prepare(folder: Path, events: list[tuple[str, str, int]] = EVENTS, **setting
     rows = "".join(f"{user},{item},{START + day * DAY}\n" for user, item, day in events)
     (folder / "rows.csv").write_text("user_id,item_id,timestamp\n" + rows)
     (folder / "items.csv").write_text("item_id,brand\n" + "".join(f"{i},{brand}\n" for i, brand in BRANDS.items()))
-    asked = {"history": 3, "num_negatives": 2, "items": "items.csv", "item_features": ("brand",), **settings}
+    given = {"history": 3, "num_negatives": 2, "items": "items.csv", "item_features": ("brand",)}
+    asked = {**given, "repeats": "first", **settings}
     table.prepare(PrepareContext(folder / "rows.csv", folder / "out"), table.Settings.model_validate(asked))
     return FeatureSpec.load(folder / "out")
 

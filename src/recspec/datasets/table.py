@@ -1,8 +1,8 @@
-"""Your own interactions: CSV, JSON lines or Parquet with columns that you name; `user_id,item_id,timestamp` is enough.
+"""Your own table: CSV, JSON lines, Parquet or sequences; `user_id,item_id,timestamp` is enough.
 
 Without a label, each row is an interaction. Each user's last one is for test and the last but one for valid; with split
 time, the latest of all are held out. Negatives are drawn beside them, and rows may hold their user's history. With a
-label (clicked or not), rows are kept as given and split by share, time or group.
+label (clicked or not), rows are kept as given and split by share, time or group. Splits may also be ready-made.
 """
 
 from __future__ import annotations
@@ -12,30 +12,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import ibis
 from ibis.expr.types import Table
 
-from recspec.datasets.table_features import FeaturePlan, Tables, as_ids, catalogue, free_name, plan_features
+from recspec.config import build as build_settings
+from recspec.datasets.table_features import (
+    CONTENT,
+    MIXED,
+    FeaturePlan,
+    Tables,
+    as_ids,
+    catalogue,
+    free_name,
+    plan_features,
+)
 from recspec.datasets.table_settings import Settings as Settings
-from recspec.errors import DataError, SettingsError, nearest
+from recspec.datasets.table_shape import settled, threshold, with_features
+from recspec.errors import DataError, SettingsError, listed, nearest
 from recspec.prepare import (
+    FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
     ROW,
     SPLIT,
+    SPLIT_WORDS,
+    SPLITS,
     TIMESTAMP,
     USER,
-    Backend,
     Column,
     Notes,
     PrepareContext,
     Prepared,
     Progress,
+    RawRows,
     Roles,
     Source,
     clean,
     clicks,
     count_rows,
+    counts_by,
     fetch,
     find_raw_files,
     interactions,
@@ -44,45 +60,86 @@ from recspec.prepare import (
     prepared,
     read_raw_files,
     splits,
+    splits_by_name,
+    stage,
+    typed,
 )
 from recspec.spec import FeatureSpec
 
 NAME = "table"
+IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a file of CSV, JSON lines or Parquet, or a folder of such files."""
-    raw = context.raw
-    paths = _paths(raw, settings)
+    raw, notes = context.raw, Notes()
+    paths, asked = _paths(raw, settings, notes)
     sides = {side: _side_path(raw, side, name) for side, name in (("users", settings.users), ("items", settings.items))}
 
     def build(folder: Path) -> FeatureSpec:
         with context.connect(folder / "work") as backend:
             context.progress("reading rows", 0, None)
-            tables = _read(backend, folder / "work", paths, sides, settings)
+            ids = tuple(name or other for name, other in zip((asked.user, asked.item), IDS, strict=True))
+            rows = stage(backend, paths, ids, asked.reading, notes, folder / "work")
+            tables = _read(rows, folder / "work", sides, asked, raw)
             plan = plan_features(tables, raw)
             if not count_rows(backend, tables.rows):
                 raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
             plan.note_places(tables)
-            written = _write_interactions if settings.label is None else _write_clicks
+            written = _write_interactions if tables.settings.label is None else _write_clicks
             spec = written(folder, tables, plan, context.progress)
-            further = {"cut_offs": list(settings.cut_offs)} if settings.cut_offs else {}
-            return spec.replace(metadata={**spec.metadata, **further})
+            return spec.replace(metadata={**spec.metadata, **_told(tables.settings)})
 
     return prepared.run(context, NAME, settings, [*paths, *filter(None, sides.values())], build)
+
+
+def _told(settings: Settings) -> dict[str, object]:
+    """Metadata about the path that the data take, for those who train."""
+    if settings.label is not None:
+        task, reason = "clicks", f"rows have a label, column '{settings.label}'"
+    elif settings.rating is not None:
+        task, reason = "interactions", f"rows are ratings, column '{settings.rating}', and high ones are interactions"
+    else:
+        task, reason = "interactions", "rows have no label, so each is an interaction"
+    told: dict[str, object] = {"task": task, "task_reason": reason, "split": settings.chosen_split}
+    return {**told, "cut_offs": list(settings.cut_offs)} if settings.cut_offs else told
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _paths(raw: Path, settings: Settings) -> list[Path]:
+def _paths(raw: Path, settings: Settings, notes: Notes) -> tuple[list[Path], Settings]:
+    """The files of the rows, and the settings with the splits that the names of files tell."""
+    if isinstance(settings.splits, dict):
+        return _split_files(raw if raw.is_dir() else raw.parent, settings.splits), settings
     if raw.is_dir():
-        return find_raw_files(raw, {name for name in (settings.users, settings.items) if name}, settings.files)
+        others = {name for name in (settings.users, settings.items) if name}
+        paths = find_raw_files(raw, others, settings.files)
+        if settings.files or {"split", "splits"} & settings.model_fields_set:
+            return paths, settings
+        found = splits_by_name(paths, notes)
+        if not found:
+            return paths, settings
+        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        named = {split: [path.name for path in files] for split, files in found.items()}
+        asked = build_settings(Settings, f"{raw}: settings", {**given, "splits": named})
+        return [path for files in found.values() for path in files], asked
     if not raw.is_file():
         raise DataError(f"{raw}: no such file or folder{_nearest_file(raw)}; expected CSV, JSON lines or Parquet")
     if settings.files:
         raise SettingsError(f"setting 'files': {raw} is a file; name its folder, {raw.parent}")
-    return [raw]
+    return [raw], settings
+
+
+def _split_files(folder: Path, named: Mapping[str, Sequence[str]]) -> list[Path]:
+    paths = [folder / name for split in SPLITS for name in named.get(split, ())]
+    missing = [f"{path}: no such file{_nearest_file(path)}" for path in paths if not path.is_file()]
+    if missing:
+        raise SettingsError.of("setting 'splits'", missing)
+    twice = [path.name for path in dict.fromkeys(paths) if paths.count(path) > 1]
+    if twice:
+        raise SettingsError(f"setting 'splits': names {listed(twice)} more than once")
+    return paths
 
 
 def _side_path(raw: Path, side: str, name: str | None) -> Path | None:
@@ -96,11 +153,11 @@ def _nearest_file(path: Path) -> str:
     return nearest(path.name, [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
-def _read(
-    backend: Backend, work: Path, paths: Sequence[Path], sides: Mapping[str, Path | None], settings: Settings
-) -> Tables:
-    reading, roles, notes = settings.reading, _roles(settings), Notes()
-    beside = replace(reading, rows=None, layout="rows", time_format=None)
+def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked: Settings, raw: Path) -> Tables:
+    backend, notes = raw_rows.backend, raw_rows.notes
+    settings, taken = settled(asked, raw_rows, raw)
+    reading, roles = settings.reading, _roles(settings)
+    beside = replace(reading, rows=None, layout="rows", time_format=None, columns=(), splits=())
     held: dict[str, Table] = {}
     keys = {"users": settings.user, "items": settings.item}
     named = {"users": settings.user_features, "items": settings.item_features}
@@ -114,15 +171,17 @@ def _read(
                 features=_with_plain_names(named[side], side),
                 shown=True,
             )
-            held[side] = read_raw_files(backend, [path], own, beside, notes, work)
+            mentioned = frozenset({*own.ids, *own.features, *([settings.title] if settings.title else [])})
+            held[side] = read_raw_files(backend, [path], own, replace(beside, mentioned=mentioned), notes, work)
     elsewhere = {name for side, table in held.items() for name in named[side] if name in table.columns}
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
-    rows = read_raw_files(backend, paths, replace(roles, features=features), reading, notes, work)
+    rows = typed(raw_rows, replace(roles, features=features))
+    settings = with_features(settings, rows, backend, notes, taken=taken, raw=raw)
     tables = Tables(backend, settings, notes, rows, held.get("users"), held.get("items"))
-    others = {name for name in (settings.user, settings.item, settings.group) if name is not None}
-    if settings.timestamp and not tables.time and settings.label is None and settings.layout == "rows":
+    others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}
+    if settings.timestamp and not tables.time and settings.label is None and not raw_rows.is_sequences:
         note_untimed(backend, rows, settings.timestamp, others, notes)
-    if tables.time and roles.time and "timestamp" not in settings.model_fields_set:
+    if tables.time and roles.time and "timestamp" not in asked.model_fields_set:
         note_doubtful_time(backend, rows, tables.time, others, notes)
     return tables
 
@@ -133,13 +192,17 @@ def _with_plain_names(given: Collection[str], side: str) -> set[str]:
 
 
 def _roles(settings: Settings) -> Roles:
-    needs_time = settings.label is None or settings.chosen_split == "time" or "timestamp" in settings.model_fields_set
+    needs_time = (
+        settings.label is None or settings.chosen_split in ("time", "given") or "timestamp" in settings.model_fields_set
+    )
     needs_time |= bool(settings.user_features or settings.item_features)
     return Roles(
         ids=tuple(name for name in (settings.user, settings.item) if name is not None),
         texts={*settings.lists, *settings.hashed, *([settings.group] if settings.group else [])},
-        categories={*settings.categorical}, numbers={*settings.numeric}, features=settings.features,
-        time=settings.timestamp if needs_time else None, label=settings.label, positive_from=settings.positive_from,
+        categories={*settings.categorical}, features=settings.features,
+        numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
+        time=settings.timestamp if needs_time else None, label=settings.label,
+        positive_from=settings.positive_from, positive=settings.positive,
     )  # fmt: skip
 
 
@@ -151,18 +214,18 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
     assert settings.user is not None
     assert settings.item is not None
     num_rows = count_rows(backend, rows)
-    seconds = rows[tables.time or ROW]
+    rows = _rated(tables)
     named = rows.select(
-        **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: seconds, ROW: rows[ROW]},
+        **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: rows[tables.time or ROW], ROW: rows[ROW]},
         **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
+        **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
     )
     kept = named.drop(*plan.in_rows("user", "item"))
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
-    if settings.chosen_split == "time":
-        split = splits.by_time(cleaned.rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
-    else:
-        split = splits.leave_one_out(cleaned.rows, by=USER, order=order)
+    if "repeats" not in settings.model_fields_set:
+        _note_repeats(tables, kept, cleaned.num_before)
+    split = _split_interactions(tables, cleaned.rows, order)
     if plan.in_rows("user", "item"):  # train is read several times
         split = backend.stage(split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
@@ -176,12 +239,92 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
         dataset=NAME, rows=split, order=order, timed=tables.time is not None,
         users=catalogue("user", tables, plan, train), items=catalogue("item", tables, plan, train),
         context=plan.columns["context"], raw_names={USER: settings.user, ITEM: settings.item},
-        vocabularies="train" if settings.chosen_split == "time" else "all", unknown_targets=settings.unknown_targets,
-        missing_values=settings.missing_values, summary=summary, notes=notes,
+        vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
+        unknown_targets=settings.unknown_targets, missing_values=settings.missing_values, summary=summary, notes=notes,
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
+
+
+def _rated(tables: Tables) -> Table:
+    """The rows whose rating is high enough, all of them without ratings."""
+    settings, rows = tables.settings, tables.rows
+    name = settings.rating
+    if name is None:
+        return rows
+    least = threshold(settings, rows, tables.backend, tables.notes)
+    if least is None:
+        return rows
+    kept = rows.filter(rows[name] >= least)
+    left = count_rows(tables.backend, kept)
+    if not left:
+        raise SettingsError(f"setting 'min_rating': no row has '{name}' of {least:g} or more; set it lower")
+    total = count_rows(tables.backend, rows)
+    if left < total:
+        left_out = rows.filter((rows[name] < least) | rows[name].isnull())
+        first = fetch(tables.backend, left_out.order_by(ROW).limit(1)).to_pylist()[0]
+        example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
+        tables.notes.dropped.append(f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
+                                    f"such as that of {example} (min_rating)")  # fmt: skip
+    return kept
+
+
+def _note_repeats(tables: Tables, rows: Table, count: int) -> None:
+    pairs = count_rows(tables.backend, rows.select(USER, ITEM).distinct())
+    if pairs < count:
+        tables.notes.inferred.append(
+            f"{count - pairs:,} of {count:,} rows repeat an earlier one of the same user and item; all are kept, as "
+            "visits or purchases are (repeats=first or repeats=last keeps one of each)"
+        )
+
+
+def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Table:
+    settings = tables.settings
+    if settings.chosen_split == "time":
+        return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
+    if settings.chosen_split == "leave_one_out":
+        return splits.leave_one_out(rows, by=USER, order=order)
+    if not _lacks_valid(tables, rows):
+        return rows
+    if tables.time is not None:
+        return splits.last_of_train(rows, by=USER, order=order)
+    mixed = splits.with_digest(rows, MIXED, row=ROW, seed=settings.seed)
+    return splits.last_of_train(mixed, by=USER, order=[MIXED]).drop(MIXED)
+
+
+# --- ready-made splits -----------------------------------------------------------------------------------------------
+
+
+def _given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
+    """The split of each row, from its file or from a column. Raises DataError if the column holds other words."""
+    name = tables.settings.splits
+    if not isinstance(name, str):
+        return rows[FILE_SPLIT]
+    words = rows[name].cast("string").strip().lower()
+    split = words.cases(*SPLIT_WORDS.items(), else_=None)
+    strange = fetch(tables.backend, rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct()
+                    .order_by("_value").limit(10)).column("_value")  # fmt: skip
+    if len(strange):
+        held = listed("" if value is None else value for value in strange.to_pylist())
+        raise DataError(f"column '{name}', the splits: holds {held}; expected train, valid or test in every row")
+    return split
+
+
+def _lacks_valid(tables: Tables, rows: Table) -> bool:
+    """Whether ready-made splits have no valid and one is wanted; leaves a note."""
+    held = {row[SPLIT] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
+    if "train" not in held:
+        raise DataError(f"splits: no row is for train; found {listed(sorted(held))}")
+    settings = tables.settings
+    lacks = "valid" not in held and settings.valid > 0
+    if lacks:
+        share = f"a share of {settings.valid:g} of train"
+        if settings.label is None:
+            share = f"of users with three train rows or more, {'the last' if tables.time else 'a random'} one"
+        tables.notes.inferred.append(f"the splits have no valid, on which training would stop: {share} becomes valid "
+                                     "(valid=0 leaves train whole)")  # fmt: skip
+    return lacks
 
 
 # --- clicks ----------------------------------------------------------------------------------------------------------
@@ -191,20 +334,28 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     backend, settings, rows = tables.backend, tables.settings, tables.rows
     assert settings.label is not None
     group = settings.group or settings.user
-    dated = settings.chosen_split == "time" or (tables.time is not None and bool(plan.in_rows("user", "item")))
+    dated = settings.chosen_split in ("time", "given") and tables.time is not None
+    dated |= tables.time is not None and bool(plan.in_rows("user", "item"))
+    content: dict[str, str] = {}
+    if settings.chosen_split == "share":
+        rows, content[CONTENT] = _with_content(tables)
     wanted = {
         ROW: ROW, LABEL: settings.label, GROUP: group, USER: settings.user, ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None, **plan.in_rows("user", "item", "context"),
     }  # fmt: skip
-    kept = rows.select(**{name: rows[column] for name, column in wanted.items() if column is not None})
-    split = _split(kept, settings)
+    kept = rows.select(
+        **{name: rows[column] for name, column in wanted.items() if column is not None},
+        **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
+        **{name: rows[column] for name, column in content.items()},
+    )
+    split = _split(tables, kept)
     if plan.in_rows("user", "item"):  # train is read several times
         split = backend.stage(split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
     ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}
     catalogues = {role: catalogue(role, tables, plan, train) for role in ids}
-    kept = split.drop(TIMESTAMP) if TIMESTAMP in split.columns else split
+    kept = split.drop(*({TIMESTAMP, CONTENT} & {*split.columns}))
     kept = _joined(kept, USER, settings.user, tables.users, plan.in_file("user"))
     kept = _joined(kept, ITEM, settings.item, tables.items, plan.in_file("item"))
     positives = fetch(backend, kept.aggregate(count=kept[LABEL].sum())).column("count")[0].as_py()
@@ -218,6 +369,20 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     return clicks.write(backend, folder, source, progress=progress)
 
 
+def _with_content(tables: Tables) -> tuple[Table, str]:
+    """Rows with a column of the first row that has the same values, so that copies fall into one split."""
+    backend, rows = tables.backend, tables.rows
+    values = [name for name in rows.columns if name not in (ROW, FILE_SPLIT)]
+    name = free_name(CONTENT, rows.columns)
+    found = backend.stage(rows.mutate(**{name: rows[ROW].min().over(ibis.window(group_by=values))}))
+    copies = count_rows(backend, found.filter(found[name] != found[ROW]))
+    if copies:
+        total = count_rows(backend, found)
+        tables.notes.inferred.append(f"{copies:,} of {total:,} rows are copies of an earlier one in all columns; they "
+                                     "are kept, in the same split as the first")  # fmt: skip
+    return found, name
+
+
 def _joined(rows: Table, name: str, key: str | None, side: Table | None, wanted: Mapping[str, str]) -> Table:
     if side is None or key is None or not wanted:
         return rows
@@ -226,10 +391,26 @@ def _joined(rows: Table, name: str, key: str | None, side: Table | None, wanted:
     return rows.left_join(found, rows[name] == found[ids]).drop(ids)
 
 
-def _split(rows: Table, settings: Settings) -> Table:
+def _split(tables: Tables, rows: Table) -> Table:
+    settings = tables.settings
     shares = {"valid": settings.valid, "test": settings.test}
+    if settings.chosen_split == "given":
+        return _with_valid(tables, rows)
     if settings.chosen_split == "time":
         return splits.by_time(rows, time=TIMESTAMP, **shares)
     if settings.chosen_split == "group":
         return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
-    return splits.by_share(rows, row=ROW, seed=settings.seed, **shares)
+    return splits.by_share(rows, row=CONTENT, seed=settings.seed, **shares)
+
+
+def _with_valid(tables: Tables, rows: Table) -> Table:
+    """Ready-made splits, with a part of train as valid if there is none."""
+    settings = tables.settings
+    if not _lacks_valid(tables, rows):
+        return rows
+    own, names = rows.filter(rows[SPLIT] == "train"), [*rows.columns]
+    if tables.time is not None:
+        made = splits.by_time(own.drop(SPLIT), time=TIMESTAMP, valid=settings.valid, test=0)
+    else:
+        made = splits.by_share(own.drop(SPLIT), row=ROW, seed=settings.seed, valid=settings.valid, test=0)
+    return made.select(*names).union(rows.filter(rows[SPLIT] != "train").select(*names))

@@ -17,6 +17,7 @@ from recspec.datasets.table_settings import Role, Settings
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.prepare import (
+    FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
@@ -36,7 +37,20 @@ from recspec.prepare import (
     keep_earliest,
 )
 
-RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, SPLIT)  # names of features with a fixed meaning
+OURS = (ROW, FILE_SPLIT)  # columns of rows that no file has
+CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
+RESERVED = (
+    ROW,
+    USER,
+    ITEM,
+    LABEL,
+    GROUP,
+    SERIES,
+    TIMESTAMP,
+    SPLIT,
+    CONTENT,
+    MIXED,
+)  # names of features with a fixed meaning
 
 
 @dataclass(frozen=True)
@@ -135,12 +149,12 @@ def _places(tables: Tables, problems: list[str]) -> list[_Place]:
     are compared without case, as engines do.
     """
     settings = tables.settings
-    columns = {*tables.rows.columns} - {ROW}
+    columns = {*tables.rows.columns} - {*OURS}
     in_rows = {name.lower() for name in columns}
     places: list[_Place] = []
     for role, names in settings.by_role.items():
         side = tables.of(role)
-        of_file = {*side.columns} - {ROW} if side is not None else set()
+        of_file = {*side.columns} - {*OURS} if side is not None else set()
         for asked in dict.fromkeys(names):
             if asked == getattr(settings, role, None):
                 own_id = f"the {role}'s id, which is a feature already; leave it out"
@@ -196,7 +210,7 @@ def _no_feature(name: str, settings: Settings, tables: Tables, known: Sequence[s
     for role, identity in (("user", settings.user), ("item", settings.item)):
         if name == identity:
             return f"'{name}' is the {role}'s id, which has a vocabulary; leave it out"
-    if name in tables.rows.columns and name != ROW:
+    if name in tables.rows.columns and name not in OURS:
         return f"'{name}' is a column, but no feature; add it to context_features"
     return unknown("feature", name, known)
 
@@ -227,21 +241,22 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
 def _named_columns_problems(tables: Tables) -> list[str]:
     settings = tables.settings
     named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
+    named |= {"rating": settings.rating, "splits": settings.splits if isinstance(settings.splits, str) else None}
     if "timestamp" in settings.model_fields_set or settings.chosen_split == "time":
         named["timestamp"] = settings.timestamp
-    columns = [name for name in tables.rows.columns if name != ROW]
+    columns = [name for name in tables.rows.columns if name not in OURS]
     problems = [f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
                 for setting, name in named.items() if name is not None and name not in columns]  # fmt: skip
     for setting, table, key in (("users", tables.users, settings.user), ("items", tables.items, settings.item)):
         if table is not None and (key is None or key not in table.columns):
             problems.append(f"setting '{setting}': the file has no column '{key}' to join by; "
-                            f"found {listed(name for name in table.columns if name != ROW)}")  # fmt: skip
+                            f"found {listed(name for name in table.columns if name not in OURS)}")  # fmt: skip
     doubled = [(role, name) for role, names in settings.by_role.items() for name in names if names.count(name) > 1]
     return problems + [f"{role} feature '{name}' is named twice" for role, name in dict.fromkeys(doubled)]
 
 
 def _place_problem(role: str, name: str, rows: Table, side: Table | None) -> str:
-    columns = [column for table in (rows, side) if table is not None for column in table.columns if column != ROW]
+    columns = [column for table in (rows, side) if table is not None for column in table.columns if column not in OURS]
     return f"{role} feature '{name}' is no column{nearest(name, columns)}; found {listed(dict.fromkeys(columns))}"
 
 
@@ -296,7 +311,7 @@ def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, 
         raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
-    shown = {column: f"\0{column}" for column in side.columns if column not in (key, ROW)}
+    shown = {column: f"\0{column}" for column in side.columns if column not in (key, *OURS)}
     arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
     readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)

@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from recspec.errors import listed, unknown
 from recspec.prepare import (
+    SPLIT_WORDS,
+    SPLITS,
     HistorySettings,
     RawLayout,
     RawType,
     Reading,
     Repeats,
+    RowsBy,
     UnknownTargets,
     check_encoding,
     check_time_format,
@@ -20,16 +24,38 @@ from recspec.prepare import (
 
 Role = Literal["user", "item", "context"]
 Split = Literal["leave_one_out", "time", "share", "group"]
+ChosenSplit = Split | Literal["given"]
 Cardinality = Annotated[int, Field(ge=2, le=2**31)]
 Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
 
 
-def _character(text: object) -> object:
-    r"""A separator as written in a shell: `\t` and `tab` are a tab."""
-    return "\t" if text in ("\\t", "tab") else text
+SEPARATORS = {
+    **dict.fromkeys(("\\t", "tab", "tabs"), "\t"), **dict.fromkeys(("space", "spaces", "blank", "blanks", "\\s+"), " "),
+    "comma": ",", "semicolon": ";", "pipe": "|", "colon": ":", "\\|": "|",
+}  # fmt: skip
 
 
-Separator = Annotated[str, BeforeValidator(_character), Field(min_length=1, max_length=1)]
+def _separator(text: object) -> object:
+    r"""A separator as people write it: `\t`, `tab`, `comma`, with or without quotes."""
+    if not isinstance(text, str):
+        return text
+    if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    return SEPARATORS.get(text.lower(), text)
+
+
+def _splits(given: object) -> object:
+    """Names of splits as people write them; one file in place of a list of one."""
+    if not isinstance(given, Mapping):
+        return given
+    known = {name: SPLIT_WORDS.get(str(name).lower()) for name in given}
+    if strange := [str(name) for name, split in known.items() if split is None]:
+        raise ValueError(f"{unknown('split', strange, SPLITS)}; expected such as {{train: train.txt, test: test.txt}}")
+    return {known[name]: [files] if isinstance(files, str) else files for name, files in given.items()}
+
+
+Separator = Annotated[str, BeforeValidator(_separator), Field(min_length=1, max_length=4)]
+Splits = Annotated[str | dict[str, tuple[str, ...]] | None, BeforeValidator(_splits)]
 TimeFormat = Annotated[str, AfterValidator(check_time_format)]
 Encoding = Annotated[str, AfterValidator(check_encoding)]
 
@@ -37,12 +63,37 @@ Encoding = Annotated[str, AfterValidator(check_encoding)]
 class Settings(HistorySettings):
     """Settings of your own table."""
 
-    user: str | None = Field("user_id", description="column of the user's id; null if there is none")
-    item: str | None = Field("item_id", description="column of the item's id; null if there is none")
-    timestamp: str | None = Field("timestamp", description="column of the time; null: the order of the rows")
-    label: str | None = Field(None, description="column to predict, 0 or 1; every row is a 1 if null")
+    columns: tuple[str, ...] = Field((), description="names of the columns, in order, of a text file without a header")
+    user: str | None = Field(
+        "user_id", description="column of the user's id, by default also user, customer_id, ...; null if there is none"
+    )
+    item: str | None = Field(
+        "item_id", description="column of the item's id, by default also item, movie_id, ...; null if there is none"
+    )
+    timestamp: str | None = Field(
+        "timestamp", description="column of the time, by default also time, date, ...; null: the order of the rows"
+    )
+    rating: str | None = Field(None, description="without a label: column of a rating; by default rating, stars, ...")
+    min_rating: float | None = Field(
+        None, description="rating from which a row is an interaction; if null, three quarters up the scale"
+    )
+    label: str | None = Field(
+        None,
+        description="column to predict, 0 or 1; by default label, click, clicked, ...; without one, every row is a 1",
+    )
+    positive: Annotated[str, Field(coerce_numbers_to_str=True)] | None = Field(
+        None, description="the label is 1 where its column holds this text, else 0"
+    )
     positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
-    split: Split | None = Field(None, description="if null, leave_one_out without a label and share with one")
+    split: Split | None = Field(
+        None,
+        description="if null, leave_one_out without a label; with one, group if set, time "
+        "if there are times, else share",
+    )
+    splits: Splits = Field(
+        None,
+        description="ready-made splits: a column that says train, valid or test, or files, {train: FILE, test: FILE}",
+    )
     valid: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for valid, unless leave_one_out")
     test: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for test, unless leave_one_out")
     group: str | None = Field(None, description="column of the group, whose rows are ranked together; the user if null")
@@ -64,12 +115,16 @@ class Settings(HistorySettings):
     items: str | None = Field(None, description="file in the same folder with one row per item, joined by item id")
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
     separator: Separator | None = Field(
-        None, description="separator of a text file's columns; if null, a comma, in .tsv a tab, in sequences blanks"
+        None, description="separator of a text file's columns, such as tab, :: or space; if null, by the first line"
     )
     encoding: Encoding | None = Field(None, description="encoding of text files, such as cp1252; utf-8 if null")
-    layout: RawLayout = Field("rows", description="sequences: lines of a user, then items from the earliest; no header")
+    layout: RawLayout | None = Field(
+        None,
+        description="rows, or sequences: a row is a user, then items from the earliest; if null, by the first lines",
+    )
     files: tuple[str, ...] = Field((), description="files of the folder RAW to read, in this order; all if empty")
-    rows: int | None = Field(None, ge=1, description="number of rows to read, from the first; all if null")
+    rows: int | None = Field(None, ge=1, description="number of rows to take; all if null")
+    rows_by: RowsBy = Field("first", description="the rows to take: the first, or random ones by the seed")
     types: dict[str, RawType] = Field({}, description="{column: string, int64 or float64}; ids are text by default")
     missing_values: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
         (), description="texts that mean a missing value; in numbers n/a, NA, null, none, nan, - and ? always do"
@@ -80,7 +135,7 @@ class Settings(HistorySettings):
         "1970; null: numbers as they are, or ISO 8601 dates",
     )
     repeats: Repeats = Field(
-        "first", description="without a label: first keeps only a user's earliest row for an item; keep keeps all"
+        "keep", description="without a label: keep all of a user's rows for an item, or only the first or the last"
     )
     min_count: int = Field(1, ge=1, description="with a label: values in fewer train rows become unknown")
     min_interactions: int = Field(1, ge=1, description="without a label: users with fewer items are left out")
@@ -94,16 +149,26 @@ class Settings(HistorySettings):
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
         split = self.chosen_split
+        if self.splits is not None and self.split is not None:
+            raise ValueError("splits are ready-made and split makes some; leave one of them out")
+        if isinstance(self.splits, dict) and "train" not in self.splits:
+            raise ValueError(f"splits {listed(self.splits)} lack train; name its file too")
+        if isinstance(self.splits, dict) and self.rows is not None and self.rows_by == "first":
+            raise ValueError("rows takes the first rows of all files, which are train's; set rows_by=random")
+        if isinstance(self.splits, dict) and self.files:
+            raise ValueError("files and splits both name files; leave files out")
         if split == "leave_one_out" and self.label is not None:
             raise ValueError("split leave_one_out takes every row as a 1, so goes without a label; pick another split")
-        if split in ("share", "group") and self.label is None:
+        if split in ("share", "group") and self.label is None and "label" in self.model_fields_set:
             raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out or time")
-        if self.label is None and (self.user is None or self.item is None):
+        if self.label is None and (self.user is None or self.item is None) and "label" in self.model_fields_set:
             raise ValueError(f"split {split} needs the columns of user and item, where there is no label")
-        of_interactions = (*HistorySettings.model_fields, "unknown_targets", "repeats")
-        given = [name for name in of_interactions if getattr(self, name) != type(self).model_fields[name].default]
-        if self.label is not None and given:
+        if self.label is not None and (given := self.of_interactions):
             raise ValueError(f"{' and '.join(given)}: of rows without a label; leave out the label or these settings")
+        if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
+            raise ValueError("min_rating needs the column of the rating")
+        if self.positive is not None and self.positive_from is not None:
+            raise ValueError("positive is for a label of words and positive_from for one of numbers; leave one out")
         if split == "time" and self.timestamp is None:
             raise ValueError("split time needs the column of the timestamp")
         if split == "group" and self.group is None and self.user is None:
@@ -111,13 +176,12 @@ class Settings(HistorySettings):
         for name, boundaries in self.buckets.items():
             if not isinstance(boundaries, int) and list(boundaries) != sorted(set(boundaries)):
                 raise ValueError(f"the boundaries of '{name}' must rise, found {list(boundaries)}")
-        if self.crosses and self.label is None:
+        if self.crosses and self.label is None and "label" in self.model_fields_set:
             raise ValueError("crosses need a label; name its column, or leave crosses out")
         for cross in self.crosses:
             if len(set(cross)) < max(2, len(cross)) or self.crosses.count(cross) > 1:
                 raise ValueError(f"a cross is of two different features or more and named once, found {list(cross)}")
         given = [name for name in ("label", "context_features", "group") if getattr(self, name)]
-        given += ["split"] if split == "time" else []
         if self.layout == "sequences" and given:
             raise ValueError(f"layout sequences has users and items alone; leave out {' and '.join(given)}")
         if self.valid + self.test >= 1:
@@ -125,12 +189,32 @@ class Settings(HistorySettings):
         return self
 
     @property
-    def reading(self) -> Reading:
-        return Reading(**{name: getattr(self, name) for name in Reading.__dataclass_fields__})
+    def of_interactions(self) -> list[str]:
+        """The given settings that only interactions have."""
+        names = (*HistorySettings.model_fields, "unknown_targets", "repeats", "rating", "min_rating")
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     @property
-    def chosen_split(self) -> Split:
+    def reading(self) -> Reading:
+        own = {name: getattr(self, name) for name in Reading.__dataclass_fields__ if name in type(self).model_fields}
+        files = self.splits if isinstance(self.splits, dict) else {}
+        splits = tuple(split for split in SPLITS for _ in files.get(split, ()))
+        layout = "rows" if self.label is not None else self.layout
+        return Reading(**{**own, "splits": splits, "layout": layout, "mentioned": self._mentioned})
+
+    @property
+    def _mentioned(self) -> frozenset[str]:
+        """Names of columns in the settings."""
+        found: set[str] = {*self.types, *self.hashed, *self.buckets, *self.numeric, *self.categorical, *self.lists}
+        single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
+        named = (getattr(self, name) for name in single)
+        return frozenset({*found, *self.features, *(name for name in named if isinstance(name, str))})
+
+    @property
+    def chosen_split(self) -> ChosenSplit:
         """The given split, or the default one."""
+        if self.splits is not None:
+            return "given"
         return self.split or ("leave_one_out" if self.label is None else "share")
 
     @property

@@ -2,16 +2,28 @@
 
 from recspec.prepare import clicks, interactions, prepared, splits
 from recspec.prepare.backend import Backend
+from recspec.prepare.column_roles import SPLIT_WORDS, column_of
 from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_columns import Source
-from recspec.prepare.names import GROUP, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import FILE_SPLIT, GROUP, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import Prepared
-from recspec.prepare.raw_files import RawLayout, RawType, Reading, check_encoding, find_raw_files
-from recspec.prepare.raw_table import Roles, read_raw_files
+from recspec.prepare.raw_files import (
+    RawLayout,
+    RawRows,
+    RawType,
+    Reading,
+    RowsBy,
+    check_encoding,
+    find_raw_files,
+    number_of,
+    splits_by_name,
+    stage,
+)
+from recspec.prepare.raw_table import LABELS, Roles, read_raw_files, typed
 from recspec.prepare.scatter import Scatter, shuffled
 from recspec.prepare.splits import by_share, by_time, leave_one_out
 from recspec.prepare.tables import (
@@ -27,15 +39,16 @@ from recspec.prepare.tables import (
     left_join,
 )
 from recspec.prepare.text_files import PROBLEMS_SHOWN, ROW_BYTES, ColumnType, JsonFile, TextFile, lines_of, read_header
-from recspec.prepare.times import check_time_format, note_doubtful_time, note_untimed
+from recspec.prepare.times import check_time_format, columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "ENGINES", "GROUP", "ITEM", "LABEL", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS",
-    "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnType", "Distribution", "HistorySettings",
-    "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared", "Progress", "RawLayout", "RawType",
-    "Reading", "Remark", "Repeats", "Roles", "Scatter", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets",
-    "at_least", "blocks", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks",
-    "count_rows", "counts_by", "fetch", "find_raw_files", "first_left_out", "interactions", "keep_earliest",
-    "leave_one_out", "left_join", "limit_bytes", "lines_of", "note_doubtful_time", "note_untimed", "prepared",
-    "read_header", "read_raw_files", "shuffled", "splits",
+    "ENGINES", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES",
+    "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnType",
+    "Distribution", "HistorySettings", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared",
+    "Progress", "RawLayout", "RawRows", "RawType", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter",
+    "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "at_least", "blocks", "by_share", "by_time",
+    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "count_rows",
+    "counts_by", "fetch", "find_raw_files", "first_left_out", "interactions", "keep_earliest", "leave_one_out",
+    "left_join", "limit_bytes", "lines_of", "note_doubtful_time", "note_untimed", "number_of", "prepared",
+    "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name", "stage", "typed",
 ]  # fmt: skip

@@ -72,7 +72,7 @@ class DuckDBBackend(Backend):
         source = readable(file, self._folder / f"{next(self._names)}.txt")
         mark = quoted('"' if file.quoted else "")
         options = (
-            f"delim={quoted(file.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
+            f"delim={quoted(source.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
             f"encoding={quoted(source.encoding)}, compression={_compression(source.path)}, columns={{{types}}}, "
             f"max_line_size={ROW_BYTES}, auto_detect=false, hive_partitioning=false"
         )

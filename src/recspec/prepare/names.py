@@ -6,3 +6,4 @@ SPLIT = "split"  # column with the split of a row: one of `SPLITS`
 SPLITS = ("train", "valid", "test")
 HISTORY, NEGATIVE_HISTORY, GAP = "history", "negative_history", "history_gap"
 ROW = "__row__"  # column with a row's place in its raw file; files with a column of this name are refused
+FILE_SPLIT = "__split__"  # column with the split of a row's file, if files are splits; likewise refused

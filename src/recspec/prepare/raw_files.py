@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Literal
 
@@ -18,21 +18,25 @@ from ibis.expr.types import BooleanValue, StringValue, Table
 from ibis.expr.types import Column as Values
 
 from recspec.encoding import MISSING_NUMBERS
-from recspec.errors import DataError, SettingsError, listed, nearest
+from recspec.errors import DataError, SettingsError, listed, nearest, shortened
 from recspec.prepare.backend import Backend
+from recspec.prepare.column_roles import SPLIT_WORDS
 from recspec.prepare.duckdb_backend import json_keys
-from recspec.prepare.names import ROW
+from recspec.prepare.names import FILE_SPLIT, ROW, SPLITS
 from recspec.prepare.notes import Notes
+from recspec.prepare.sequences import events_of, flattened, read_sequences, sequence_column
 from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import JsonFile, TextFile, check_names, line_numbers, lines_of, read_header
+from recspec.prepare.text_files import JsonFile, TextFile, check_names, line_numbers
+from recspec.prepare.text_layout import TextLayout, glance
 
 RawLayout = Literal["rows", "sequences"]
+RowsBy = Literal["first", "random"]
 RawType = Literal["string", "int64", "float64"]
 Part = TextFile | JsonFile | Path
 Staged = tuple[Table, Sequence[Part], Sequence[int], Collection[str]]
 PARQUET_SUFFIXES = (".parquet",)
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz")
-TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
+TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz", ".dat", ".dat.gz", ".data", ".inter")
 NUMBER = r"^[+-]?([0-9]{1,40}(\.[0-9]*)?|\.[0-9]+)([eE](\+?[0-9]{1,2}|\+?[12][0-9]{2}|-[0-9]{1,3}))?$"
 WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
@@ -49,7 +53,13 @@ class Reading:
     missing_values: tuple[str, ...] = ()
     time_format: str | None = None
     rows: int | None = None
-    layout: RawLayout = "rows"
+    rows_by: RowsBy = "first"
+    seed: int = 1
+    layout: RawLayout | None = None
+    columns: tuple[str, ...] = ()  # names of the columns of text files without a header
+    mentioned: frozenset[str] = frozenset()  # column names in settings, which tell a header from data
+    item: str | None = None  # column of the items, whose lists make each row a sequence; None: by its name
+    splits: tuple[str, ...] = ()  # the split of each file; empty: files are no splits
 
 
 def check_encoding(text: str) -> str:
@@ -71,6 +81,7 @@ def find_raw_files(folder: Path, others: Collection[str], files: Sequence[str]) 
         if missing:
             raise SettingsError.of(f"{folder}: setting 'files'", missing)
         return [named[name] for name in files]
+    found = [path for path in found if not _is_about(path)]
     kinds = (PARQUET_SUFFIXES, JSON_SUFFIXES, TEXT_SUFFIXES)
     held = [paths for kind in kinds if (paths := [path for path in found if path.name.lower().endswith(kind)])]
     if len(held) == 1:
@@ -78,6 +89,33 @@ def find_raw_files(folder: Path, others: Collection[str], files: Sequence[str]) 
     names = listed(path.name for path in found)
     raise DataError(f"{folder}: expected files of one kind, Parquet, JSON lines or CSV, found {names}; name those you "
                     f"mean, such as --set 'files=[{found[0].name if found else 'rows.csv'}]'")  # fmt: skip
+
+
+def _is_about(path: Path) -> bool:
+    """Whether a file tells people about the others."""
+    return path.name.partition(".")[0].lower() in ("readme", "license", "licence", "provenance", "citation")
+
+
+def split_of(path: Path) -> str | None:
+    """The split that a file's name tells, such as valid for `clicks_val.csv`."""
+    words = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", path.name.lower()) if word in SPLIT_WORDS}
+    return words.pop() if len(words) == 1 else None
+
+
+def splits_by_name(paths: Sequence[Path], notes: Notes) -> dict[str, list[Path]]:
+    """The files of each split, if their names tell train and another split; else empty."""
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        if (split := split_of(path)) is not None:
+            found.setdefault(split, []).append(path)
+    if "train" not in found or len(found) < 2:
+        return {}
+    told = "; ".join(f"{split}: {listed(path.name for path in found[split])}" for split in SPLITS if split in found)
+    notes.inferred.append(f"files are splits, by their names: {told}")
+    others = [path.name for path in paths if split_of(path) is None]
+    if others:
+        notes.dropped.append(f"{listed(others)}: not read, because the names of the other files tell splits")
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 @dataclass(frozen=True)
@@ -92,6 +130,11 @@ class RawRows:
     reading: Reading
     notes: Notes
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_sequences(self) -> bool:
+        """Whether the files are text with one sequence a line."""
+        return isinstance(self.parts[0], TextFile) and not self.parts[0].columns
 
     @property
     def where(self) -> str:
@@ -112,8 +155,8 @@ class RawRows:
         return [found[row] for row in rows]
 
     def _lines(self, part: Part, rows: Sequence[int]) -> dict[int, int]:
-        if isinstance(part, TextFile) and self.reading.layout == "sequences":
-            events = enumerate(islice(_events(part), max(rows) + 1))
+        if isinstance(part, TextFile) and not part.columns:  # sequences
+            events = enumerate(islice(events_of(part), max(rows) + 1))
             return {place: line for place, (line, _, _) in events if place in set(rows)}
         return {} if isinstance(part, Path) else line_numbers(part, rows)
 
@@ -181,40 +224,90 @@ def stage(
 ) -> RawRows:
     """Stage the rows of all files; `ids` are the columns of layout sequences, `folder` is for intermediate files."""
     name = paths[0].name.lower()
-    if reading.layout == "sequences":
-        staged = _sequences(backend, paths, ids, reading, notes, folder)
-    elif name.endswith(PARQUET_SUFFIXES):
+    is_text = not name.endswith((*PARQUET_SUFFIXES, *JSON_SUFFIXES))
+    if reading.columns and not is_text:
+        raise SettingsError(f"setting 'columns': {paths[0]} has column names of its own; leave columns out")
+    if name.endswith(PARQUET_SUFFIXES):
         staged = _parquet(backend, paths)
     elif name.endswith(JSON_SUFFIXES):
         staged = _json(backend, paths)
     else:
-        staged = _text(backend, paths, reading, notes)
+        staged = _text(backend, paths, ids, reading, notes, folder)
+    if not is_text and reading.layout != "rows":
+        staged = _flattened(backend, staged, reading, notes, folder)
     table, parts, counts, texts = staged
+    if reading.splits:
+        table = _with_split(table, counts, reading.splits)
     if reading.rows is not None:
-        table = table.filter(table[ROW] < reading.rows)
+        table = _some_rows(table, sum(counts), reading, notes)
     return RawRows(backend, table, parts, counts, texts, reading, notes)
 
 
-def _text(backend: Backend, paths: Sequence[Path], reading: Reading, notes: Notes) -> Staged:
-    files = [_text_file(path, reading, notes) for path in paths]
+def _with_split(table: Table, counts: Sequence[int], splits: Sequence[str]) -> Table:
+    ends = [(table[ROW] < end, split) for end, split in zip(accumulate(counts), splits, strict=True)]
+    return table.mutate(**{FILE_SPLIT: ibis.cases(*ends, else_=splits[-1])})
+
+
+def _some_rows(table: Table, count: int, reading: Reading, notes: Notes) -> Table:
+    assert reading.rows is not None
+    if reading.rows >= count:
+        notes.inferred.append(f"rows={reading.rows:,}, and there are {count:,}: all are read")
+        return table
+    if reading.rows_by == "first":
+        notes.dropped.append(f"{count - reading.rows:,} of {count:,} rows: the first {reading.rows:,} are read (rows)")
+        return table.filter(table[ROW] < reading.rows)
+    notes.dropped.append(f"{count - reading.rows:,} of {count:,} rows: {reading.rows:,} random ones are read (rows, "
+                         f"rows_by, seed {reading.seed})")  # fmt: skip
+    digest = (ibis.literal(f"rows:{reading.seed}:") + table[ROW].cast("string")).hexdigest("md5")
+    chosen = table.select(ROW, _digest=digest).order_by(["_digest", ROW]).limit(reading.rows)
+    return table.semi_join(chosen.select(ROW), ROW)
+
+
+def _text(
+    backend: Backend, paths: Sequence[Path], ids: Sequence[str], reading: Reading, notes: Notes, folder: Path
+) -> Staged:
+    """Stage text files; the first one's layout is that of all."""
+    first = _raw_text(paths[0], reading, notes)
+    layout = glance(first, separator=reading.separator, columns=reading.columns, layout=reading.layout,
+                    mentioned=reading.mentioned, notes=notes)  # fmt: skip
+    encodings = [first.encoding, *(_encoding(path, reading, notes) for path in paths[1:])]
+    if layout.sequences:
+        files = [TextFile(path, {}, separator=layout.separator, header=False, quoted=False, encoding=encoding)
+                 for path, encoding in zip(paths, encodings, strict=True)]  # fmt: skip
+        tables = [read_sequences(backend, file, ids, notes, folder / f"sequences-{number}.parquet")
+                  for number, file in enumerate(files)]  # fmt: skip
+        return _joined_up(backend, files, tables, ids)
+    files = [_with_layout(replace(first, path=path, encoding=encoding), layout, reading)
+             for path, encoding in zip(paths, encodings, strict=True)]  # fmt: skip
     for file in files:
         if set(file.columns) != set(files[0].columns):
-            differ = f"{listed(file.columns)} and {listed(files[0].columns)}"
-            raise DataError(f"{file.path}: columns differ from those of {files[0].path.name}: {differ}; name the files "
-                            "you mean with the setting 'files'")  # fmt: skip
+            raise _differing(file.path, file.columns, paths[0], files[0].columns)
     return _joined_up(backend, files, [backend.read_text(file) for file in files], ())
 
 
-def _text_file(path: Path, reading: Reading, notes: Notes) -> TextFile:
-    tabs = path.name.lower().endswith((".tsv", ".tsv.gz"))
-    separator = reading.separator or ("\t" if tabs else ",")
-    file = TextFile(path, {}, separator=separator, encoding=_encoding(path, reading, notes), multiline=True)
-    names = read_header(file)
-    if reading.separator is None and len(names) == 1 and (other := [mark for mark in ";\t|," if mark in names[0]]):
-        shown = other[0].replace("\t", "\\t")
-        raise DataError(f"{path}: no {separator!r} in the header, but {other[0]!r}, which seems to stand between the "
-                        f"columns; --set 'separator={shown}' reads them so")  # fmt: skip
-    return replace(file, columns=dict.fromkeys(names, "string"))
+def _raw_text(path: Path, reading: Reading, notes: Notes) -> TextFile:
+    tabs = path.name.lower().endswith((".tsv", ".tsv.gz", ".inter"))
+    return TextFile(path, {}, separator="\t" if tabs else ",", encoding=_encoding(path, reading, notes), multiline=True)
+
+
+def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFile:
+    """A file with the columns of the layout of the first, or, with headers, of its own."""
+    separator = layout.separator
+    names = layout.names
+    if layout.header and not reading.columns:
+        names = glance(
+            file, separator=separator, columns=(), layout="rows", mentioned=frozenset(names), notes=Notes()
+        ).names
+    return replace(file, separator=separator, header=layout.header, names=names, columns=dict.fromkeys(names, "string"),
+                   quoted=len(separator) == 1 and separator != " ")  # fmt: skip
+
+
+def _differing(path: Path, names: Collection[str], first: Path, expected: Collection[str]) -> DataError:
+    ours, others = [name for name in names if name not in expected], [name for name in expected if name not in names]
+    only = [f"only {path.name} has {listed(ours)}"] if ours else []
+    only += [f"only {first.name} has {listed(others)}"] if others else []
+    return DataError(f"{path}: columns differ from those of {first.name}: {'; '.join(only) or 'another order'}; name "
+                     f"the files you mean, such as --set 'files=[{shortened(first.name)}]'")  # fmt: skip
 
 
 def _encoding(path: Path, reading: Reading, notes: Notes) -> str:
@@ -262,42 +355,34 @@ def _parquet(backend: Backend, paths: Sequence[Path]) -> Staged:
             raise DataError(f"{path}: column {schema.names.index('') + 1} has an empty name; name it")
         check_names(path, schema.names)
         if not schema.equals(expected):
-            differ = f"{schema.names} and {expected.names}"
-            raise DataError(f"{path}: columns differ from those of {paths[0].name}: {differ}")
+            if {*schema.names} != {*expected.names}:
+                raise _differing(path, schema.names, paths[0], expected.names)
+            kinds = [f"'{shortened(a.name)}' is {shortened(str(a.type))}, not {shortened(str(b.type))}"
+                     for a, b in zip(schema, expected, strict=True) if not a.equals(b)]  # fmt: skip
+            raise DataError(f"{path}: columns differ from those of {paths[0].name}: {'; '.join(kinds[:SHOWN])}")
     return backend.read_parquet(paths, row=True), paths, counts, expected.names
 
 
-def _sequences(
-    backend: Backend, paths: Sequence[Path], ids: Sequence[str], reading: Reading, notes: Notes, folder: Path
-) -> Staged:
-    """Stage lines of a user and then their items, the earliest first."""
-    if strange := [path for path in paths if path.name.lower().endswith((*PARQUET_SUFFIXES, *JSON_SUFFIXES))]:
-        raise DataError(f"{strange[0]}: layout sequences reads plain text, a user and their items a line; write it so, "
-                        "or as one row an interaction and leave out layout")  # fmt: skip
-    user, item = ids
-    files = [TextFile(path, {}, separator=reading.separator or " ", header=False, quoted=False,
-                      encoding=_encoding(path, reading, notes)) for path in paths]  # fmt: skip
-    schema = pa.schema({user: pa.string(), item: pa.string()}.items())
+def _flattened(backend: Backend, staged: Staged, reading: Reading, notes: Notes, folder: Path) -> Staged:
+    """One row an event, if rows hold lists of items; with counts of events for each file."""
+    table, parts, counts, texts = staged
+    items = sequence_column(table, reading.item)
+    if items is None:
+        if reading.layout == "sequences":
+            where = _path_of(parts[0])
+            raise DataError(f"{where}: layout sequences needs a column with lists of items; found "
+                            f"{listed(_columns(table))}; "
+                            "name it with item=COLUMN, or leave layout out")  # fmt: skip
+        return staged
+    ends = [0, *accumulate(counts)]
     tables = []
-    for number, file in enumerate(files):
-        target = folder / f"sequences-{number}.parquet"
-        events = _events(file, notes)
-        with pq.ParquetWriter(target, schema) as writer:
-            while block := list(islice(events, 100_000)):
-                _, users, items = zip(*block, strict=True)
-                writer.write_table(pa.table([pa.array(users), pa.array(items)], schema=schema))
-        tables.append(backend.read_parquet([target], row=True))
-    return _joined_up(backend, files, tables, (user, item))
+    for number in range(len(parts)):
+        own = table.filter((table[ROW] >= ends[number]) & (table[ROW] < ends[number + 1]))
+        tables.append(flattened(backend, own, items, notes, folder / f"events-{number}.parquet"))
+    paths = [_path_of(part) for part in parts]
+    lists = [name for name in _columns(table) if table[name].type().is_array()]
+    return _joined_up(backend, paths, tables, {*texts, *lists})
 
 
-def _events(file: TextFile, notes: Notes | None = None) -> Iterator[tuple[int, str, str]]:
-    alone = 0
-    for number, line in lines_of(file):
-        if not line.strip():
-            continue
-        user, *items = line.split() if file.separator == " " else [part.strip() for part in line.split(file.separator)]
-        alone += not items
-        for item in items:
-            yield number, user, item
-    if alone and notes is not None:
-        notes.dropped.append(f"{alone:,} users of {file.path.name}: their line holds no item")
+def _columns(table: Table) -> list[str]:
+    return [name for name in table.columns if name != ROW]

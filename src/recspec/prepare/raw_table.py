@@ -16,9 +16,9 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.encoding import TRUTH
-from recspec.errors import DataError, listed
+from recspec.errors import DataError, listed, nearest, shortened
 from recspec.prepare.backend import Backend
-from recspec.prepare.names import ROW
+from recspec.prepare.names import FILE_SPLIT, ROW
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
 from recspec.prepare.tables import count_rows, fetch
@@ -46,6 +46,7 @@ class Roles:
     time: str | None = None
     label: str | None = None
     positive_from: float | None = None
+    positive: str | None = None
 
 
 def read_raw_files(
@@ -56,7 +57,12 @@ def read_raw_files(
     Times are seconds since 1970, or the file's own numbers; labels are 0 and 1. `folder` is for intermediate files.
     Raises DataError, naming the rows with values of another type than their column.
     """
-    return _Typing(stage(backend, paths, roles.ids, reading, notes, folder), roles).table()
+    return typed(stage(backend, paths, roles.ids, reading, notes, folder), roles)
+
+
+def typed(rows: RawRows, roles: Roles) -> Table:
+    """Staged rows with typed columns; see `read_raw_files`."""
+    return _Typing(rows, roles).table()
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class _Typing:
     inferred: dict[str, list[str]] = field(default_factory=dict)
 
     def table(self) -> Table:
-        typed = {name: self._column(name) for name in self.rows.table.columns if name != ROW}
+        typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
         if self.rows.problems:
             raise DataError.of(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
@@ -99,7 +105,7 @@ class _Typing:
         if name == roles.time:
             return Times(self.rows, name).seconds()
         if name == roles.label:
-            return _label(self.rows, name, roles.positive_from)
+            return _label(self.rows, name, roles.positive_from, roles.positive)
         declared = self.rows.reading.types.get(name)
         if declared is not None:
             return self._declared(name, declared)
@@ -254,14 +260,17 @@ class _Typing:
                 self.rows.notes.inferred.append(note)
 
 
-def _label(rows: RawRows, name: str, positive_from: float | None) -> Values:
-    """The label column as 0 and 1; 1 from `positive_from` on, if given."""
+def _label(rows: RawRows, name: str, positive_from: float | None, positive: str | None) -> Values:
+    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds `positive`, if given."""
     values = rows.table[name]
+    if positive is not None:
+        return _label_by_word(rows, name, positive)
     if positive_from is not None:
         number = number_of(values.strip(), "float64") if values.type().is_string() else values
         rows.refuse(number.isnull(), name, "expected a number, as positive_from is set", ", the label")
         return (number >= positive_from).cast("int64")
-    expected = "expected 0 or 1, true or false, yes or no (or set positive_from to where a 1 begins)"
+    expected = ("expected 0 or 1, true or false, yes or no (or set positive_from to the number where a 1 begins, or "
+                "positive to the text of a 1)")  # fmt: skip
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
         return values.cast("int64")
@@ -273,4 +282,22 @@ def _label(rows: RawRows, name: str, positive_from: float | None) -> Values:
         each = {value: [word for word in words if LABELS.get(word.lower()) == value] for value in (1, 0)}
         told = [f"{listed(found)} as {value}" for value, found in each.items() if found]
         rows.notes.changed.append(f"label '{name}': {' and '.join(told)}")
+    return label
+
+
+def _label_by_word(rows: RawRows, name: str, positive: str) -> Values:
+    values = rows.table[name]
+    rows.refuse(values.isnull(), name, "expected a value in every row", ", the label")
+    text = values.cast("string").strip()
+    label = (text == positive.strip()).cast("int64")
+    kinds = (
+        rows.table.group_by(word=text).aggregate(rows=rows.table.count()).order_by(ibis.desc("rows"), "word").limit(20)
+    )
+    words = [str(word) for word in fetch(rows.backend, kinds).column("word").to_pylist() if word is not None]
+    if not count_rows(rows.backend, rows.table.filter(label == 1)):
+        rows.problems.append(f"column '{name}', the label: no row holds "
+                             f"'{shortened(positive)}'{nearest(positive, words)}; "
+                             f"found {listed(words)}")  # fmt: skip
+    others = [word for word in words if word != positive.strip()]
+    rows.notes.changed.append(f"label '{name}': '{shortened(positive)}' as 1 and {listed(others)} as 0")
     return label

@@ -98,7 +98,7 @@ class SparkBackend(Backend):
         frame = self._reader().csv(
             _uri(self._linked([source.path])),
             schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
-            sep=file.separator, header=file.header, encoding=SPARK_ENCODINGS[source.encoding], mode="FAILFAST",
+            sep=source.separator, header=file.header, encoding=SPARK_ENCODINGS[source.encoding], mode="FAILFAST",
             quote='"' if file.quoted else "", escape='"' if file.quoted else "", nullValue="", emptyValue="",
         )  # fmt: skip
         target = self._folder / next(self._names)

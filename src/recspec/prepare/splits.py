@@ -59,6 +59,22 @@ def folds(table: Table, *, group: str, folds: int, seed: int) -> Table:
     return table.mutate(fold=number.cast("int64"))
 
 
+def last_of_train(table: Table, *, by: str, order: Sequence[str]) -> Table:
+    """Each user's last train row for valid, of users with three or more; `order` must leave no tie."""
+    window = ibis.window(group_by=[by, "split"], order_by=[ibis.desc(name) for name in order])
+    counted = table.mutate(
+        _last=ibis.row_number().over(window), _rows=table.count().over(ibis.window(group_by=[by, "split"]))
+    )
+    chosen = (ibis._["split"] == "train") & (ibis._["_last"] == 0) & (ibis._["_rows"] > 2)
+    return counted.mutate(split=ibis.ifelse(chosen, "valid", ibis._["split"])).drop("_last", "_rows")
+
+
+def with_digest(table: Table, name: str, *, row: str, seed: int) -> Table:
+    """Add a column whose order is random by the seed, without ties."""
+    digest = (ibis.literal(f"order:{seed}:") + table[row].cast("string")).hexdigest("md5")
+    return table.mutate(**{name: digest})
+
+
 def _by_digest(table: Table, key: StringValue, *, valid: float, test: float, seed: int) -> Table:
     """MD5 is a hash that all engines have; its hexadecimal digits sort like uniform numbers in [0, 1)."""
     digest = (ibis.literal(f"{seed}:") + key).hexdigest("md5")

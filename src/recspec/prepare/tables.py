@@ -16,7 +16,7 @@ from recspec.prepare.names import ITEM, ROW, USER
 from recspec.prepare.notes import Notes
 
 BYTES_PER_VALUE = 1_500  # of a memory limit, per value of a block: 500 MB give 55,555 rows of six columns
-Repeats = Literal["first", "keep"]
+Repeats = Literal["keep", "first", "last"]
 
 
 def fetch(backend: Backend, table: Table) -> pa.Table:
@@ -84,6 +84,7 @@ class Cleaned:
     distinct: Table
     num_distinct: int | None  # None if no user was left out, so that it equals the number kept
     min_interactions: int
+    repeats: Repeats = "first"
 
     def summary(self, kept: int) -> dict[str, object]:
         """The numbers of dropped rows, given the number kept in the end."""
@@ -95,8 +96,9 @@ class Cleaned:
         if self.num_before > distinct:
             left_out = first_left_out(backend, self.before, self.distinct)
             example = f"user '{left_out[USER]}' and item '{left_out[ITEM]}'"
-            notes.dropped.append(f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat an earlier one of "
-                                 f"the same user and item, such as {example}; the earliest counts")  # fmt: skip
+            repeat, counts = ("a later", "latest") if self.repeats == "last" else ("an earlier", "earliest")
+            notes.dropped.append(f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat {repeat} one of "
+                                 f"the same user and item, such as {example}; the {counts} counts")  # fmt: skip
         if distinct > kept:
             left_out = first_left_out(backend, self.distinct, self.rows)
             notes.dropped.append(f"{distinct - kept:,} rows of users with fewer than {self.min_interactions:,} items, "
@@ -114,17 +116,19 @@ def clean(
 ) -> Cleaned:
     """Remove repeats, then users with too few interactions.
 
-    `repeats`: first keeps a user's earliest interaction with an item, keep keeps all.
+    `repeats`: first keeps a user's earliest interaction with an item, last the latest, keep keeps all.
     Raises DataError if there is no interaction, or no user has enough.
     """
     before = count_rows(backend, rows)
     if before == 0:
         raise DataError("the raw files hold no interaction, a header at most; expected one row at least")
-    distinct = keep_earliest(rows, (USER, ITEM), order) if repeats == "first" else rows
+    distinct = rows
+    if repeats != "keep":
+        distinct = keep_earliest(rows, (USER, ITEM), order if repeats == "first" else [ibis.desc(one) for one in order])
     if min_interactions <= 1:
-        return Cleaned(distinct, rows, before, distinct, None, min_interactions)
+        return Cleaned(distinct, rows, before, distinct, None, min_interactions, repeats)
     staged = backend.stage(distinct)  # it is read twice
     kept = at_least(staged, USER, min_interactions)
     if count_rows(backend, kept) == 0:
         raise DataError(f"no user has {min_interactions:,} items or more; set min_interactions lower")
-    return Cleaned(kept, rows, before, staged, count_rows(backend, staged), min_interactions)
+    return Cleaned(kept, rows, before, staged, count_rows(backend, staged), min_interactions, repeats)

@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Literal
 
-from recspec.errors import DataError, listed, nearest
+from recspec.errors import DataError, listed, nearest, shortened
 from recspec.files import LINE_BYTES, LineError, bounded_lines, opened
-from recspec.prepare.names import ROW
+from recspec.prepare.names import FILE_SPLIT, ROW
 
 ColumnType = Literal["int64", "float64", "string", "list"]  # a list holds text and occurs in JSON alone
 ROW_BYTES = 2 << 20  # most bytes of a row of a delimited file, which may span lines; see `LINE_BYTES` for JSON
@@ -29,8 +29,9 @@ class TextFile:
 
     path: Path
     columns: Mapping[str, ColumnType]  # to read; without a header, all columns of the file in order
-    separator: str = ","
+    separator: str = ","  # a blank stands for any number of blanks and tabs
     header: bool = True
+    names: Sequence[str] = ()  # names of all columns in order, in place of those in the header
     encoding: str = "utf-8"  # any that Python knows; other files than UTF-8 and Latin-1 are first copied as UTF-8
     quoted: bool = True  # whether values may be in double quotes; a doubled quote inside is one quote
     multiline: bool = False  # whether quoted values may contain line breaks; DuckDB reads such a file for Spark
@@ -51,7 +52,7 @@ def file_columns(file: TextFile) -> dict[str, ColumnType]:
     """All columns of the file in order; a column not in `file.columns` is read as string. Checks the header."""
     if not file.header:
         return dict(file.columns)
-    names = read_header(file)
+    names = list(file.names) or read_header(file)
     missing = [name for name in file.columns if name not in names]
     if missing:
         problems = [f"no column '{name}'{nearest(name, names)}; found {listed(names)}" for name in missing]
@@ -61,7 +62,7 @@ def file_columns(file: TextFile) -> dict[str, ColumnType]:
 
 
 def check_names(path: Path, names: Sequence[str], where: str = "columns") -> None:
-    """Refuse the name `ROW`, and names that an engine confuses because they differ in case alone."""
+    """Refuse names that recspec uses itself, and those that an engine confuses because they differ in case alone."""
     if problems := _name_problems(names):
         raise DataError.of(f"{path}: {where}", problems)
 
@@ -70,9 +71,11 @@ def _name_problems(names: Sequence[str]) -> list[str]:
     by_plain: dict[str, list[str]] = {}
     for name in names:
         by_plain.setdefault(name.lower(), []).append(name)
-    problems = [f"column '{ROW}' has a name that recspec needs for itself; rename it"] if ROW in by_plain else []
+    problems = [f"column '{name}' has a name that recspec needs for itself; rename it"
+                for name in (ROW, FILE_SPLIT) if name in by_plain]  # fmt: skip
     for same in by_plain.values():
-        problems += [f"column '{name}' stands more than once" for name in dict.fromkeys(same) if same.count(name) > 1]
+        problems += [f"column '{shortened(name)}' stands more than once; rename all but one"
+                     for name in dict.fromkeys(same) if same.count(name) > 1]  # fmt: skip
         if len(set(same)) > 1:
             problems.append(f"columns {listed(dict.fromkeys(same))} differ in case alone; rename all but one")
     return problems
@@ -88,16 +91,23 @@ def read_header(file: TextFile) -> list[str]:
 
 
 def readable(file: TextFile, copy: Path) -> TextFile:
-    """The file, or a copy of it as UTF-8 if a backend does not read its encoding. Raises as `open_text` does."""
-    if file.encoding in ENGINE_ENCODINGS:
+    """The file, or a copy of it as UTF-8 if a backend does not read its encoding, or columns separated by blanks.
+
+    Raises as `open_text` does.
+    """
+    blanks = file.separator == " "
+    if file.encoding in ENGINE_ENCODINGS and not blanks:
         return file
     try:
         with open_text(file) as stream, copy.open("w", encoding="utf-8", newline="") as written:
-            shutil.copyfileobj(stream, written, 1 << 20)
+            if blanks:
+                written.writelines("\t".join(values) + "\n" for _, values in numbered_records(file, stream))
+            else:
+                shutil.copyfileobj(stream, written, 1 << 20)
     except DataError:
         copy.unlink(missing_ok=True)
         raise
-    return replace(file, path=copy, encoding="utf-8")
+    return replace(file, path=copy, encoding="utf-8", separator="\t" if blanks else file.separator)
 
 
 def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, int]:
@@ -129,8 +139,8 @@ def numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, lis
     if not (file.quoted and len(file.separator) == 1):
         for number, line in enumerate(lines, 1):
             text = line.rstrip("\r\n")
-            if text:
-                yield number, text.split(file.separator)
+            if values := text.split() if file.separator == " " else text and text.split(file.separator):
+                yield number, list(values)
         return
     csv.field_size_limit(ROW_BYTES)  # for the whole process, which uses the csv module here alone
     reader = csv.reader(lines, delimiter=file.separator, strict=False)
@@ -208,11 +218,12 @@ def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
         next(records, None)
     for line, values in records:
         if len(values) != len(columns):
-            yield f"line {line:,}: has {len(values)} columns, expected {len(columns)} separated by {file.separator!r}"
+            mark = "blanks" if file.separator == " " else repr(file.separator)
+            yield f"line {line:,}: has {len(values)} columns, expected {len(columns)} separated by {mark}"
             continue
         for value, (name, kind) in zip(values, columns.items(), strict=True):
             if problem := _value_problem(value, kind, required=name in file.required):
-                yield f"line {line:,}: column '{name}' {problem}"
+                yield f"line {line:,}: column '{shortened(name)}' {problem}"
 
 
 def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
@@ -231,7 +242,7 @@ def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
             text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
             if problem := _value_problem(text, kind, required=name in file.required and value is None):
                 known = nearest(name, list(found)) if value is None else ""
-                yield f"line {number:,}: '{name}' {problem}{known}"
+                yield f"line {number:,}: '{shortened(name)}' {problem}{known}"
 
 
 def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:

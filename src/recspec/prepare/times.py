@@ -237,7 +237,7 @@ def _example(form: str) -> str:
 
 def note_doubtful_time(backend: Backend, rows: Table, time: str, known: Collection[str], notes: Notes) -> None:
     """Note that the time column, chosen by its name, does not look like times but another column does."""
-    alike = _alike(backend, rows, {*known} - {time})
+    alike = columns_like_times(backend, rows, {*known} - {time})
     if alike and time not in alike:
         notes.inferred.append(f"the time is column '{time}', because of its name; its values don't look like times, "
                               f"those of {listed(alike)} do (--set timestamp={alike[0]})")  # fmt: skip
@@ -245,7 +245,7 @@ def note_doubtful_time(backend: Backend, rows: Table, time: str, known: Collecti
 
 def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[str], notes: Notes) -> None:
     """Note that there is no time column, and which columns look like times."""
-    alike = _alike(backend, rows, known)
+    alike = columns_like_times(backend, rows, known)
     look = f"columns that look like times: {listed(alike)}" if alike else "no column looks like times"
     notes.inferred.append(
         f"no time column was found: there is no column '{asked}', so rows are taken in file order; {look}"
@@ -253,7 +253,7 @@ def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[st
     )
 
 
-def _alike(backend: Backend, rows: Table, known: Collection[str]) -> list[str]:
+def columns_like_times(backend: Backend, rows: Table, known: Collection[str]) -> list[str]:
     """The columns, other than `known`, whose first values look like times."""
     glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
     return [name for name in glance.column_names if name not in known and _looks_like_time(glance.column(name))]

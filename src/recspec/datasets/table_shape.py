@@ -1,0 +1,339 @@
+"""What the columns of your own table are for, where settings leave it open: by their names and their values.
+
+Every choice leaves a note. A setting that was given is never changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import ibis
+from ibis.expr.types import Column as Values
+from ibis.expr.types import Table
+
+from recspec.config import build
+from recspec.datasets.table_settings import Settings
+from recspec.errors import listed, shortened
+from recspec.prepare import (
+    FILE_SPLIT,
+    LABELS,
+    ROW,
+    SPLIT_WORDS,
+    Backend,
+    Notes,
+    RawRows,
+    column_of,
+    columns_like_times,
+    count_rows,
+    fetch,
+    number_of,
+)
+from recspec.prepare.column_roles import ColumnRole
+
+CODE_NAME = re.compile(
+    r"(^|[^A-Za-z])([Ii][Dd]|[Cc]ode|[Zz]ip|[Tt]ype|[Cc]ategory)$|[a-z](Id|ID|Code|Zip|Type|Category)$"
+)
+"""Names of whole numbers that tell things apart: `city_id`, `countryCode`."""
+MOST_VALUES = 1_000  # of whole numbers that may be codes
+ROWS_PER_VALUE = 20  # fewest rows per value of a whole number that may be a code
+HIGHEST_RATING, MOST_RATINGS = 100, 101
+REPEATED = 0.1  # least share of users (items) with several rows, among which a column is the same, to be theirs
+
+
+def settled(settings: Settings, rows: RawRows, raw: Path) -> tuple[Settings, tuple[str, ...]]:
+    """The settings with the roles of columns that they leave open, and the columns taken as features unasked.
+
+    Raises SettingsError if the settings do not fit.
+    """
+    shape = _Shape(settings, rows)
+    return shape.settled(raw), shape.taken
+
+
+class _Shape:
+    def __init__(self, settings: Settings, rows: RawRows) -> None:
+        self.settings, self.rows, self.notes = settings, rows, rows.notes
+        self.columns = [name for name in rows.table.columns if name not in (ROW, FILE_SPLIT)]
+        self.update: dict[str, object] = {}
+        self.taken: tuple[str, ...] = ()
+
+    def settled(self, raw: Path) -> Settings:
+        self._find_splits()
+        self._find_id("user")
+        self._find_id("item")
+        self._find_label()
+        labelled = self._now("label") is not None
+        if labelled:
+            self._drop_ids()
+        self._find_time()
+        if labelled:
+            self._choose_split()
+            self._take_features()
+        else:
+            self._find_rating()
+            self._note_unused()
+        given = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
+        return build(Settings, f"{raw}: settings", {**given, **self.update})
+
+    def _now(self, name: str) -> object:
+        return self.update.get(name, getattr(self.settings, name))
+
+    def _given(self, name: str) -> bool:
+        return name in self.settings.model_fields_set
+
+    def _set(self, name: str, value: object, note: str | None = None) -> None:
+        self.update[name] = value
+        if note is not None:
+            self.notes.inferred.append(note)
+
+    @property
+    def _named(self) -> set[str]:
+        """Columns that settings name."""
+        single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
+        named = {value for name in single if isinstance(value := self._now(name), str)}
+        return {*named, *self.settings.features}
+
+    def _values(self, name: str) -> list[str] | None:
+        """The distinct values of a column as text, if they are few."""
+        table = self.rows.table
+        if table[name].type().is_array():
+            return None
+        values = table.select(_value=table[name].cast("string")).distinct().order_by("_value").limit(MOST_RATINGS + 1)
+        found = fetch(self.rows.backend, values).column("_value").to_pylist()
+        return [value.strip() for value in found if value is not None]
+
+    # --- roles ----------------------------------------------------------------------------------------------------
+
+    def _find_splits(self) -> None:
+        if FILE_SPLIT in self.rows.table.columns or self._given("splits") or self._given("split"):
+            return
+        name = column_of("split", [name for name in self.columns if name not in self._named])
+        values = self._values(name) if name is not None else None
+        splits = {SPLIT_WORDS.get(value.lower()) for value in values or ()}
+        if values and None not in splits and "train" in splits and len(splits) > 1:
+            self._set("splits", name, f"the splits are ready-made: column '{name}' holds {listed(values)} "
+                      "(splits=null, with split set, makes others)")  # fmt: skip
+
+    def _find_id(self, role: ColumnRole) -> None:
+        asked = self._now(role)
+        if self._given(role) or asked in self.columns:
+            return
+        name = column_of(role, [name for name in self.columns if name not in self._named])
+        if name is not None:
+            self._set(role, name, f"the {role} is column '{shortened(name)}', because of its name ({role}=COLUMN names "
+                      "another)")  # fmt: skip
+
+    def _find_label(self) -> None:
+        settings = self.settings
+        if self._given("label"):
+            return
+        free = [name for name in self.columns if name not in self._named]
+        name = column_of("label", free)
+        barred = settings.of_interactions or settings.split == "leave_one_out" or settings.layout == "sequences"
+        values = {value.lower() for value in self._values(name) or ()} if name is not None and not barred else set()
+        if values and {LABELS.get(value) for value in values} == {0, 1}:
+            self._set("label", name, f"rows are labelled: column '{name}' holds {listed(sorted(values))}, so models "
+                      "learn to predict it (label=null makes every row an interaction)")  # fmt: skip
+        else:
+            self._set("label", None)
+
+    def _drop_ids(self) -> None:
+        for role in ("user", "item"):
+            if not self._given(role) and self._now(role) not in self.columns:
+                self._set(role, None, f"there is no {role}: no column is named like one ({role}=COLUMN names it)")
+
+    def _find_time(self) -> None:
+        settings = self.settings
+        if self._given("timestamp") or settings.timestamp in self.columns:
+            return
+        free = [name for name in self.columns if name not in self._named]
+        name = column_of("timestamp", free)
+        if name is not None and (settings.time_format or self._looks_like_times(name)):
+            self._set("timestamp", name, f"the time is column '{shortened(name)}', because of its name and its values "
+                      "(timestamp=null ignores it)")  # fmt: skip
+
+    def _looks_like_times(self, name: str) -> bool:
+        known = {*self.columns, FILE_SPLIT} - {name}
+        return name in columns_like_times(self.rows.backend, self.rows.table, known)
+
+    def _is_date(self, name: str) -> bool:
+        """Whether a column that looks like times holds no plain numbers."""
+        table = self.rows.table
+        if not table[name].type().is_string():
+            return True
+        glance = fetch(self.rows.backend, table.order_by(ROW).select(name).limit(1)).column(name).to_pylist()
+        return not any(value is not None and value.strip().replace(".", "", 1).isdigit() for value in glance)
+
+    def _choose_split(self) -> None:
+        settings = self.settings
+        is_given = FILE_SPLIT in self.rows.table.columns or self._now("splits") is not None
+        if self._given("split") or is_given:
+            return
+        time = self._now("timestamp")
+        if settings.group is not None:
+            self._set("split", "group", f"splits keep the rows of each '{settings.group}' together, because the "
+                      "group is set (split=share or split=time splits otherwise)")  # fmt: skip
+        elif isinstance(time, str) and time in self.columns and self._looks_like_times(time):
+            self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
+                      "(split=share takes random rows)")  # fmt: skip
+        else:
+            self._set("split", "share", f"random rows are valid and test, by seed {settings.seed}: there are no "
+                      "times and no group (split=group with group=COLUMN keeps rows together)")  # fmt: skip
+
+    # --- rating -------------------------------------------------------------------------------------------------------
+
+    def _find_rating(self) -> None:
+        if self._given("rating"):
+            return
+        name = column_of("rating", [name for name in self.columns if name not in self._named])
+        if name is not None:
+            self._set("rating", name)
+
+    def _note_unused(self) -> None:
+        unused = [name for name in self.columns if name not in self._named]
+        if unused:
+            self.notes.inferred.append(f"not used: {listed(unused)}; to use them, name them in user_features, "
+                                       "item_features or context_features")  # fmt: skip
+
+    # --- features of labelled rows ------------------------------------------------------------------------------------
+
+    def _take_features(self) -> None:
+        if any(self._given(f"{role}_features") for role in ("user", "item", "context")):
+            return
+        free = [name for name in self.columns if name not in self._named]
+        table = self.rows.table
+        dates = [name for name in columns_like_times(self.rows.backend, table, {*self._named, FILE_SPLIT})
+                 if not table[name].type().is_numeric() and self._is_date(name)]  # fmt: skip
+        if dates:
+            self.notes.dropped.append(f"columns {listed(dates)}: they look like times, of which models make no feature "
+                                      f"(timestamp={dates[0]} makes the latest rows valid and test)")  # fmt: skip
+        self.taken = tuple(name for name in free if name not in dates)
+        if self.taken:
+            self._set("context_features", self.taken)
+
+
+# --- features by their values ----------------------------------------------------------------------------------------
+
+
+def with_features(
+    settings: Settings, rows: Table, backend: Backend, notes: Notes, *, taken: Collection[str], raw: Path
+) -> Settings:
+    """The settings with roles and kinds for the features `taken` by themselves, from all values of typed rows."""
+    names = [name for name in settings.context_features if name in taken]
+    if not names:
+        return settings
+    counts = _counts(rows, backend, names)
+    total = count_rows(backend, rows)
+    dropped = [name for name in names if _is_number_of_row(rows, backend, name)]
+    dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
+    constant = [name for name in names if name not in dropped and counts[name] < 2 and not rows[name].type().is_array()]
+    if dropped:
+        notes.dropped.append(f"columns {listed(dropped)}: they number or name each row, so they tell nothing of "
+                             "other rows (context_features=[...] takes columns by name)")  # fmt: skip
+    if constant:
+        notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
+    names = [name for name in names if name not in (*dropped, *constant)]
+    roles = _roles_of(settings, rows, backend, names)
+    update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
+    declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
+    whole = [name for name in names if name not in declared and rows[name].type().is_integer()]
+    codes = [name for name in whole if CODE_NAME.search(name)]
+    both = [name for name in whole if name not in codes and 2 < counts[name] <= MOST_VALUES
+            and counts[name] * ROWS_PER_VALUE <= total]  # fmt: skip
+    update["categorical"] = (*settings.categorical, *codes)
+    update["buckets"] = {**settings.buckets, **{name: counts[name] for name in both}}
+    told = [f"{role} {listed(found)}" for role, found in roles.items() if found]
+    notes.inferred.append(f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
+                          "in all rows of a user (or item) is the user's (item's)")  # fmt: skip
+    if codes:
+        notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
+                              "(numeric=[...] takes them as numbers)")  # fmt: skip
+    if both:
+        notes.inferred.append(f"{listed(both)}: whole numbers with few values, taken as numbers and, each value, as "
+                              "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return build(Settings, f"{raw}: settings", {**given, **update})
+
+
+def _counts(rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, int]:
+    scalar = [name for name in names if not rows[name].type().is_array()]
+    found = dict.fromkeys(names, 0)
+    if scalar:
+        counted = rows.aggregate(**{f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)})
+        held = fetch(backend, counted).to_pylist()[0]
+        found |= {name: int(held[f"_{place}"]) for place, name in enumerate(scalar)}
+    return found
+
+
+def _is_number_of_row(rows: Table, backend: Backend, name: str) -> bool:
+    values: Values = rows[name]
+    if not values.type().is_integer():
+        return False
+    off = values - rows[ROW]
+    found = fetch(backend, rows.aggregate(least=off.min(), most=off.max(), count=values.count(), rows=rows.count()))
+    least, most, count, total = found.to_pylist()[0].values()
+    return total > 1 and count == total and least == most and least in (0, 1)
+
+
+def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:
+    """Whether nearly every row has a text of its own."""
+    return rows[name].type().is_string() and total >= ROWS_PER_VALUE and distinct * 10 > total * 9
+
+
+def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, list[str]]:
+    """The features of each role: of the user or item where all rows of one have the same value, else of the event."""
+    found: dict[str, list[str]] = {"user": [], "item": [], "context": []}
+    left = list(names)
+    for role, key in (("user", settings.user), ("item", settings.item)):
+        scalar = [name for name in left if not rows[name].type().is_array()]
+        if key is None or key not in rows.columns or not scalar:
+            continue
+        each = rows.group_by(_key=rows[key]).aggregate(
+            _rows=rows.count(),
+            **{f"_{place}": rows[name].nunique() + rows[name].isnull().any().cast("int64")
+               for place, name in enumerate(scalar)},
+        )  # fmt: skip
+        several = each.filter(each["_rows"] > 1)
+        most = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(scalar))}
+        held = fetch(backend, several.aggregate(_count=several.count(), **most)).to_pylist()[0]
+        if held["_count"] and held["_count"] >= REPEATED * count_rows(backend, each):
+            found[role] = [name for place, name in enumerate(scalar) if held[f"_{place}"] == 1]
+            left = [name for name in left if name not in found[role]]
+    found["context"] = left
+    return found
+
+
+# --- ratings ---------------------------------------------------------------------------------------------------------
+
+
+def threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) -> float | None:
+    """The rating from which a row is an interaction; None if all are."""
+    name = settings.rating
+    assert name is not None
+    values = _number(rows[name])
+    found = fetch(backend, rows.aggregate(least=values.min(), most=values.max(), kinds=values.nunique(),
+                                          present=values.count(), rows=rows.count())).to_pylist()[0]  # fmt: skip
+    if settings.min_rating is not None:
+        return settings.min_rating
+    every = "every row is an interaction"
+    if not found["present"] or found["kinds"] < 2:
+        notes.inferred.append(f"'{name}' has one value in all rows, so {every}")
+        return None
+    if found["most"] > HIGHEST_RATING or found["kinds"] > MOST_RATINGS:
+        notes.inferred.append(f"'{name}' is no scale of ratings: it holds {found['kinds']:,} values up to "
+                              f"{found['most']:g}, "
+                              f"so {every} (min_rating sets a least one)")  # fmt: skip
+        return None
+    least, most = float(found["least"]), float(found["most"])
+    wanted = least + 0.75 * (most - least)
+    chosen = fetch(backend, rows.filter(values >= wanted).aggregate(least=values.min())).column("least")[0].as_py()
+    notes.inferred.append(
+        f"rows are rated: '{name}' holds {least:g} to {most:g}, and ratings from {chosen:g} on, three quarters up the "
+        "scale, are interactions (min_rating sets another one, rating=null takes every row)"
+    )
+    return float(chosen)
+
+
+def _number(values: Values) -> Values:
+    return number_of(values.strip(), "float64") if values.type().is_string() else values.cast("float64")

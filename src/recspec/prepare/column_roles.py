@@ -1,0 +1,55 @@
+"""Usual names of columns, by what they hold; blanks, underscores, case and a suffix such as `:token` do not count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+ColumnRole = Literal["user", "item", "timestamp", "rating", "label", "split"]
+
+NAMES: dict[ColumnRole, tuple[str, ...]] = {
+    "user": (
+        "userid", "user", "uid", "userindex", "reviewerid", "customerid", "customer", "visitorid", "memberid",
+        "member", "clientid", "profileid", "accountid", "personid", "sessionid", "session",
+    ),
+    "item": (
+        "itemid", "item", "iid", "itemindex", "movieid", "movie", "parentasin", "asin", "productid", "product", "sku",
+        "articleid", "article", "bookid", "isbn", "songid", "trackid", "artistid", "albumid", "venueid", "poiid", "poi",
+        "locationid", "businessid", "placeid", "newsid", "videoid", "gameid", "appid", "adid", "contentid", "goodsid",
+        "recipeid", "documentid", "pageid", "items", "itemids", "itemsequence", "sequence", "itemlist",
+    ),
+    "timestamp": (
+        "timestamp", "time", "ts", "unixtime", "unixreviewtime", "datetime", "date", "eventtime", "createdat",
+        "timestampms", "checkintime", "visittime", "clicktime", "utctime",
+    ),
+    "rating": ("rating", "ratings", "stars", "overall", "ratingscore", "score"),
+    "label": ("label", "click", "clicked", "isclick", "isclicked"),
+    "split": ("split", "splits", "set", "subset", "partition", "fold"),
+}  # fmt: skip
+"""Plain names of each role, the likeliest first."""
+
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training", "tr"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev", "validate"), "valid"),
+    **dict.fromkeys(("test", "testing", "tst", "holdout"), "test"),
+}
+"""Words for a split, in lower case."""
+
+
+def plain(name: str) -> str:
+    """A column's name as `NAMES` has it: `User_ID:token` is `userid`."""
+    return re.sub(r"[\W_]", "", name.partition(":")[0].lower())
+
+
+def column_of(role: ColumnRole, columns: Iterable[str]) -> str | None:
+    """The column whose name is the likeliest for a role, the first among equals."""
+    by_name: dict[str, str] = {}
+    for column in columns:
+        by_name.setdefault(plain(column), column)
+    return next((by_name[name] for name in NAMES[role] if name in by_name), None)
+
+
+def is_usual(name: str) -> bool:
+    """Whether a name is usual for any role."""
+    return any(plain(name) in names for names in NAMES.values())
