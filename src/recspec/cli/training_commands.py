@@ -111,7 +111,7 @@ def tune(
         if ranks.world_size > 1:
             raise SettingsError("tune: one process a search; start it without torchrun")
         tuning = Tuning(
-            model, spec, out_folder, values, trials, asked, only=only,
+            model, spec, out_folder, values, asked, trials, only=only,
             fixed=[f"{section}.{name}" for section, named in given.items() for name in _names(named)],
             like=like or (), minutes=budget, seed=seed, ranks=ranks, on_event=show_trial,
             stop_requested=stop_requested,

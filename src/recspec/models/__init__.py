@@ -1,6 +1,6 @@
 """The models: batch -> logits. Adding one is a file here and a line below."""
 
-from recspec.models.base import Model, counts_of
+from recspec.models.base import TRAINING_SPACE, Model, counts_of
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din
@@ -9,7 +9,17 @@ from recspec.models.neumf import NeuMF
 from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
-__all__ = ["INDICATOR_MOST_IDS", "MODELS", "Deep", "Model", "Wide", "WideDeep", "WideDeepSettings", "counts_of"]
+__all__ = [
+    "INDICATOR_MOST_IDS",
+    "MODELS",
+    "TRAINING_SPACE",
+    "Deep",
+    "Model",
+    "Wide",
+    "WideDeep",
+    "WideDeepSettings",
+    "counts_of",
+]
 
 MODELS: dict[str, type[Model]] = {
     NeuMF.name: NeuMF,

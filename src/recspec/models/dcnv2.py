@@ -68,10 +68,10 @@ class DcnV2(Tabular):
     space = MappingProxyType(
         {
             **TRAINING_SPACE,
-            "embedding_dim": [8, 16, 32, 64, 128],
+            "embedding_dim": [8, 16, 32, 64],
             "cross_layers": "1..4",
-            "cross_rank": [0, 32, 128, 512],
-            "top": [*WIDTHS_SPACE, (1024, 1024, 512, 256)],
+            "cross_rank": [0, 32, 128],
+            "top": WIDTHS_SPACE,
             "structure": ["stacked", "parallel"],
             "dropout": "0.0..0.6",
             "train.parts.embeddings.weight_decay": DECAY_SPACE,

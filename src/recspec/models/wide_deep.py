@@ -104,7 +104,7 @@ class WideDeep(Model):
         {
             **TRAINING_SPACE,
             "embedding_dim": [4, 8, 16, 32, 64],
-            "hidden": [*WIDTHS_SPACE, (1024,) * 5],
+            "hidden": WIDTHS_SPACE,
             "dropout": "0.0..0.6",
             "train.parts.deep.embeddings.weight_decay": DECAY_SPACE,
             "train.parts.wide.weight_decay": DECAY_SPACE,

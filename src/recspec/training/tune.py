@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -44,11 +43,11 @@ from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, numbe
 if TYPE_CHECKING:
     import optuna
 
+CURVES = "train.tensorboard"
+"""The setting that trials turn off unless it is given."""
+
 FAILURES = 5
 """Failed trials, with no successful one, after which a search gives up."""
-
-WITHOUT: Mapping[str, object] = MappingProxyType({"tensorboard": False})
-"""Settings of training that trials take unless they are given."""
 
 
 @dataclass
@@ -64,10 +63,10 @@ class Tuning:
     out: Path
     values: Mapping[str, Mapping[str, object]]
     """Sections `settings` and `train` that every trial starts from."""
+    asked: Mapping[str, OneOf | Range | Around]
+    """Values to search besides the model's own space, or instead of its values."""
     trials: int
     """Number of trials of the search, those of earlier calls included."""
-    asked: Mapping[str, OneOf | Range | Around] = field(default_factory=dict)
-    """Values to search besides the model's own space, or instead of its values."""
     only: bool = False
     """Search nothing else than `asked`."""
     fixed: Collection[str] = ()
@@ -205,7 +204,7 @@ class Tuning:
         where = "the settings drawn"
         return (
             config.build(MODELS[self.model].Settings, where, *own),
-            config.build(TrainSettings, where, WITHOUT, *train),
+            config.build(TrainSettings, where, *train, {} if CURVES in self.fixed else {"tensorboard": False}),
         )
 
     def _values(self, drawn: Mapping[str, object]) -> tuple[Sequence[Mapping[str, object]], ...]:
@@ -229,7 +228,8 @@ class Tuning:
             put_in_place(run / "bundle", self.out / BUNDLE)
         types, layers = sections_of(self.model), self._values(best.settings)
         chosen = {
-            name: config.build(types[name], RECIPE, *values).model_dump(mode="json", exclude_unset=True)
+            # The plan's choices, which are part of the result; a recipe without them would mean the class's defaults.
+            name: config.build(types[name], RECIPE, *values, best.resolved.get(name, {}))
             for name, values in zip(("settings", "train"), layers, strict=True)
         }
         recipe = {
@@ -240,7 +240,7 @@ class Tuning:
                 "recspec": __version__,
             },
             "model": self.model,
-            **chosen,
+            **{name: each.model_dump(mode="json", exclude_defaults=True) for name, each in chosen.items()},
         }
         with whole_file(self.out / RECIPE) as temporary:
             temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -269,6 +269,8 @@ class _Watch:
     def see(self, event: Event) -> None:
         """Note the best value so far, and whether the trial is hopeless (see `halving`)."""
         self.tuning.on_event(number_of(self.trial), event)
+        if event["event"] == "start":
+            self.trial.set_user_attr("resolved", self._resolved(event))
         best = event.get("best")
         if event["event"] not in ("epoch", "done") or not isinstance(best, (int, float)) or not math.isfinite(best):
             return
@@ -283,6 +285,18 @@ class _Watch:
         self._note(epoch, self.best * self.sign, report=is_compared(epoch))
         may_stop = epoch < epochs and is_rung(epoch)
         self.pruned = may_stop and is_hopeless(self.trace, self.study.others(self.trial))
+
+    def _resolved(self, event: Event) -> dict[str, dict[str, object]]:
+        """The settings of the run that are not the defaults of their classes; curves are no part of a result."""
+        types = sections_of(self.tuning.model)
+        found = {
+            section: config.build(types[section], "the run", values).model_dump(mode="json", exclude_defaults=True)
+            for section, name in (("settings", "model_settings"), ("train", "train"))
+            if isinstance(values := event.get(name), Mapping)
+        }
+        if CURVES not in self.tuning.fixed:
+            found.get("train", {}).pop("tensorboard", None)
+        return found
 
     def _note(self, epoch: int, value: float, *, report: bool) -> None:
         """Add to the trace; a report costs a write to the disk, so only epochs that are compared are reported."""
