@@ -51,8 +51,6 @@ class Trial:
     reason: str = ""
     start: str = ""
     """What it started from: `defaults`, an earlier search, or nothing if it was drawn."""
-    resolved: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Sections `settings` and `train` of its run, without those that are the defaults of their classes."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,6 @@ class Study:
             trial.duration.total_seconds() if trial.duration else None,
             reason,
             str(trial.user_attrs.get("start", "")),
-            trial.user_attrs.get("resolved") or {},
         )
 
 

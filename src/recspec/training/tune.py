@@ -62,7 +62,7 @@ class Tuning:
     spec: FeatureSpec
     out: Path
     values: Mapping[str, Mapping[str, object]]
-    """Sections `settings` and `train` that every trial starts from."""
+    """Sections `settings` and `train`: the given settings. The plan chooses the others, as for `train`."""
     asked: Mapping[str, OneOf | Range | Around]
     """Values to search besides the model's own space, or instead of its values."""
     trials: int
@@ -113,7 +113,8 @@ class Tuning:
     @cached_property
     def _plan(self) -> TrainingPlan:
         """The plan of a trial that draws nothing."""
-        own, train = self._settings({})
+        own = config.build(MODELS[self.model].Settings, "settings", self.values["settings"])
+        train = config.build(TrainSettings, "train", self.values["train"])
         plan = plan_run(self.model, self.spec, self.out, train, own, self.ranks, resume=False)
         if not plan.valid.value:
             raise SettingsError(
@@ -147,8 +148,8 @@ class Tuning:
         return {
             "model": self.model,
             "dataset": str(self.spec.folder.resolve()),
-            "settings": dict(self.values["settings"]),
-            "train": dict(self.values["train"]),
+            "settings": self._plan.model_settings.model_dump(mode="json", exclude_defaults=True),
+            "train": self._plan.settings.model_dump(mode="json", exclude_defaults=True),
             "search": {name: drawn.written() for name, drawn in self.space.items()},
         }
 
@@ -200,17 +201,15 @@ class Tuning:
         )
 
     def _settings(self, drawn: Mapping[str, object]) -> tuple[config.Settings, TrainSettings]:
-        own, train = self._values(drawn)
-        where = "the settings drawn"
+        """Settings of a trial: what it draws over those of the plan, so that trials differ in nothing else."""
+        found, where = assigned(drawn, sections_of(self.model)), "the settings drawn"
+        own, train = self._plan.model_settings.model_dump(mode="json"), self._plan.settings.model_dump(mode="json")
+        if CURVES not in self.fixed:
+            train["tensorboard"] = False
         return (
-            config.build(MODELS[self.model].Settings, where, *own),
-            config.build(TrainSettings, where, *train, {} if CURVES in self.fixed else {"tensorboard": False}),
+            config.build(MODELS[self.model].Settings, where, own, found["settings"]),
+            config.build(TrainSettings, where, train, found["train"]),
         )
-
-    def _values(self, drawn: Mapping[str, object]) -> tuple[Sequence[Mapping[str, object]], ...]:
-        """The layers of values of the sections `settings` and `train`: the given ones, and the drawn ones."""
-        found = assigned(drawn, sections_of(self.model))
-        return tuple((self.values[section], found[section]) for section in ("settings", "train"))
 
     def _give_up(self, study: Study, error: RecspecError) -> None:
         """End a search whose trials all fail for one reason: the mistake is not in the drawn settings."""
@@ -226,12 +225,9 @@ class Tuning:
             return
         if study.run_of(f"{best.number:04d}") == run and (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
-        types, layers = sections_of(self.model), self._values(best.settings)
-        chosen = {
-            # The plan's choices, which are part of the result; a recipe without them would mean the class's defaults.
-            name: config.build(types[name], RECIPE, *values, best.resolved.get(name, {}))
-            for name, values in zip(("settings", "train"), layers, strict=True)
-        }
+        # A recipe is complete: it holds what the plan chose for the data too.
+        model_settings, train_settings = self._settings(best.settings)
+        curves = {"tensorboard": self._plan.settings.tensorboard}
         recipe = {
             "about": {
                 "dataset": self.spec.metadata.get("dataset") or self.spec.folder.name,
@@ -240,7 +236,8 @@ class Tuning:
                 "recspec": __version__,
             },
             "model": self.model,
-            **{name: each.model_dump(mode="json", exclude_defaults=True) for name, each in chosen.items()},
+            "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
+            "train": train_settings.model_copy(update=curves).model_dump(mode="json", exclude_defaults=True),
         }
         with whole_file(self.out / RECIPE) as temporary:
             temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -269,8 +266,6 @@ class _Watch:
     def see(self, event: Event) -> None:
         """Note the best value so far, and whether the trial is hopeless (see `halving`)."""
         self.tuning.on_event(number_of(self.trial), event)
-        if event["event"] == "start":
-            self.trial.set_user_attr("resolved", self._resolved(event))
         best = event.get("best")
         if event["event"] not in ("epoch", "done") or not isinstance(best, (int, float)) or not math.isfinite(best):
             return
@@ -285,18 +280,6 @@ class _Watch:
         self._note(epoch, self.best * self.sign, report=is_compared(epoch))
         may_stop = epoch < epochs and is_rung(epoch)
         self.pruned = may_stop and is_hopeless(self.trace, self.study.others(self.trial))
-
-    def _resolved(self, event: Event) -> dict[str, dict[str, object]]:
-        """The settings of the run that are not the defaults of their classes; curves are no part of a result."""
-        types = sections_of(self.tuning.model)
-        found = {
-            section: config.build(types[section], "the run", values).model_dump(mode="json", exclude_defaults=True)
-            for section, name in (("settings", "model_settings"), ("train", "train"))
-            if isinstance(values := event.get(name), Mapping)
-        }
-        if CURVES not in self.tuning.fixed:
-            found.get("train", {}).pop("tensorboard", None)
-        return found
 
     def _note(self, epoch: int, value: float, *, report: bool) -> None:
         """Add to the trace; a report costs a write to the disk, so only epochs that are compared are reported."""
