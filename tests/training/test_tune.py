@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,6 +25,7 @@ from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
 from recspec.training.tune import Tuning
 from tests import made_up
+from tests.made_up_training import made_up_training
 
 VALUES = MappingProxyType(
     {
@@ -124,34 +124,6 @@ def test_a_trial_that_was_cut_off_goes_on_where_it_stopped(data: FeatureSpec, tm
 
 
 # --- with made-up traces ---------------------------------------------------------------------------------------------
-
-
-def made_up_training(curve: Callable[[float], Sequence[float]], metric: str = "rows/auc") -> Callable[..., None]:
-    """A stand-in for `train` whose metric after each epoch is a function of the learning rate; a list without epochs
-    is a model that is fitted at once.
-    """
-
-    def trained(
-        _: str,
-        __: FeatureSpec,
-        run: Path,
-        *,
-        settings: TrainSettings,
-        on_event: Callable[[Event], None],
-        stop_requested: Callable[[], bool],
-        **___: object,
-    ) -> None:
-        values, best = curve(settings.learning_rate), -math.inf
-        (run / "bundle").mkdir(parents=True)
-        (run / "bundle" / "rate").write_text(str(settings.learning_rate))
-        for epoch, value in enumerate(values[:-1], start=1):
-            best = max(best, value)
-            on_event({"event": "epoch", "epoch": epoch, "epochs": 100, "metric": metric, "best": best})
-            if stop_requested():
-                raise Interrupted("stopped")
-        on_event({"event": "done", "metric": metric, "best": max(values)})
-
-    return trained
 
 
 def test_losers_are_stopped_and_a_slow_starter_wins(
@@ -276,7 +248,8 @@ def test_the_recipe_holds_what_was_chosen_and_trains_to_the_same_result(data: Fe
     found = a_search(data, tmp_path / "search", values=values, asked=asked, trials=2).run()
     recipe = config.load_recipe(tmp_path / "search" / "best.yaml")
     assert recipe.settings == values["settings"]
-    assert set(recipe.train) == {"epochs", "learning_rate", "negatives"}
+    assert {"epochs", "learning_rate", "negatives"} <= set(recipe.train)
+    assert set(recipe.train) <= {"epochs", "learning_rate", "negatives", "batch_size", "metric"}, "no plain defaults"
     own = config.build(MODELS["neumf"].Settings, "recipe", recipe.settings)
     train = config.build(TrainSettings, "recipe", recipe.train)
     again = training.train("neumf", data, tmp_path / "again", settings=train, model_settings=own)

@@ -74,7 +74,7 @@ def counts_of(name: str) -> str:
 TRAINING_SPACE: Mapping[str, object] = MappingProxyType(
     {
         "train.learning_rate": "x0.1..x10 log",
-        "train.batch_size": "x0.25..x4 log",
+        "train.batch_size": "x0.5..x4 log",
         "train.negatives": "1..16 log",
         "train.negative_distribution": ["uniform", "popularity"],
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import BaseModel
 
 from recspec import config
-from recspec.errors import SettingsError, listed
+from recspec.errors import SettingsError
 from recspec.models import MODELS
 from recspec.nn import without_memory
 from recspec.training.plan import TrainingPlan
@@ -269,7 +269,7 @@ def spread(drawn: Mapping[str, object]) -> dict[str, object]:
 
 def describe(space: SearchSpace) -> str:
     """The space in one line."""
-    return listed([f"{name} {drawn.written()}" for name, drawn in space.items()])
+    return "; ".join(f"{name} {drawn.written()}" for name, drawn in space.items())
 
 
 def _is_of_a_missing_part(name: str, parameters: Sequence[str]) -> bool:
