@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -161,6 +162,31 @@ def test_a_model_that_is_fitted_at_once_has_one_value_and_no_epochs(
     assert found.metric == "full/ndcg@10"
     assert found.best is not None
     assert found.best.value == found.best.settings["train.learning_rate"]
+
+
+def test_a_model_that_chooses_its_settings_is_shown_with_them(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fitted model, which compares a grid on valid where its settings are not given."""
+    given: list[set[str]] = []
+
+    def fitted(*_: object, model_settings: config.Settings, on_event: Callable[[Event], None], **__: object) -> None:
+        given.append(set(model_settings.model_fields_set))
+        settings = model_settings.model_dump(mode="json")
+        if "factors" not in model_settings.model_fields_set:
+            settings["factors"] = 12
+        on_event({"event": "done", "metric": "full/ndcg@10", "best": 0.5, "settings": settings})
+
+    monkeypatch.setattr(tune, "train", fitted)
+    values = {"settings": {"dropout": 0.0}, "train": {}}
+    found = a_search(data, tmp_path, values=values, asked={"settings.factors": Range(4, 64)}, trials=2).run()
+    assert given == [{"dropout"}, set(MODELS["neumf"].Settings.model_fields)]
+    assert found.counts == "2 trials: 2 complete"
+    assert found.defaults is not None
+    assert found.best == found.defaults
+    assert found.best.settings == {"settings.factors": 12}
+    assert config.load_recipe(tmp_path / "best.yaml").settings["factors"] == 12
+    assert a_search(data, tmp_path, values=values, asked={"settings.factors": Range(4, 64)}, trials=2).run() == found
 
 
 def test_a_metric_that_is_no_number_fails_the_trial(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
 from recspec import config
 from recspec.errors import SettingsError
-from recspec.models import MODELS
-from recspec.nn import without_memory
-from recspec.training.plan import TrainingPlan
+from recspec.models import MODELS, Model
+from recspec.nn import RowsHeld, without_memory
+from recspec.training.choices import Choice
 from recspec.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -150,6 +150,21 @@ class Around:
         return f"x{self.low}..x{self.high}{' log' if self.log else ''}"
 
 
+class Planned(Protocol):
+    """What a search reads of the plan of a run."""
+
+    @property
+    def settings(self) -> TrainSettings: ...
+    @property
+    def model_settings(self) -> config.Settings: ...
+    @property
+    def make(self) -> Callable[[RowsHeld | None], Model]: ...
+    @property
+    def negatives(self) -> Choice[int]: ...
+    @property
+    def valid(self) -> Choice[str]: ...
+
+
 SearchSpace: TypeAlias = Mapping[str, OneOf | Range]
 """Values by setting with its section: `train.learning_rate`, `settings.dropout`.
 
@@ -188,7 +203,7 @@ def parse_space(
 
 def search_space(
     model: str,
-    plan: TrainingPlan,
+    plan: Planned,
     asked: Mapping[str, OneOf | Range | Around],
     *,
     fixed: Collection[str] = (),
@@ -234,7 +249,7 @@ def search_space(
     return found
 
 
-def default_of(name: str, plan: TrainingPlan) -> object:
+def default_of(name: str, plan: Planned) -> object:
     """The value that a run takes for a setting, or a list of values for settings that vary together."""
     if "," in name:
         return [default_of(each, plan) for each in name.split(",")]

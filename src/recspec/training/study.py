@@ -166,6 +166,26 @@ class Study:
             held.enter_context(locked(self.run_of(folder), "training in"))
             return trial
 
+    def complete(self, trial: optuna.Trial, value: float, chosen: Mapping[str, object]) -> None:
+        """Record the value of a trial that trained to its end; lower is better.
+
+        `chosen` holds settings, by name and section, that the model chose itself instead of those drawn for it.
+        """
+        names = {each for name in self.space for each in name.split(",")}
+        if not (chosen := {name: each for name, each in chosen.items() if name in names}):
+            self.study.tell(trial, value)
+            return
+        kept = {name: trial.user_attrs[name] for name in ("start", "folder") if name in trial.user_attrs}
+        anew = self.optuna.trial.create_trial(
+            params={**trial.params, **self._stored(chosen)},
+            distributions={name: each.distribution(self.optuna) for name, each in self.space.items()},
+            user_attrs={**kept, "chosen": chosen},
+            value=value,
+        )
+        anew.datetime_start = trial.datetime_start
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        self.study.add_trial(anew)
+
     def _stored(self, values: Mapping[str, object]) -> dict[str, object]:
         """Values as the study holds them, without those that the space does not have."""
         found = {name: each.stored(values[name]) for name, each in self.space.items() if name in values}
@@ -238,18 +258,17 @@ class Study:
 
     def _as_trial(self, trial: optuna.trial.FrozenTrial, sign: float) -> Trial:
         value = trial.value if trial.value is not None else min(trial.intermediate_values.values(), default=None)
-        reason = str(trial.user_attrs.get("reason", ""))
+        reason, chosen = str(trial.user_attrs.get("reason", "")), trial.user_attrs.get("chosen")
+        drawn = {
+            name: self.space[name].value(value)
+            for name, value in trial.params.items()
+            if name in self.space and self.space[name].holds(value)
+        }
         return Trial(
             number_of(trial),
             "failed" if reason else SHOWN[trial.state.name],
             None if value is None or not math.isfinite(value) else value * sign,
-            spread(
-                {
-                    name: self.space[name].value(value)
-                    for name, value in trial.params.items()
-                    if name in self.space and self.space[name].holds(value)
-                }
-            ),
+            {**spread(drawn), **(chosen if isinstance(chosen, dict) else {})},
             trial.duration.total_seconds() if trial.duration else None,
             reason,
             str(trial.user_attrs.get("start", "")),

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -34,9 +34,8 @@ from recspec.spec import FeatureSpec
 from recspec.training.earlier import best_of
 from recspec.training.halving import is_compared, is_hopeless, is_rung
 from recspec.training.loop import plan_run, train
-from recspec.training.plan import TrainingPlan
 from recspec.training.run_folder import Event
-from recspec.training.search_space import Around, OneOf, Range, assigned, default_of, search_space, sections_of
+from recspec.training.search_space import Around, OneOf, Planned, Range, assigned, default_of, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
 
@@ -111,10 +110,9 @@ class Tuning:
         return search_space(self.model, self._plan, self.asked, fixed=self.fixed, only=self.only)
 
     @cached_property
-    def _plan(self) -> TrainingPlan:
+    def _plan(self) -> Planned:
         """The plan of a trial that draws nothing."""
-        own = config.build(MODELS[self.model].Settings, "settings", self.values["settings"])
-        train = config.build(TrainSettings, "train", self.values["train"])
+        own, train = self._given()
         plan = plan_run(self.model, self.spec, self.out, train, own, self.ranks, resume=False)
         if not plan.valid.value:
             raise SettingsError(
@@ -125,7 +123,7 @@ class Tuning:
 
     def _starts(self) -> dict[str, Mapping[str, object]]:
         """The values of the first trials; those that an earlier search does not give are the defaults."""
-        defaults = {name: default_of(name, self._plan) for name in self.space}
+        defaults = self._defaults()
         starts: dict[str, Mapping[str, object]] = {DEFAULTS: defaults}
         for name, values in best_of(self.like, self.model).items():
             fitting = {
@@ -156,35 +154,39 @@ class Tuning:
     def _run_trial(self, study: Study, trial: optuna.Trial, started: float) -> None:
         """Draw settings, train with them and record the outcome; an interrupted trial stays under way."""
         drawn = {name: each.suggest(trial, name) for name, each in self.space.items()}
+        is_plain = trial.user_attrs.get("start") == DEFAULTS and drawn == self._defaults()
         run = study.run_of(str(trial.user_attrs["folder"]))
         watch = _Watch(self, study, trial, started)
         states = study.optuna.trial.TrialState
         try:
-            self._train(run, drawn, watch)
-            if watch.best is None:
+            # The trial of the defaults is plain training: a fitted model then chooses its settings itself.
+            self._train(run, self._given() if is_plain else self._settings(drawn), watch)
+            if (best := watch.best) is None:
                 raise TrainingError(f"{run}: the metric on valid is no number")
         except Interrupted:
             if not watch.pruned:  # the next call continues it
                 return
-            self._end(study, trial, run, state=states.PRUNED)
+            self._end(study, run, lambda: study.study.tell(trial, state=states.PRUNED))
         except (SettingsError, TrainingError) as error:
             trial.set_user_attr("reason", str(error))
             # The sampler learns to avoid what diverged; settings that fit no model say nothing about their neighbours.
-            self._end(study, trial, run, state=states.PRUNED if isinstance(error, TrainingError) else states.FAIL)
+            state = states.PRUNED if isinstance(error, TrainingError) else states.FAIL
+            self._end(study, run, lambda: study.study.tell(trial, state=state))
             self._give_up(study, error)
         else:
-            self._end(study, trial, run, values=watch.best * watch.sign)
+            chosen = {f"settings.{name}": value for name, value in watch.chosen.items()} if is_plain else {}
+            self._end(study, run, lambda: study.complete(trial, best * watch.sign, chosen))
         for left in ("checkpoints", "bundle"):
             shutil.rmtree(run / left, ignore_errors=True)
 
-    def _end(self, study: Study, trial: optuna.Trial, run: Path, **outcome: Any) -> None:
+    def _end(self, study: Study, run: Path, record: Callable[[], object]) -> None:
         """Record how a trial ended; its bundle is kept before another worker looks for the best one."""
         with turn(self.out):
-            study.study.tell(trial, **outcome)
+            record()
             self._keep_best(study, run)
 
-    def _train(self, run: Path, drawn: Mapping[str, object], watch: _Watch) -> None:
-        model_settings, train_settings = self._settings(drawn)
+    def _train(self, run: Path, settings: tuple[config.Settings, TrainSettings], watch: _Watch) -> None:
+        model_settings, train_settings = settings
         resume = any((run / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(run, ignore_errors=True)
@@ -200,12 +202,22 @@ class Tuning:
             stop_requested=watch.should_stop,
         )
 
+    def _given(self) -> tuple[config.Settings, TrainSettings]:
+        """The settings that are given."""
+        curves = {} if CURVES in self.fixed else {"tensorboard": False}
+        return (
+            config.build(MODELS[self.model].Settings, "settings", self.values["settings"]),
+            config.build(TrainSettings, "train", self.values["train"], curves),
+        )
+
+    def _defaults(self) -> dict[str, object]:
+        """The default of each setting that is searched."""
+        return {name: default_of(name, self._plan) for name in self.space}
+
     def _settings(self, drawn: Mapping[str, object]) -> tuple[config.Settings, TrainSettings]:
         """Settings of a trial: what it draws over those of the plan, so that trials differ in nothing else."""
         found, where = assigned(drawn, sections_of(self.model)), "the settings drawn"
         own, train = self._plan.model_settings.model_dump(mode="json"), self._plan.settings.model_dump(mode="json")
-        if CURVES not in self.fixed:
-            train["tensorboard"] = False
         return (
             config.build(MODELS[self.model].Settings, where, own, found["settings"]),
             config.build(TrainSettings, where, train, found["train"]),
@@ -227,7 +239,7 @@ class Tuning:
             put_in_place(run / "bundle", self.out / BUNDLE)
         # A recipe is complete: it holds what the plan chose for the data too.
         model_settings, train_settings = self._settings(best.settings)
-        curves = {"tensorboard": self._plan.settings.tensorboard}
+        curves = {} if CURVES in self.fixed else {"tensorboard": TrainSettings.model_fields["tensorboard"].default}
         recipe = {
             "about": {
                 "dataset": self.spec.metadata.get("dataset") or self.spec.folder.name,
@@ -254,6 +266,8 @@ class _Watch:
     best: float | None = None
     sign: float = 1.0
     pruned: bool = False
+    chosen: Mapping[str, object] = field(default_factory=dict)
+    """The model's settings, if it chose some of them itself."""
     trace: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -273,6 +287,8 @@ class _Watch:
         if self.best is None and "metric" not in self.study.study.user_attrs:
             self.study.study.set_user_attr("metric", metric)
         self.sign, self.best = sign_of(metric), float(best)
+        if isinstance(event.get("settings"), Mapping):
+            self.chosen = cast(Mapping[str, object], event["settings"])
         if event["event"] == "done":  # later rungs compare with the best value of a trial that is over
             self._note(max(self.trace, default=0) + 1, self.best * self.sign, report=True)
             return
