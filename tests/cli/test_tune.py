@@ -92,7 +92,7 @@ def test_the_last_lines_count_the_trials_and_say_what_mattered(capsys: pytest.Ca
     assert printed.splitlines()[-4:] == [
         "best: trial 3, full/ndcg@10 0.50000 on valid; the defaults, trial 0: 0.25000",
         "what mattered: settings.factors 75%; no more than chance: settings.layers 25%",
-        "search/best.yaml: the best recipe; its bundle lies beside",
+        "search/best.yaml: the best recipe; its bundle is in the folder best beside it",
         "1 trial is left; the same command goes on",
     ]
     assert "complete, defaults" in printed

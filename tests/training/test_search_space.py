@@ -179,7 +179,14 @@ def test_negatives_are_searched_only_where_they_are_drawn(datasets: Mapping[str,
 def test_a_part_that_the_model_lacks_is_not_searched(datasets: Mapping[str, FeatureSpec]) -> None:
     found = search_space("wide_deep", plan_of("wide_deep", datasets["clicks"], settings={"use_wide": False}), {})
     assert "train.parts.deep.embeddings.weight_decay" in found
-    assert "train.parts.wide.weight_decay" not in found
+    assert "train.parts.wide.tables.weight_decay" not in found
+
+
+def test_the_decay_of_tables_that_are_updated_by_row_is_not_searched(datasets: Mapping[str, FeatureSpec]) -> None:
+    parts = {"deep.embeddings": {"optimizer": "adagrad"}}
+    found = search_space("wide_deep", plan_of("wide_deep", datasets["clicks"], train={"parts": parts}), {})
+    assert "train.parts.deep.embeddings.weight_decay" not in found
+    assert "train.parts.wide.tables.weight_decay" in found
 
 
 def test_a_default_outside_the_model_s_space_joins_it(datasets: Mapping[str, FeatureSpec]) -> None:
@@ -195,7 +202,7 @@ def test_a_part_s_setting_is_the_shared_one_by_default(datasets: Mapping[str, Fe
     parts = {"deep.embeddings": {"learning_rate": 0.5}}
     plan = plan_of("wide_deep", datasets["clicks"], train={"weight_decay": 1e-5, "parts": parts})
     assert default_of("train.parts.deep.embeddings.weight_decay", plan) == 1e-5
-    assert default_of("train.parts.wide.weight_decay", plan) == 1e-5
+    assert default_of("train.parts.wide.tables.weight_decay", plan) == 1e-5
     assert default_of("train.parts.deep.embeddings.learning_rate", plan) == 0.5
     assert default_of("train.batch_size", plan) == plan.settings.batch_size
 

@@ -84,7 +84,7 @@ TRAINING_SPACE: Mapping[str, object] = MappingProxyType(
 WIDTHS_SPACE: Sequence[Sequence[int]] = ((64, 32), (128, 64), (256, 128), (512, 256), (512, 256, 128))
 """Widths of an MLP that are searched; wider defaults of large data join them."""
 
-DECAY_SPACE = "0 or 1e-7..1e-2 log"
+DECAY_SPACE = "0 or 1e-6..0.3 log"
 """Weight decays of embeddings that are searched: far below a step's gradient, up to one that keeps rare ids at 0."""
 
 

@@ -98,6 +98,7 @@ class NeuMF(Model):
             "settings.l2": "0 or 1e-4..1 log",
             "l2_hidden": "0 or 1e-3..1 log",
             "item_bias": [False, True],
+            "use_mlp": [False, True],
         }
     )
     settings: NeuMFSettings

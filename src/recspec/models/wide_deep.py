@@ -111,7 +111,7 @@ class WideDeep(Model):
             "hidden": WIDTHS_SPACE,
             "dropout": "0.0..0.6",
             "train.parts.deep.embeddings.weight_decay": DECAY_SPACE,
-            "train.parts.wide.weight_decay": DECAY_SPACE,
+            "train.parts.wide.tables.weight_decay": DECAY_SPACE,
         }
     )
     settings: WideDeepSettings

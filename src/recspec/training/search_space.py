@@ -229,7 +229,7 @@ def search_space(
     own = {
         name: drawn
         for name, drawn in own.items()
-        if not taken & set(name.split(",")) and not _is_of_a_missing_part(name, parts)
+        if not taken & set(name.split(",")) and not _is_of_a_missing_part(name, parts) and not _is_dear(name, plan)
     }
     found: dict[str, OneOf | Range] = {}
     problems = []
@@ -291,6 +291,16 @@ def _is_of_a_missing_part(name: str, parameters: Sequence[str]) -> bool:
     """Whether it is a setting of `train.parts` for a part without parameters."""
     part = name.removeprefix("train.parts.").rpartition(".")[0]
     return name.startswith("train.parts.") and not any(each.startswith(f"{part}.") for each in parameters)
+
+
+def _is_dear(name: str, plan: Planned) -> bool:
+    """Whether it is the weight decay of a part whose optimizer updates only the rows of a batch, for large tables:
+    with decay, every step would go through whole tables.
+    """
+    part, _, setting = name.removeprefix("train.parts.").rpartition(".")
+    if not part or setting != "weight_decay" or not name.startswith("train.parts."):
+        return False
+    return default_of(f"train.parts.{part}.optimizer", plan) not in ("adam", "adamw") and not default_of(name, plan)
 
 
 def _full_name(name: str, sections: Mapping[str, type[BaseModel]]) -> str:
