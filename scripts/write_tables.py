@@ -1,7 +1,7 @@
 """Write what the code knows into the documents: tables of settings, and the reference of commands.
 
 A table with the head `| setting | default | what it is |` is of what the heading above it names (a model or a dataset);
-one below no such heading is of training. All that follows `<!-- commands -->` is the reference of commands. `make docs`
+one below no such heading is of training. The table of search spaces has a head of its own. All that follows `<!-- commands -->` is the reference of commands. `make docs`
 writes them anew, and tests/test_docs.py fails where that would change something.
 """
 
@@ -23,7 +23,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from recspec.cli import app as cli
 from recspec.datasets import DATASETS
-from recspec.models import MODELS
+from recspec.models import MODELS, TRAINING_SPACE
 from recspec.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
@@ -36,8 +36,11 @@ SETTINGS: Mapping[str, type[BaseModel]] = {
 
 HEAD = "| setting | default | what it is |\n|---|---|---|\n"
 
+SPACES_HEAD = "| model | settings that `recspec tune` searches |\n|---|---|\n"
+
 _HEADING = re.compile(r"^(?=#+ )", re.MULTILINE)
 _SETTINGS_PLACE = re.compile(rf"^{re.escape(HEAD)}(?:\|.*\n)*", re.MULTILINE)
+_SPACES_PLACE = re.compile(rf"^{re.escape(SPACES_HEAD)}(?:\|.*\n)*", re.MULTILINE)
 _COMMANDS_PLACE = re.compile(r"(<!-- commands[^>]*-->\n).*", re.DOTALL)
 
 
@@ -61,6 +64,7 @@ def with_sections(path: Path, text: str) -> str:
 def in_step(text: str) -> str:
     """A document's text as it ought to be."""
     text = "".join(_with_settings(part) for part in _HEADING.split(text))
+    text = _SPACES_PLACE.sub(lambda _: spaces_table(), text)
     return _COMMANDS_PLACE.sub(lambda place: place[1] + "".join(map(_describe, commands())), text)
 
 
@@ -78,6 +82,21 @@ def settings_table(settings: type[BaseModel]) -> str:
         for name, field in settings.model_fields.items()
     )
     return HEAD + rows
+
+
+def spaces_table() -> str:
+    """What `recspec tune` searches for each model, as Markdown; what models share stands in the first row."""
+
+    def shown(space: Mapping[str, object]) -> str:
+        return "; ".join(
+            f"`{name}` {each if isinstance(each, str) else json.dumps(each)}" for name, each in space.items()
+        )
+
+    rows = {"every model trained by gradients": shown(TRAINING_SPACE)}
+    for name, model in MODELS.items():
+        own = {each: values for each, values in model.space.items() if each not in TRAINING_SPACE}
+        rows[f"`{name}`"] = shown(own)
+    return SPACES_HEAD + "".join(f"| {name} | {_cell(text)} |\n" for name, text in rows.items())
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel
 from typer import Argument, Option
 
 from recspec import config
@@ -65,8 +65,10 @@ def train(
 
 
 BUDGET = Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it.")
-SPACE = Option(metavar="NAME=VALUES", help="Values to search: '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'; by "
-               "default the usual settings.")  # fmt: skip
+SPACE = Option(metavar="NAME=VALUES", help="Values to search, beside or instead of those of the model's own space: "
+               "'[16, 32, 64]', '0.0..0.5', '1e-4..1e-2 log', '0 or 1e-6..1e-2 log', or 'x0.1..x10 log' around the "
+               "default.")  # fmt: skip
+LIKE = Option(metavar="SEARCH", help="Folder of an earlier search of this model; its best trials are tried early.")
 
 
 def tune(
@@ -77,6 +79,8 @@ def tune(
     budget: Annotated[float | None, BUDGET] = None,
     space: Annotated[list[str] | None, SPACE] = None,
     search: Annotated[list[str] | None, Option(hidden=True, help="The former name of --space.")] = None,
+    only: Annotated[bool, Option("--only", help="Search only the settings of --space.")] = False,
+    like: Annotated[list[Path] | None, LIKE] = None,
     recipe: Annotated[Path | None, Option(help="Recipe that every trial starts from, a YAML file.")] = None,
     settings: Set = None,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
@@ -84,30 +88,45 @@ def tune(
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
-    """Search for settings on valid; stop poor trials early and write the best one as a recipe."""
+    """Search for settings on valid; stop hopeless trials early and write the best one as a recipe.
+
+    Settings that --set gives are not searched, unless --space names them.
+    """
     from recspec.distributed import join
-    from recspec.models import MODELS
-    from recspec.training import TrainSettings, Tuning, default_space, describe, parse_space
+    from recspec.training import Tuning, describe, parse_space, sections_of
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     model_settings, train_settings = settings_of(model, recipe, settings or [], amp=False)
     values = {
         "settings": model_settings.model_dump(mode="json", exclude_unset=True),
-        "train": {"tensorboard": False, **train_settings.model_dump(mode="json", exclude_unset=True)},
+        "train": train_settings.model_dump(mode="json", exclude_unset=True),
     }
-    sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
+    sections = sections_of(model)
     if search:
         err.print("note: --search is now --space; the old name ends with the next release")
-    entries = config.parse_assignments([*(space or []), *(search or [])])
-    asked = parse_space(entries, sections) or default_space(model, values)
-    step(f"searching {describe(asked)}")
+    asked = parse_space(config.parse_assignments([*(space or []), *(search or [])]), sections)
+    given = config.assign(config.parse_assignments(settings or []), sections)
     with join(device) as ranks, stop_on_signal() as stop_requested:
         if ranks.world_size > 1:
             raise SettingsError("tune: one process a search; start it without torchrun")
-        tuning = Tuning(model, spec, out_folder, values, asked, trials, budget, seed, ranks, show_trial, stop_requested)
+        tuning = Tuning(
+            model, spec, out_folder, values, asked, trials, only=only,
+            fixed=[f"{section}.{name}" for section, named in given.items() for name in _names(named)],
+            like=like or (), minutes=budget, seed=seed, ranks=ranks, on_event=show_trial,
+            stop_requested=stop_requested,
+        )  # fmt: skip
+        step(f"searching {describe(tuning.space)}")
         found = tuning.run()
     if json_output:
         print_json(found.to_dict())
     else:
         print_found(found)
+
+
+def _names(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Dotted names of settings; those of a table's entries too, as `parts.embeddings.weight_decay`."""
+    for name, value in values.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")

@@ -136,25 +136,45 @@ def show_trial(trial: int, event: Mapping[str, object]) -> None:
 
 
 def print_found(found: Found) -> None:
-    """The trials, best first, and where the best recipe is."""
+    """The trials, best first; the best one against the defaults; what mattered; where the best recipe is."""
     order = sorted(found.trials, key=lambda trial: (trial is not found.best, trial.state != "complete", trial.number))
-    table = titled_table(f"{len(order)} trials, {found.metric} on valid")
+    table = titled_table(f"{found.counts}; {found.metric or 'no metric yet'} on valid")
     for name in ("trial", "value", "", "seconds", "settings"):
         table.add_column(name, justify="right" if name in ("trial", "value", "seconds") else "left")
     for trial in order:
-        told = "best" if trial is found.best else trial.state
+        told = [trial.state if trial is not found.best else "best", *([trial.start] if trial.start else [])]
         table.add_row(
             f"{trial.number}",
             "" if trial.value is None else f"{trial.value:.5f}",
-            f"{told}: {first_line(trial.reason)}" if trial.reason else told,
+            ", ".join(told) + (f": {first_line(trial.reason)}" if trial.reason else ""),
             "" if trial.seconds is None else f"{trial.seconds:.1f}",
-            ", ".join(f"{name.partition('.')[2]} {cell(value)}" for name, value in trial.settings.items()),
+            ", ".join(f"{name.partition('.')[2]} {_short(value)}" for name, value in trial.settings.items()),
         )
     out.print(table)
     if found.best is not None:
+        out.print(_against_defaults(found))
+        out.print(f"what mattered: {found.importances}")
         out.print(f"{found.recipe}: the best recipe; its bundle is in the folder best beside it")
     if found.left:
-        out.print(f"{found.left} trials are left; the same command goes on")
+        out.print(f"{found.left} {'trial is' if found.left == 1 else 'trials are'} left; the same command goes on")
+
+
+def _against_defaults(found: Found) -> str:
+    """The best trial beside that of the defaults."""
+    best, defaults = found.best, found.defaults
+    assert best is not None
+    line = f"best: trial {best.number}, {found.metric} {best.value:.5f} on valid"
+    if defaults is best:
+        return f"{line}: the defaults"
+    if defaults is None or defaults.value is None:
+        return f"{line}; the defaults have no value yet"
+    how = "" if defaults.state == "complete" else f" ({defaults.state})"
+    return f"{line}; the defaults, trial {defaults.number}: {defaults.value:.5f}{how}"
+
+
+def _short(value: object) -> str:
+    """A setting's value; a list in brackets, since commas stand between settings."""
+    return str(value) if isinstance(value, list) else cell(value)
 
 
 def print_plan(plan: TrainingPlan, json_output: bool) -> None:

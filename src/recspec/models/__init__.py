@@ -1,6 +1,6 @@
 """The models: batch -> logits. Adding one is a file here and a line below."""
 
-from recspec.models.base import Model, counts_of
+from recspec.models.base import TRAINING_SPACE, Model, counts_of
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din
@@ -11,8 +11,19 @@ from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "DataFacts", "Deep", "IdFacts", "Model", "Proposals", "Task", "Wide",
-    "WideDeep", "WideDeepSettings", "counts_of",
+    "INDICATOR_MOST_IDS",
+    "MODELS",
+    "TRAINING_SPACE",
+    "DataFacts",
+    "Deep",
+    "IdFacts",
+    "Model",
+    "Proposals",
+    "Task",
+    "Wide",
+    "WideDeep",
+    "WideDeepSettings",
+    "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

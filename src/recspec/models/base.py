@@ -6,7 +6,8 @@ Shapes: B rows; R requests (users); N items.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, ClassVar, TypeVar, cast
 
 import torch
@@ -70,6 +71,23 @@ def counts_of(name: str) -> str:
     return f"{name} (count)"
 
 
+TRAINING_SPACE: Mapping[str, object] = MappingProxyType(
+    {
+        "train.learning_rate": "x0.1..x10 log",
+        "train.batch_size": "x0.5..x4 log",
+        "train.negatives": "1..16 log",
+        "train.negative_distribution": ["uniform", "popularity"],
+    }
+)
+"""Settings of training that are searched for every model trained by gradients; see `Model.space`."""
+
+WIDTHS_SPACE: Sequence[Sequence[int]] = ((64, 32), (128, 64), (256, 128), (512, 256), (512, 256, 128))
+"""Widths of an MLP that are searched; wider defaults of large data join them."""
+
+DECAY_SPACE = "0 or 1e-6..0.3 log"
+"""Weight decays of embeddings that are searched: far below a step's gradient, up to one that keeps rare ids at 0."""
+
+
 class Model(nn.Module, ABC):
     """A recommender: built from a specification and its own frozen settings, batch -> logits.
 
@@ -83,6 +101,13 @@ class Model(nn.Module, ABC):
 
     Settings: ClassVar[type[config.Settings]]
     """The model's own settings."""
+
+    space: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """Values by setting that `recspec tune` searches, in the notation of `--space`.
+
+    A default of the data that lies outside is added. Settings of parts that a model lacks, and those of negatives on
+    data that draws none, are left out.
+    """
 
     steady_shapes: ClassVar[bool] = True
     """Whether products have the same shapes at every step; products of a batch's events have not."""

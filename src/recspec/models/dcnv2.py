@@ -9,6 +9,7 @@ Shapes: B rows; X width of the cross layers; R requests; N items to score.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Annotated, Literal, cast
 
 import torch
@@ -18,7 +19,15 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch
 from recspec.errors import unknown
-from recspec.models.base import POSITIVE, TableSize, UniformStd, Widths
+from recspec.models.base import (
+    DECAY_SPACE,
+    POSITIVE,
+    TRAINING_SPACE,
+    WIDTHS_SPACE,
+    TableSize,
+    UniformStd,
+    Widths,
+)
 from recspec.models.tabular import Part, Tabular
 from recspec.nn import CrossNetwork, Mlp, RowsHeld, embedding_widths, linear_of_parts
 from recspec.spec import FeatureSpec
@@ -56,6 +65,18 @@ class DcnV2(Tabular):
 
     name = "dcnv2"
     Settings = DcnV2Settings
+    space = MappingProxyType(
+        {
+            **TRAINING_SPACE,
+            "embedding_dim": [8, 16, 32, 64],
+            "cross_layers": "1..4",
+            "cross_rank": [0, 32, 128],
+            "top": WIDTHS_SPACE,
+            "structure": ["stacked", "parallel"],
+            "dropout": "0.0..0.6",
+            "train.parts.embeddings.weight_decay": DECAY_SPACE,
+        }
+    )
     settings: DcnV2Settings
 
     def __init__(self, spec: FeatureSpec, settings: DcnV2Settings, held: RowsHeld | None = None) -> None:

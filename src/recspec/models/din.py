@@ -9,6 +9,7 @@ L the longest history of a block.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
@@ -20,7 +21,7 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.models import base
-from recspec.models.base import Model, UniformStd, Widths, list_problems
+from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, Model, UniformStd, Widths, list_problems
 from recspec.nn import (
     ActivatedMlp,
     Activation,
@@ -63,6 +64,16 @@ class SequenceModel(Model):
 
     steady_shapes = False
     needs = ("item", "history", "label")
+    space = MappingProxyType(
+        {
+            **TRAINING_SPACE,
+            "embedding_dim": [8, 16, 32, 64],
+            "hidden": [(64, 32), (128, 64), (200, 80), (512, 256)],
+            "activation": ["prelu", "dice"],
+            "dropout": "0.0..0.6",
+            "train.parts.inputs.embeddings.weight_decay": DECAY_SPACE,
+        }
+    )
     auxiliary = 0.0
     """The auxiliary loss's weight."""
 

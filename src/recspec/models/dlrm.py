@@ -8,6 +8,7 @@ Shapes: B rows; F vectors; D their width; R requests; N items to score.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch
-from recspec.models.base import TableSize, UniformStd, Widths
+from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.tabular import Part, Tabular
 from recspec.nn import Mlp, RowsHeld, dot_interaction, linear_of_parts
 from recspec.spec import FeatureSpec
@@ -48,6 +49,17 @@ class Dlrm(Tabular):
 
     name = "dlrm"
     Settings = DlrmSettings
+    space = MappingProxyType(
+        {
+            **TRAINING_SPACE,
+            "embedding_dim,bottom": [
+                (8, (64, 8)), (16, (64, 16)), (32, (128, 32)), (64, (256, 64)),
+            ],
+            "top": WIDTHS_SPACE,
+            "dropout": "0.0..0.6",
+            "train.parts.embeddings.weight_decay": DECAY_SPACE,
+        }
+    )  # fmt: skip
     settings: DlrmSettings
 
     def __init__(self, spec: FeatureSpec, settings: DlrmSettings, held: RowsHeld | None = None) -> None:

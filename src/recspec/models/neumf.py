@@ -13,6 +13,7 @@ Shapes: B rows; F factors; D width of the MLP's first hidden layer; R requests (
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch
-from recspec.models.base import Model, counts_of, scores_of_sums
+from recspec.models.base import TRAINING_SPACE, Model, counts_of, scores_of_sums
 from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
@@ -88,6 +89,18 @@ class NeuMF(Model):
     name = "neumf"
     needs = ("user", "item", "label")
     Settings = NeuMFSettings
+    space = MappingProxyType(
+        {
+            **TRAINING_SPACE,
+            "factors": [8, 16, 32, 64, 128],
+            "layers": [[32, 32, 16], [64, 64, 32], [128, 128, 64], [256, 256, 128, 64]],
+            "dropout": "0.0..0.7",
+            "settings.l2": "0 or 1e-4..1 log",
+            "l2_hidden": "0 or 1e-3..1 log",
+            "item_bias": [False, True],
+            "use_mlp": [False, True],
+        }
+    )
     settings: NeuMFSettings
 
     def __init__(self, spec: FeatureSpec, settings: NeuMFSettings, held: RowsHeld | None = None) -> None:

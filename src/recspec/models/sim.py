@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
@@ -110,6 +111,7 @@ class Sim(SequenceModel):
 
     name = "sim"
     Settings = SimSettings
+    space = MappingProxyType({**SequenceModel.space, "top_k": "10..100 log", "short": ["dien", "din", "none"]})
     settings: SimSettings
 
     def __init__(self, spec: FeatureSpec, settings: SimSettings, held: RowsHeld | None = None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, cast
 
 import torch
@@ -24,7 +25,15 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.models import base
-from recspec.models.base import POSITIVE, Model, Widths, scores_of_sums
+from recspec.models.base import (
+    DECAY_SPACE,
+    POSITIVE,
+    TRAINING_SPACE,
+    WIDTHS_SPACE,
+    Model,
+    Widths,
+    scores_of_sums,
+)
 from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Embeddings, Mlp, RowsHeld, aligned_linear, embedding_widths, ids_and_numbers, may_replace
 from recspec.spec import FeatureSpec
@@ -95,6 +104,16 @@ class WideDeep(Model):
 
     name = "wide_deep"
     Settings = WideDeepSettings
+    space = MappingProxyType(
+        {
+            **TRAINING_SPACE,
+            "embedding_dim": [4, 8, 16, 32, 64],
+            "hidden": WIDTHS_SPACE,
+            "dropout": "0.0..0.6",
+            "train.parts.deep.embeddings.weight_decay": DECAY_SPACE,
+            "train.parts.wide.tables.weight_decay": DECAY_SPACE,
+        }
+    )
     settings: WideDeepSettings
 
     def __init__(self, spec: FeatureSpec, settings: WideDeepSettings, held: RowsHeld | None = None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -14,17 +15,22 @@ from urllib.parse import quote
 from recspec.errors import SettingsError, require_extra
 from recspec.evaluation import LOWER_IS_BETTER
 from recspec.files import PathError, confine, confined, is_locked, locked, turn
-from recspec.training.search_space import OneOf, SearchSpace
+from recspec.training.halving import Trace
+from recspec.training.importances import Importances, importances
+from recspec.training.search_space import SearchSpace, spread
 
 if TYPE_CHECKING:
     import optuna
 
-STUDY = "study.db"
+STUDY, NAME = "study.db", "recspec"
 RECIPE = "best.yaml"
 BUNDLE = "best"
 
-FIRST_TRIALS = 5
-"""Trials that are never stopped early, since there is nothing to compare them with."""
+DEFAULTS = "defaults"
+"""The name of the first trial's start."""
+
+RANDOM_TRIALS = 5
+"""Trials that are over before Optuna's sampler learns from them; it draws at random until then."""
 
 WAIT = 120.0
 """Seconds that a worker waits for another one's transaction."""
@@ -35,6 +41,7 @@ class Trial:
     """One trial and its outcome."""
 
     number: int
+    """Also the name of its folder."""
     state: str
     """`complete`, `pruned` (stopped early), `failed` or `running`."""
     value: float | None
@@ -42,6 +49,8 @@ class Trial:
     settings: Mapping[str, object]
     seconds: float | None
     reason: str = ""
+    start: str = ""
+    """What it started from: `defaults`, an earlier search, or nothing if it was drawn."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +63,35 @@ class Found:
     recipe: Path
     left: int
     """Trials still to run."""
+    importances: Importances = field(default_factory=Importances)
+    """The settings that made a difference."""
 
     @property
-    def ended(self) -> int:
-        """Number of trials that are over, failed ones included."""
-        return sum(trial.state != "running" for trial in self.trials)
+    def defaults(self) -> Trial | None:
+        """The trial of the default settings."""
+        return next((trial for trial in self.trials if trial.start == DEFAULTS), None)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Number of trials in each state."""
+        states = [trial.state for trial in self.trials]
+        return {state: states.count(state) for state in ("complete", "pruned", "failed", "running")}
+
+    @property
+    def counts(self) -> str:
+        """`30 trials: 9 complete, 19 pruned, 2 failed`."""
+        total = len(self.trials)
+        parts = [f"{number} {state}" for state, number in self.counted.items() if number]
+        return f"{total} {'trial' if total == 1 else 'trials'}: {', '.join(parts)}" if parts else "no trials"
 
     def to_dict(self) -> dict[str, object]:
         """The findings as a JSON value."""
         return {
             "metric": self.metric,
             "best": asdict(self.best) if self.best else None,
+            "defaults": asdict(self.defaults) if self.defaults else None,
+            "counts": self.counted,
+            "importances": self.importances.to_dict(),
             "recipe": str(self.recipe) if self.best else None,
             "trials": [asdict(trial) for trial in self.trials],
             "left": self.left,
@@ -75,55 +102,33 @@ class Study:
     """The trials of a search in its folder; one worker at a time changes them."""
 
     def __init__(
-        self, folder: Path, identity: Mapping[str, object], space: SearchSpace, *, trials: int, seed: int
+        self,
+        folder: Path,
+        identity: Mapping[str, object],
+        space: SearchSpace,
+        *,
+        trials: int,
+        seed: int,
+        starts: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.folder, self.space, self.trials, self.seed = folder, space, trials, seed
         self.identity = identity  # what distinguishes this search from another, as JSON values
+        self.starts = starts or {}  # values of the first trials, by what they start from
         self.optuna: Any = require_extra("optuna", "tune")
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open the study's file, and close it at the end of the block."""
-        from sqlalchemy.engine import URL
-        from sqlalchemy.pool import NullPool
-
-        # SQLite opens what lies beside its file, and clears it away.
-        written = ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
-        confine(self.folder, written)
-        # A URI of SQLite's within a URL of SQLAlchemy's, each quoted by its own rules: `?` in a name is part of it.
-        file = f"file:{quote(str((self.folder / STUDY).resolve()))}"
-        url = URL.create("sqlite", database=file, query={"uri": "true"}).render_as_string()
-        with _quiet(self.optuna):
-            with self._readable():
-                # Without a pool no connection stays open if the file turns out not to be a database.
-                kept = {"connect_args": {"timeout": WAIT}, "poolclass": NullPool}
-                storage = self.optuna.storages.RDBStorage(url, engine_kwargs=kept)
-            try:
-                with turn(self.folder):
-                    self.study = self._create(storage)
-                yield
-            finally:
-                storage.remove_session()
-                storage.engine.dispose()
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Report a damaged file, or one of another version of Optuna, in one message."""
-        import sqlalchemy.exc
-
-        try:
+        confine(self.folder, written_in())
+        with storage_of(self.optuna, self.folder) as storage:
+            with turn(self.folder):
+                self.study = self._create(storage)
             yield
-        except (sqlalchemy.exc.DatabaseError, RuntimeError) as error:
-            why = str(getattr(error, "orig", error)).splitlines()[0]
-            raise SettingsError(f"{self.folder / STUDY}: can't be read: {why}; name another folder") from None
 
     def _create(self, storage: optuna.storages.RDBStorage) -> optuna.Study:
-        with self._readable():
+        with _readable(self.folder):
             study = self.optuna.create_study(
-                study_name="recspec",
-                storage=storage,
-                pruner=self.optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=1),
-                load_if_exists=True,
+                study_name=NAME, storage=storage, pruner=self.optuna.pruners.NopPruner(), load_if_exists=True
             )
         if not study.user_attrs:
             for name, value in self.identity.items():
@@ -146,14 +151,45 @@ class Study:
             under_way = self._take_up()
             if self.ended() + under_way >= self.trials:
                 return None
+            known = self.study.get_trials(deepcopy=False)
+            if not any(trial.state.name == "WAITING" for trial in known):
+                begun = {trial.user_attrs.get("start") for trial in known}
+                for start in [start for start in self.starts if start not in begun][:1]:
+                    self.study.enqueue_trial(self._stored(self.starts[start]), user_attrs={"start": start})
             # A new seed for each trial: neither a later call nor a second worker draws the first trials again.
-            seed = self.seed + len(self.study.get_trials(deepcopy=False))
-            self.study.sampler = self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
+            sampler = self.optuna.samplers.TPESampler(seed=self.seed + len(known), n_startup_trials=RANDOM_TRIALS)
+            self.study.sampler = sampler
             trial = self.study.ask()
-            folder = str(trial.user_attrs.get("continues") or f"{trial.number:04d}")
+            folders = {each.user_attrs["folder"] for each in known if "folder" in each.user_attrs}
+            folder = str(trial.user_attrs.get("continues") or f"{len(folders):04d}")
             trial.set_user_attr("folder", folder)
             held.enter_context(locked(self.run_of(folder), "training in"))
             return trial
+
+    def complete(self, trial: optuna.Trial, value: float, chosen: Mapping[str, object]) -> None:
+        """Record the value of a trial that trained to its end; lower is better.
+
+        `chosen` holds settings, by name and section, that the model chose itself instead of those drawn for it.
+        """
+        names = {each for name in self.space for each in name.split(",")}
+        if not (chosen := {name: each for name, each in chosen.items() if name in names}):
+            self.study.tell(trial, value)
+            return
+        kept = {name: trial.user_attrs[name] for name in ("start", "folder") if name in trial.user_attrs}
+        anew = self.optuna.trial.create_trial(
+            params={**trial.params, **self._stored(chosen)},
+            distributions={name: each.distribution(self.optuna) for name, each in self.space.items()},
+            user_attrs={**kept, "chosen": chosen},
+            value=value,
+        )
+        anew.datetime_start = trial.datetime_start
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        self.study.add_trial(anew)
+
+    def _stored(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Values as the study holds them, without those that the space does not have."""
+        found = {name: each.stored(values[name]) for name, each in self.space.items() if name in values}
+        return {name: value for name, value in found.items() if value is not None}
 
     def run_of(self, folder: str) -> Path:
         """The folder of a trial by its name in the study, a file that anyone may have written."""
@@ -171,13 +207,26 @@ class Study:
                 alive += 1
                 continue
             self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
-            self.study.enqueue_trial(trial.params, user_attrs={"continues": folder})
+            kept = {name: trial.user_attrs[name] for name in ("start",) if name in trial.user_attrs}
+            trace = {str(epoch): value for epoch, value in trial.intermediate_values.items()}
+            self.study.enqueue_trial(trial.params, user_attrs={**kept, "continues": folder, "trace": trace})
         return alive
+
+    def others(self, trial: optuna.Trial) -> list[tuple[Trace, bool]]:
+        """The traces of the other trials, each with whether it trained to its end."""
+        return [
+            (each.intermediate_values, each.state.name == "COMPLETE")
+            for each in self.study.get_trials(deepcopy=False)
+            if each.number != trial.number and each.state.name in SHOWN
+        ]
 
     def ended(self) -> int:
         """Number of trials that are over; a continued one counts once."""
-        states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
-        return states.count("COMPLETE") + states.count("PRUNED") + len(self.failures())
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(
+            trial.state.name in ("COMPLETE", "PRUNED") or (trial.state.name == "FAIL" and "reason" in trial.user_attrs)
+            for trial in trials
+        )
 
     def failures(self) -> list[str]:
         """The reasons of the failed trials."""
@@ -197,21 +246,44 @@ class Study:
         best = min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
         return Found(metric, trials, best, self.folder / RECIPE, max(0, self.trials - self.ended()))
 
+    def findings(self) -> Found:
+        """The findings, and what mattered."""
+        judged = [
+            (trial.params, min([*trial.intermediate_values.values(), *(trial.values or ())], default=math.nan))
+            for trial in self.study.get_trials(deepcopy=False)
+            if trial.state.name in ("COMPLETE", "PRUNED")
+        ]
+        outcomes = [(params, value) for params, value in judged if math.isfinite(value)]
+        return replace(self.found(), importances=importances(self.optuna, self.space, outcomes, self.seed))
+
     def _as_trial(self, trial: optuna.trial.FrozenTrial, sign: float) -> Trial:
         value = trial.value if trial.value is not None else min(trial.intermediate_values.values(), default=None)
-        settings = {
-            name: json.loads(str(value)) if isinstance(self.space[name], OneOf) else value
+        reason, chosen = str(trial.user_attrs.get("reason", "")), trial.user_attrs.get("chosen")
+        drawn = {
+            name: self.space[name].value(value)
             for name, value in trial.params.items()
-            if name in self.space
+            if name in self.space and self.space[name].holds(value)
         }
         return Trial(
-            trial.number,
-            SHOWN.get(trial.state.name, "failed"),
-            None if value is None else value * sign,
-            settings,
+            number_of(trial),
+            "failed" if reason else SHOWN[trial.state.name],
+            None if value is None or not math.isfinite(value) else value * sign,
+            {**spread(drawn), **(chosen if isinstance(chosen, dict) else {})},
             trial.duration.total_seconds() if trial.duration else None,
-            str(trial.user_attrs.get("reason", "")),
+            reason,
+            str(trial.user_attrs.get("start", "")),
         )
+
+
+def written_in() -> tuple[str, ...]:
+    """What a search writes in its folder; SQLite opens what lies beside its file, and clears it away."""
+    return ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
+
+
+def number_of(trial: optuna.Trial | optuna.trial.FrozenTrial) -> int:
+    """The number that names a trial's folder; Optuna counts a trial that was cut off and continued twice."""
+    folder = str(trial.user_attrs.get("folder", ""))
+    return int(folder) if folder.isdecimal() and len(folder) < 10 else trial.number
 
 
 SHOWN = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running"}
@@ -224,8 +296,42 @@ def sign_of(metric: str) -> float:
 
 
 @contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Silence Optuna's own log until the end of the block."""
+def storage_of(optuna: Any, folder: Path, *, read_only: bool = False) -> Iterator[optuna.storages.RDBStorage]:
+    """Open the file of the study in a folder, and close it at the end of the block."""
+    from sqlalchemy.engine import URL
+    from sqlalchemy.pool import NullPool
+
+    # A URI of SQLite's within a URL of SQLAlchemy's, each quoted by its own rules: `?` in a name is part of it.
+    mode = "?mode=ro" if read_only else ""
+    file = f"file:{quote(str((folder / STUDY).resolve()))}{mode}"
+    url = URL.create("sqlite", database=file, query={"uri": "true"}).render_as_string()
+    with quiet(optuna):
+        with _readable(folder):
+            # Without a pool no connection stays open if the file turns out not to be a database.
+            kept = {"connect_args": {"timeout": WAIT}, "poolclass": NullPool}
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=kept)
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Report a damaged file, or one of another version of Optuna, in one message."""
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except (sqlalchemy.exc.DatabaseError, RuntimeError) as error:
+        why = str(getattr(error, "orig", error)).splitlines()[0]
+        raise SettingsError(f"{folder / STUDY}: can't be read: {why}; name another folder") from None
+
+
+@contextmanager
+def quiet(optuna: Any) -> Iterator[None]:
+    """Silence Optuna's own log and warnings until the end of the block."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

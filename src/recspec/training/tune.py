@@ -1,4 +1,4 @@
-"""Hyper-parameter search: trials of `train`, judged on valid alone; poor trials are stopped early.
+"""Hyper-parameter search: trials of `train`, judged on valid alone; hopeless trials are stopped early.
 
 A search lives in a folder and outlasts the process:
 
@@ -13,31 +13,37 @@ Several processes may run the same command at once; they share the trials. The t
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
 from recspec import __version__, config
-from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError
 from recspec.files import local, made, put_in_place, turn, whole_file
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
-from recspec.training.loop import train
+from recspec.training.earlier import best_of
+from recspec.training.halving import is_compared, is_hopeless, is_rung
+from recspec.training.loop import plan_run, train
 from recspec.training.run_folder import Event
-from recspec.training.search_space import SearchSpace
+from recspec.training.search_space import Around, OneOf, Planned, Range, assigned, default_of, search_space, sections_of
 from recspec.training.settings import TrainSettings
-from recspec.training.study import BUNDLE, RECIPE, Found, Study, sign_of
+from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
 
 if TYPE_CHECKING:
     import optuna
+
+CURVES = "train.tensorboard"
+"""The setting that trials turn off unless it is given."""
 
 FAILURES = 5
 """Failed trials, with no successful one, after which a search gives up."""
@@ -45,16 +51,27 @@ FAILURES = 5
 
 @dataclass
 class Tuning:
-    """A search for settings of one model on one dataset."""
+    """A search for settings of one model on one dataset.
+
+    The first trial is the defaults: the given values, and the plan's choices for the others. The best trials of the
+    searches in `like` come next.
+    """
 
     model: str
     spec: FeatureSpec
     out: Path
     values: Mapping[str, Mapping[str, object]]
-    """Sections `settings` and `train` that every trial starts from."""
-    space: SearchSpace
+    """Sections `settings` and `train`: the given settings. The plan chooses the others, as for `train`."""
+    asked: Mapping[str, OneOf | Range | Around]
+    """Values to search besides the model's own space, or instead of its values."""
     trials: int
     """Number of trials of the search, those of earlier calls included."""
+    only: bool = False
+    """Search nothing else than `asked`."""
+    fixed: Collection[str] = ()
+    """Settings that are not searched, with their sections: `train.batch_size`."""
+    like: Sequence[Path] = ()
+    """Folders of earlier searches of the same model."""
     minutes: float | None = None
     """Time limit of this call; the trial under way then stops at a checkpoint."""
     seed: int = 0
@@ -68,13 +85,13 @@ class Tuning:
         """Run trials until there are as many as asked for, or the time is over.
 
         Raises:
-            SettingsError: if the folder holds another search, or settings fit no trial.
+            SettingsError: if the folder holds another search, settings fit no trial, or there is no valid split.
             MissingExtraError: without Optuna.
             Interrupted: if `stop_requested` says so; the same command continues.
         """
         started = time.monotonic()
         self.out = local(self.out, "OUT")
-        study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed)
+        study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
         with made(self.out), study.opened():
             while not self.is_over(started):
                 with ExitStack() as held:
@@ -85,7 +102,39 @@ class Tuning:
             if self.stop_requested():
                 done = f"stopped after {study.ended()} of {self.trials} trials"
                 raise Interrupted(f"{self.out}: {done}; the same command goes on")
-            return study.found()
+            return study.findings()
+
+    @cached_property
+    def space(self) -> dict[str, OneOf | Range]:
+        """The settings to search, and their values."""
+        return search_space(self.model, self._plan, self.asked, fixed=self.fixed, only=self.only)
+
+    @cached_property
+    def _plan(self) -> Planned:
+        """The plan of a trial that draws nothing."""
+        own, train = self._given()
+        plan = plan_run(self.model, self.spec, self.out, train, own, self.ranks, resume=False)
+        if not plan.valid.value:
+            raise SettingsError(
+                f"{self.spec.folder}: there is no valid split to judge trials on; "
+                "set train.valid_share=0.1 to hold out a share of train"
+            )
+        return plan
+
+    def _starts(self) -> dict[str, Mapping[str, object]]:
+        """The values of the first trials; those that an earlier search does not give are the defaults."""
+        defaults = self._defaults()
+        starts: dict[str, Mapping[str, object]] = {DEFAULTS: defaults}
+        for name, values in best_of(self.like, self.model).items():
+            fitting = {
+                setting: value
+                for setting, value in values.items()
+                if setting in self.space and self.space[setting].stored(value) is not None
+            }
+            start = {**defaults, **fitting}
+            if start not in starts.values():
+                starts[name] = start
+        return starts
 
     def is_over(self, started: float) -> bool:
         """Whether this call, begun at `started`, should end."""
@@ -97,41 +146,47 @@ class Tuning:
         return {
             "model": self.model,
             "dataset": str(self.spec.folder.resolve()),
-            "settings": dict(self.values["settings"]),
-            "train": dict(self.values["train"]),
+            "settings": self._plan.model_settings.model_dump(mode="json", exclude_defaults=True),
+            "train": self._plan.settings.model_dump(mode="json", exclude_defaults=True),
             "search": {name: drawn.written() for name, drawn in self.space.items()},
         }
 
     def _run_trial(self, study: Study, trial: optuna.Trial, started: float) -> None:
         """Draw settings, train with them and record the outcome; an interrupted trial stays under way."""
         drawn = {name: each.suggest(trial, name) for name, each in self.space.items()}
+        is_plain = trial.user_attrs.get("start") == DEFAULTS and drawn == self._defaults()
         run = study.run_of(str(trial.user_attrs["folder"]))
-        watch = _Watch(self, trial, started)
+        watch = _Watch(self, study, trial, started)
+        states = study.optuna.trial.TrialState
         try:
-            self._train(run, drawn, watch)
+            # The trial of the defaults is plain training: a fitted model then chooses its settings itself.
+            self._train(run, self._given() if is_plain else self._settings(drawn), watch)
+            if (best := watch.best) is None:
+                raise TrainingError(f"{run}: the metric on valid is no number")
         except Interrupted:
             if not watch.pruned:  # the next call continues it
                 return
-            with turn(self.out):
-                study.study.tell(trial, state=study.optuna.trial.TrialState.PRUNED)
+            self._end(study, run, lambda: study.study.tell(trial, state=states.PRUNED))
         except (SettingsError, TrainingError) as error:
             trial.set_user_attr("reason", str(error))
-            study.study.tell(trial, state=study.optuna.trial.TrialState.FAIL)
+            # The sampler learns to avoid what diverged; settings that fit no model say nothing about their neighbours.
+            state = states.PRUNED if isinstance(error, TrainingError) else states.FAIL
+            self._end(study, run, lambda: study.study.tell(trial, state=state))
             self._give_up(study, error)
         else:
-            if watch.best is None:
-                raise SettingsError(
-                    f"{self.spec.folder}: there is no valid split to judge trials on; "
-                    "set train.valid_share=0.1 to hold out a share of train"
-                )
-            with turn(self.out):  # the bundle is kept or deleted before another worker looks for the best one
-                study.study.tell(trial, watch.best * watch.sign)
-                self._keep_best(study, run)
+            chosen = {f"settings.{name}": value for name, value in watch.chosen.items()} if is_plain else {}
+            self._end(study, run, lambda: study.complete(trial, best * watch.sign, chosen))
         for left in ("checkpoints", "bundle"):
             shutil.rmtree(run / left, ignore_errors=True)
 
-    def _train(self, run: Path, drawn: Mapping[str, object], watch: _Watch) -> None:
-        model_settings, train_settings = self._settings(drawn)
+    def _end(self, study: Study, run: Path, record: Callable[[], object]) -> None:
+        """Record how a trial ended; its bundle is kept before another worker looks for the best one."""
+        with turn(self.out):
+            record()
+            self._keep_best(study, run)
+
+    def _train(self, run: Path, settings: tuple[config.Settings, TrainSettings], watch: _Watch) -> None:
+        model_settings, train_settings = settings
         resume = any((run / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(run, ignore_errors=True)
@@ -147,13 +202,25 @@ class Tuning:
             stop_requested=watch.should_stop,
         )
 
-    def _settings(self, drawn: Mapping[str, object]) -> tuple[config.Settings, TrainSettings]:
-        own = MODELS[self.model].Settings
-        assigned = config.assign(drawn, {"settings": own, "train": TrainSettings})
-        where = "the settings drawn"
+    def _given(self) -> tuple[config.Settings, TrainSettings]:
+        """The settings that are given."""
+        curves = {} if CURVES in self.fixed else {"tensorboard": False}
         return (
-            config.build(own, where, self.values["settings"], assigned["settings"]),
-            config.build(TrainSettings, where, self.values["train"], assigned["train"]),
+            config.build(MODELS[self.model].Settings, "settings", self.values["settings"]),
+            config.build(TrainSettings, "train", self.values["train"], curves),
+        )
+
+    def _defaults(self) -> dict[str, object]:
+        """The default of each setting that is searched."""
+        return {name: default_of(name, self._plan) for name in self.space}
+
+    def _settings(self, drawn: Mapping[str, object]) -> tuple[config.Settings, TrainSettings]:
+        """Settings of a trial: what it draws over those of the plan, so that trials differ in nothing else."""
+        found, where = assigned(drawn, sections_of(self.model)), "the settings drawn"
+        own, train = self._plan.model_settings.model_dump(mode="json"), self._plan.settings.model_dump(mode="json")
+        return (
+            config.build(MODELS[self.model].Settings, where, own, found["settings"]),
+            config.build(TrainSettings, where, train, found["train"]),
         )
 
     def _give_up(self, study: Study, error: RecspecError) -> None:
@@ -168,23 +235,21 @@ class Tuning:
         found = study.found()
         if (best := found.best) is None:
             return
-        folders = {trial.number: trial.user_attrs.get("folder") for trial in study.study.get_trials(deepcopy=False)}
-        if study.run_of(str(folders[best.number])) == run and (run / "bundle").is_dir():
+        if study.run_of(f"{best.number:04d}") == run and (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
-        # A recipe is complete: it holds what was proposed for the data too.
-        card = bundle.read_card(self.out / BUNDLE)
-        model_settings = config.build(MODELS[self.model].Settings, BUNDLE, card.settings)
-        train_settings = config.build(TrainSettings, BUNDLE, card.train)
+        # A recipe is complete: it holds what the plan chose for the data too.
+        model_settings, train_settings = self._settings(best.settings)
+        curves = {} if CURVES in self.fixed else {"tensorboard": TrainSettings.model_fields["tensorboard"].default}
         recipe = {
             "about": {
                 "dataset": self.spec.metadata.get("dataset") or self.spec.folder.name,
-                "how": f"trial {best.number}, the best of {found.ended} of `recspec tune`, chosen on valid alone",
+                "how": f"trial {best.number}, the best of `recspec tune` ({found.counts}), chosen on valid alone",
                 "reached": f"{found.metric} {best.value:.5f} on valid; test was not opened",
                 "recspec": __version__,
             },
             "model": self.model,
             "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
-            "train": train_settings.model_dump(mode="json", exclude_defaults=True),
+            "train": train_settings.model_copy(update=curves).model_dump(mode="json", exclude_defaults=True),
         }
         with whole_file(self.out / RECIPE) as temporary:
             temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -195,25 +260,49 @@ class _Watch:
     """Follows the events of one trial."""
 
     tuning: Tuning
+    study: Study
     trial: optuna.Trial
     started: float
     best: float | None = None
     sign: float = 1.0
     pruned: bool = False
+    chosen: Mapping[str, object] = field(default_factory=dict)
+    """The model's settings, if it chose some of them itself."""
+    trace: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take up the trace of a trial that was cut off."""
+        before = self.trial.user_attrs.get("trace")
+        for epoch, value in before.items() if isinstance(before, dict) else ():
+            if str(epoch).isdecimal() and isinstance(value, (int, float)):
+                self._note(int(epoch), float(value), report=True)
 
     def see(self, event: Event) -> None:
-        """Report each evaluation; a trial below the median of the others at its epoch is stopped."""
-        self.tuning.on_event(self.trial.number, event)
-        if event["event"] != "epoch" or event.get("best") is None:
+        """Note the best value so far, and whether the trial is hopeless (see `halving`)."""
+        self.tuning.on_event(number_of(self.trial), event)
+        best = event.get("best")
+        if event["event"] not in ("epoch", "done") or not isinstance(best, (int, float)) or not math.isfinite(best):
             return
         metric = str(event["metric"])
-        if "metric" not in self.trial.study.user_attrs:
-            self.trial.study.set_user_attr("metric", metric)
-        self.sign = sign_of(metric)
-        self.best = float(str(event["best"]))
-        epoch = int(float(str(event["epoch"])))
-        self.trial.report(self.best * self.sign, epoch)
-        self.pruned = epoch < int(float(str(event["epochs"]))) and bool(self.trial.should_prune())
+        if self.best is None and "metric" not in self.study.study.user_attrs:
+            self.study.study.set_user_attr("metric", metric)
+        self.sign, self.best = sign_of(metric), float(best)
+        if isinstance(event.get("settings"), Mapping):
+            self.chosen = cast(Mapping[str, object], event["settings"])
+        if event["event"] == "done":  # later rungs compare with the best value of a trial that is over
+            self._note(max(self.trace, default=0) + 1, self.best * self.sign, report=True)
+            return
+        epoch, epochs = (int(float(str(event[name]))) for name in ("epoch", "epochs"))
+        self._note(epoch, self.best * self.sign, report=is_compared(epoch))
+        may_stop = epoch < epochs and is_rung(epoch)
+        self.pruned = may_stop and is_hopeless(self.trace, self.study.others(self.trial))
+
+    def _note(self, epoch: int, value: float, *, report: bool) -> None:
+        """Add to the trace; a report costs a write to the disk, so only epochs that are compared are reported."""
+        if epoch not in self.trace:
+            self.trace[epoch] = value
+            if report:
+                self.trial.report(value, epoch)
 
     def should_stop(self) -> bool:
         """Whether to stop after this step."""
