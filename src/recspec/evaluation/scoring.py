@@ -20,8 +20,8 @@ from recspec.distributed import Ranks
 from recspec.errors import SpecError, unknown
 from recspec.evaluation.interactions import ROWS_PER_BLOCK, Ids, Rows, Scores, blocks
 from recspec.evaluation.item_baselines import Ranker
+from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
-from recspec.evaluation.row_baselines import Scorer
 from recspec.loading import item_features
 from recspec.models import Model
 from recspec.spec import FeatureSpec
