@@ -1,6 +1,6 @@
 """Metrics of an evaluation, each under a named protocol.
 
-    rows      every row of the split is scored: AUC, log loss, accuracy, GAUC
+    rows      every row of the split is scored: AUC, log loss, accuracy, calibration error, GAUC
     sampled   the candidates of each group are ranked: those in the split, in groups of any size, or drawn ones if the
               split lists positives only
     full      each user's positives are ranked among all items that the user has not acted on before
@@ -14,19 +14,25 @@ Shapes: R users or requests; N items; P positives or pairs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec import metrics
+from recspec.calibration import calibration_error
 from recspec.errors import DataError
 from recspec.evaluation.interactions import Ids, Scores, history_of_items
 from recspec.evaluation.item_baselines import Ranker
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.scoring import ModelRanker, SplitScores
-from recspec.metrics import Ranking
+from recspec.evaluation.warnings import Probabilities
+from recspec.metrics import Ranking, Values
+
+MOST_ROWS_OF_ERRORS = 1 << 22  # rows of which values are kept for standard errors: 16 MB for each metric
 
 SCORES_PER_BLOCK = 1 << 22  # scores of users x items held at once: 16 MB in fp32, which still fits a core's caches
 
@@ -38,7 +44,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
     result = Evaluation({}, left_out=left_out)
     for protocol in chosen:
         if protocol == "rows":
-            result.metrics["rows"], result.protocols["rows"] = _rows(answers)
+            result = _with_rows(result, answers)
             continue
         ranking, candidates, leaked = _sampled(answers) if protocol == "sampled" else _full(answers)
         ks = question.ks
@@ -67,16 +73,47 @@ def run_protocols(answers: SplitScores) -> Evaluation:
     return result
 
 
-def _rows(answers: SplitScores) -> tuple[dict[str, float], dict[str, object]]:
+def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
+    """The evaluation with what every row's score says. Of a calibrated model, losses are of calibrated logits."""
     scores, rows = answers.of_rows(), answers.question.rows
+    facts: dict[str, int] = {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+    probabilities = None
+    sample = slice(None, None, max(1, -(-len(rows.labels) // MOST_ROWS_OF_ERRORS)))
     reached = {"auc": metrics.auc(scores, rows.labels)}
+    values = {"auc": metrics.auc_of_rows(scores[sample], rows.labels[sample])}
     if answers.gives_logits:
-        reached["log_loss"] = metrics.log_loss(scores, rows.labels)
-        reached["accuracy"] = metrics.accuracy(scores, rows.labels)
+        logits = scores if answers.calibrated is None else answers.calibrated(scores)
+        found = calibration_error(logits, rows.labels)
+        reached["log_loss"] = metrics.log_loss(logits, rows.labels)
+        reached["accuracy"] = metrics.accuracy(logits, rows.labels)
+        reached["calibration_error"] = found.value
+        values["log_loss"] = metrics.log_losses(logits[sample], rows.labels[sample])
+        if answers.calibrated is not None:
+            reached["log_loss_uncalibrated"] = metrics.log_loss(scores, rows.labels)
+            reached["calibration_error_uncalibrated"] = calibration_error(scores, rows.labels).value
+        # A series lists drawn candidates: their rate of positives is that of the drawing.
+        if rows.has_both_classes and not answers.question.spec.has_series:
+            constant, error = _against_the_rate(values["log_loss"], rows.labels, rows.labels[sample])
+            probabilities = Probabilities(**facts, log_loss=reached["log_loss"], log_loss_of_constant=constant,
+                                          standard_error=error, calibration=found,
+                                          is_calibrated=answers.calibrated is not None)  # fmt: skip
     if rows.groups is not None:
         reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
+    result.protocols["rows"] = {**facts}
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
-    return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+    result.metrics["rows"] = defined
+    result.values["rows"] = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
+    return replace(result, probabilities=probabilities)
+
+
+def _against_the_rate(losses: Values, labels: NDArray[np.bool_], sampled: NDArray[np.bool_]) -> tuple[float, float]:
+    """Log loss of the best constant, the rate of these very labels, and the standard error of the difference to it."""
+    rate = float(labels.mean())
+    of_constant = np.where(sampled, -np.log(rate), -np.log1p(-rate))
+    constant = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+    differences = losses - of_constant
+    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0
+    return float(constant), error
 
 
 def _sampled(answers: SplitScores) -> tuple[Ranking, str, Ranking | None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
-from recspec.nn import Embeddings, RowsHeld, cross_entropy, may_replace
+from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
@@ -98,6 +98,7 @@ class Model(nn.Module, ABC):
         spec.require(self.needs, type(self).__name__)
         self.spec = spec
         self.settings = settings
+        self.calibration: CalibrationMap | None = None  # of a trained model; see `probabilities`
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
@@ -155,6 +156,13 @@ class Model(nn.Module, ABC):
             pairs = {**repeat_rows(block, candidates), **tile_rows(items, num_rows(block))}
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Probabilities of the model's logits, of any shape: the sigmoid of the logits, calibrated if the model is.
+
+        A calibration is increasing, so logits rank as probabilities do.
+        """
+        return torch.sigmoid(logits if self.calibration is None else self.calibration(logits))
 
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""
