@@ -14,6 +14,7 @@ Shapes: R users or requests; N items; P positives or pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +59,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
             values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
         values["mrr"] = metrics.reciprocal_ranks(ranking)
         values = {name: of for name, of in values.items() if name not in certain}
-        result.values[protocol] = values
+        result.values[protocol] = {**values}
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
         result.protocols[protocol] = {
             "candidates": candidates,
@@ -74,36 +75,68 @@ def run_protocols(answers: SplitScores) -> Evaluation:
 
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
-    """The evaluation with what every row's score says. Of a calibrated model, losses are of calibrated logits."""
-    scores, rows = answers.of_rows(), answers.question.rows
-    facts: dict[str, int] = {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+    """The evaluation with what every row's score says."""
+    question, rows = answers.question, answers.question.rows
+    # A series lists drawn candidates: their rate of positives is that of the drawing.
+    found = evaluate_rows(
+        answers.of_rows(),
+        rows.labels,
+        groups=rows.groups,
+        are_logits=answers.gives_logits,
+        calibrated=answers.calibrated,
+        have_own_labels=not question.spec.has_series,
+    )
+    for name in ("metrics", "values", "protocols"):
+        getattr(result, name).update(getattr(found, name))
+    return replace(result, probabilities=found.probabilities)
+
+
+def evaluate_rows(
+    scores: Scores,
+    labels: NDArray[np.bool_],
+    *,
+    groups: Ids | None = None,
+    are_logits: bool = True,
+    calibrated: Callable[[Scores], Scores] | None = None,
+    have_own_labels: bool = True,
+) -> Evaluation:
+    """The evaluation of rows by their scores.
+
+    Args:
+        scores: (rows,) the model's scores.
+        labels: (rows,) whether each row is positive.
+        groups: (rows,) the group of each row, for GAUC.
+        are_logits: Whether the scores are logits, so that their sigmoid is a probability.
+        calibrated: Gives the calibrated logits, by which losses are then measured.
+        have_own_labels: Whether the rate of positives is that of the data, by which probabilities are judged.
+    """
+    facts: dict[str, int] = {"rows": len(labels), "positives": int(labels.sum())}
     probabilities = None
-    sample = slice(None, None, max(1, -(-len(rows.labels) // MOST_ROWS_OF_ERRORS)))
-    reached = {"auc": metrics.auc(scores, rows.labels)}
-    values = {"auc": metrics.auc_of_rows(scores[sample], rows.labels[sample])}
-    if answers.gives_logits:
-        logits = scores if answers.calibrated is None else answers.calibrated(scores)
-        found = calibration_error(logits, rows.labels)
-        reached["log_loss"] = metrics.log_loss(logits, rows.labels)
-        reached["accuracy"] = metrics.accuracy(logits, rows.labels)
+    sample = slice(None, None, max(1, -(-len(labels) // MOST_ROWS_OF_ERRORS)))
+    reached = {"auc": metrics.auc(scores, labels)}
+    values = {"auc": metrics.auc_of_rows(scores[sample], labels[sample])}
+    if are_logits:
+        logits = scores if calibrated is None else calibrated(scores)
+        found = calibration_error(logits, labels)
+        reached["log_loss"] = metrics.log_loss(logits, labels)
+        reached["accuracy"] = metrics.accuracy(logits, labels)
         reached["calibration_error"] = found.value
-        values["log_loss"] = metrics.log_losses(logits[sample], rows.labels[sample])
-        if answers.calibrated is not None:
-            reached["log_loss_uncalibrated"] = metrics.log_loss(scores, rows.labels)
-            reached["calibration_error_uncalibrated"] = calibration_error(scores, rows.labels).value
-        # A series lists drawn candidates: their rate of positives is that of the drawing.
-        if rows.has_both_classes and not answers.question.spec.has_series:
-            constant, error = _against_the_rate(values["log_loss"], rows.labels, rows.labels[sample])
+        values["log_loss"] = metrics.log_losses(logits[sample], labels[sample])
+        if calibrated is not None:
+            reached["log_loss_uncalibrated"] = metrics.log_loss(scores, labels)
+            reached["calibration_error_uncalibrated"] = calibration_error(scores, labels).value
+        if have_own_labels and 0 < facts["positives"] < facts["rows"]:
+            constant, error = _against_the_rate(values["log_loss"], labels, labels[sample])
             probabilities = Probabilities(**facts, log_loss=reached["log_loss"], log_loss_of_constant=constant,
                                           standard_error=error, calibration=found,
-                                          is_calibrated=answers.calibrated is not None)  # fmt: skip
-    if rows.groups is not None:
-        reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
-    result.protocols["rows"] = {**facts}
+                                          is_calibrated=calibrated is not None)  # fmt: skip
+    if groups is not None:
+        reached["group_auc"] = metrics.group_auc(scores, labels, groups)
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
-    result.metrics["rows"] = defined
-    result.values["rows"] = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
-    return replace(result, probabilities=probabilities)
+    kept = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
+    return Evaluation(
+        {"rows": defined}, protocols={"rows": {**facts}}, values={"rows": kept}, probabilities=probabilities
+    )
 
 
 def _against_the_rate(losses: Values, labels: NDArray[np.bool_], sampled: NDArray[np.bool_]) -> tuple[float, float]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recspec.evaluation import warnings
 from recspec.evaluation.warnings import Difference, ModelWarning, Probabilities
-from recspec.metrics import Values
 
+PerGroup = NDArray[np.floating]
 Metrics = dict[str, dict[str, float]]  # protocol -> metric -> value
 LOWER_IS_BETTER = ("log_loss", "calibration_error", "log_loss_uncalibrated", "calibration_error_uncalibrated")
 NOT_COMPARED = ("calibration_error",)  # with baselines: a constant has none
@@ -22,7 +23,7 @@ class Evaluation:
 
     metrics: Metrics
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
-    values: dict[str, dict[str, Values]] = field(default_factory=dict, repr=False)  # metric values of each group
+    values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)  # of each group or row
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
     probabilities: Probabilities | None = None  # of labelled rows of both classes
@@ -137,7 +138,7 @@ class Report:
         }
 
 
-def _standard_error(values: Values) -> float:
+def _standard_error(values: PerGroup) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 

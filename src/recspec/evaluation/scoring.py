@@ -103,20 +103,13 @@ def scores_of(
     if isinstance(model, Model):
         rows = cache(partial(score_rows, model, question.spec, question.split, ranks, progress))
         ranker = partial(ModelRanker, model, question)
-        calibrated = partial(_calibrated, model) if model.calibration is not None else None
+        calibrated = model.calibrated if model.calibration is not None else None
         return SplitScores(question, rows, ranker, calibrated=calibrated, ranks=ranks, progress=progress)
     if isinstance(model, Scorer):
         return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
     question.spec.require(("user", "item"), "a ranker")
     rows = cache(lambda: score_pairs(model, question.rows, "rows", ranks))
     return SplitScores(question, rows, lambda: model, gives_logits=False, ranks=ranks)
-
-
-def _calibrated(model: Model, logits: Scores) -> Scores:
-    assert model.calibration is not None
-    with torch.inference_mode():
-        made: Scores = model.calibration(torch.from_numpy(logits).to(model.device)).cpu().numpy()
-    return made
 
 
 def _logits(scorer: Scorer, question: Question) -> Scores:

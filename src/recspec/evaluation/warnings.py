@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from recspec.calibration import CalibrationError
-from recspec.errors import listed
 
 Kind = Literal["worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small"]
 
@@ -54,8 +53,6 @@ class Evaluated:
 
     epoch: float
     value: float
-    standard_error: float | None = None  # of the value
-    error_of_rise: float | None = None  # standard error of the difference to the evaluation before, on the same rows
 
 
 @dataclass(frozen=True)
@@ -99,11 +96,21 @@ def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarni
     return warnings
 
 
-def of_trace(trace: Sequence[Evaluated], metric: str, *, lower_is_better: bool, ran_out: bool) -> list[ModelWarning]:
+def of_trace(
+    trace: Sequence[Evaluated],
+    metric: str,
+    *,
+    lower_is_better: bool,
+    standard_error: float | None = None,
+    error_of_rise: float | None = None,
+    used_up: Literal["epochs", "minutes"] | None = None,
+) -> list[ModelWarning]:
     """Warnings about the values of the metric on valid, one an evaluated epoch.
 
     Args:
-        ran_out: Whether training ended because its epochs (or minutes) were used up.
+        standard_error: Of the best value.
+        error_of_rise: Standard error of the difference of the last two values, over the same rows or groups.
+        used_up: The setting at whose limit training ended; None if it ended by itself.
     """
     if len(trace) < 2 or any(not np.isfinite(each.value) for each in trace):
         return []
@@ -111,15 +118,15 @@ def of_trace(trace: Sequence[Evaluated], metric: str, *, lower_is_better: bool, 
     values = [sign * each.value for each in trace]
     best, last = int(np.argmax(values)), len(trace) - 1
     warnings = []
-    rise, error = values[-1] - values[-2], trace[-1].error_of_rise
-    if ran_out and best == last and error is not None and rise > SIGNIFICANT * error:
+    rise = values[-1] - values[-2]
+    if used_up and best == last and error_of_rise is not None and rise > SIGNIFICANT * error_of_rise:
         message = (
             f"{metric} on valid was still {'falling' if lower_is_better else 'rising'} at the last epoch, "
             f"{trace[-1].epoch:g}: {trace[-2].value:.4f} to {trace[-1].value:.4f}; train longer: --resume with a "
-            "larger train.epochs"
+            f"larger train.{used_up}"
         )
         warnings.append(ModelWarning("still_rising", message))
-    error, spread = trace[best].standard_error, max(values) - min(values)
+    error, spread = standard_error, max(values) - min(values)
     if error is not None and spread < SIGNIFICANT * error and error > COARSE * abs(trace[best].value):
         message = (
             f"valid is too small to choose an epoch on: {metric} has a standard error of {error:.4f}, and the epochs "
@@ -142,11 +149,11 @@ def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWar
     warnings = []
     for found in ahead.values():
         first = max(found, key=_errors)
-        others = sorted({each.baseline for each in found} - {first.baseline})
+        others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
         message = (
             f"{first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: {first.metric} "
-            f"{first.theirs:.4f} against {first.model:.4f}{f' (so do {listed(others)})' if others else ''}; search for "
-            f"better settings with `recspec tune`, or use {first.baseline}"
+            f"{first.theirs:.4f} against {first.model:.4f}{f' (so do {others})' if others else ''}; search for better "
+            f"settings with `recspec tune`, or use {first.baseline}"
         )
         warnings.append(ModelWarning("worse_than_baseline", message))
     return warnings

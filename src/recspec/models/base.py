@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
@@ -172,6 +174,13 @@ class Model(nn.Module, ABC):
         A calibration is increasing, so logits rank as probabilities do.
         """
         return torch.sigmoid(logits if self.calibration is None else self.calibration(logits))
+
+    def calibrated(self, logits: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Calibrated logits of logits in memory, of a model that is calibrated."""
+        assert self.calibration is not None
+        with torch.inference_mode():
+            made: NDArray[np.floating] = self.calibration(torch.from_numpy(logits).to(self.device)).cpu().numpy()
+        return made
 
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""

@@ -91,6 +91,11 @@ class RunCheckpoints:
         else:
             checkpoint.take_part(whole)
 
+    def load_best(self) -> None:
+        """Give the model the weights of the best evaluation; every rank reads the rows that it holds."""
+        weights, _ = checkpoint.read_tensors(self.best, self.shards.held)
+        self.model.load_state_dict(weights)
+
     def restore(self) -> tuple[Progress, Sequence[str]]:
         """Continue from the newest whole checkpoint, which every rank reads; returns notes for the log too."""
         saved, notes = checkpoint.load_latest(self.folder, self.shards.held)
