@@ -50,8 +50,8 @@ def test_worse_than_a_constant_names_both_losses_and_the_remedies() -> None:
     assert warning.to_dict() == {
         "kind": "worse_than_constant",
         "message": "log loss 1.1500 on valid is worse than 0.6300, that of the label rate 0.333 for every row; stop "
-        "earlier (train.patience), raise dropout or regularisation, or calibrate the model (--set "
-        "train.calibration=temperature)",
+        "earlier (train.patience), raise dropout or regularisation, or calibrate the model "
+        "(train --resume --set train.calibration=temperature)",
     }
     assert of_probabilities(probabilities(0.649), "valid") == []  # within two standard errors of .01
 
@@ -70,7 +70,7 @@ def test_a_calibration_error_beyond_chance_says_which_way(lean: Lean, told: str)
     assert warning.kind == "overconfident"
     assert warning.message.startswith(
         f"{told}probabilities are off by 0.100 on average on test (expected calibration error; chance alone gives "
-        "0.012); calibrate the model (--set train.calibration=temperature)"
+        "0.012); calibrate the model (train --resume --set train.calibration=temperature)"
     )
     assert of_probabilities(probabilities(calibration=0.0179, lean=lean), "test") == []  # within chance
     assert of_probabilities(probabilities(calibration=0.0199, lean=lean), "test") == []  # beyond chance, but small

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
+from recspec.distributed import Ranks
 from recspec.errors import SettingsError
 from recspec.evaluation import evaluate
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.loop import train
+from recspec.training.plan import make_plan
 from recspec.training.result import Result
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -23,6 +26,7 @@ from tests import made_up
 SMALL = {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16)}
 GREEDY: dict[str, object] = {
     "epochs": 8, "batch_size": 200, "learning_rate": 0.05, "metric": "rows/auc", "keep_best": False,
+    "calibration": "none",
 }  # fmt: skip
 """Settings that learn the training rows by heart."""
 
@@ -72,7 +76,7 @@ def test_a_model_that_learnt_its_rows_by_heart_is_warned_about_everywhere(clicks
 def test_a_calibration_mends_it_and_ranks_as_before(
     clicks: FeatureSpec, greedy: Result, tmp_path: Path, method: str
 ) -> None:
-    result = run(clicks, tmp_path / "run", **GREEDY, calibration=method)
+    result = run(clicks, tmp_path / "run", **{**GREEDY, "calibration": method})
     assert result.calibration is not None
     assert result.calibration.method == method
     assert "worse_than_constant" not in {warning.kind for warning in result.warnings}
@@ -107,7 +111,7 @@ def test_a_run_that_is_cut_short_is_still_rising_and_a_share_of_train_may_calibr
 
 
 def test_the_kept_epoch_is_the_one_that_is_judged(clicks: FeatureSpec, tmp_path: Path) -> None:
-    result = run(clicks, tmp_path / "run", **{**GREEDY, "keep_best": True}, calibration="temperature")
+    result = run(clicks, tmp_path / "run", **{**GREEDY, "keep_best": True, "calibration": "temperature"})
     trained = bundle.load(tmp_path / "run")
     assert result.best_epoch < 8
     assert evaluate(trained, clicks, "valid").metrics["rows"]["auc"] == pytest.approx(
@@ -115,6 +119,35 @@ def test_the_kept_epoch_is_the_one_that_is_judged(clicks: FeatureSpec, tmp_path:
     )
     found = evaluate(trained, clicks, "valid").metrics["rows"]
     assert found["log_loss"] <= found["log_loss_uncalibrated"] + 1e-3  # fitted on these very rows
+
+
+def test_a_finished_run_may_be_calibrated_later(clicks: FeatureSpec, greedy: Result, tmp_path: Path) -> None:
+    shutil.copytree(greedy.bundle.parent, tmp_path / "run")
+    how = TrainSettings.model_validate({"tensorboard": False, "precision": "fp32", **GREEDY, "calibration": "isotonic"})
+    own = MODELS["dlrm"].Settings.model_validate(SMALL)
+    later = train("dlrm", clicks, tmp_path / "run", settings=how, model_settings=own, resume=True)
+    at_once = run(clicks, tmp_path / "other", **{**GREEDY, "calibration": "isotonic"})
+    assert later.calibration == at_once.calibration
+    assert [each.kind for each in later.warnings] == [each.kind for each in at_once.warnings]
+
+
+def test_labelled_rows_are_calibrated_by_default_if_there_are_enough_to_fit(
+    clicks: FeatureSpec, interactions: FeatureSpec, tmp_path: Path
+) -> None:
+    many = made_up.clicks(tmp_path / "many", num_rows=10_500)
+    own = MODELS["dlrm"].Settings.model_validate(SMALL)
+
+    def chosen(spec: FeatureSpec, model: str = "dlrm", **values: object) -> str:
+        settings = TrainSettings.model_validate(values)
+        model_settings = own if model == "dlrm" else MODELS[model].Settings()
+        return make_plan(model, spec, settings, model_settings, Ranks(), propose=True).settings.calibration
+
+    assert chosen(many) == "temperature"
+    assert chosen(many, calibration="none") == "none"
+    assert chosen(many, train_splits=("train", "valid")) == "none"
+    assert chosen(many, negatives=2) == "none"
+    assert chosen(clicks) == "none"  # some 200 rows of valid
+    assert chosen(interactions, "neumf") == "none"
 
 
 def test_a_ranking_model_stands_beside_popularity(interactions: FeatureSpec, tmp_path: Path) -> None:

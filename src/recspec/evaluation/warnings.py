@@ -72,7 +72,7 @@ def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarni
     if found is None or found.rows < FEWEST_ROWS:
         return []
     warnings = []
-    calibrate = "calibrate the model (--set train.calibration=temperature)"
+    calibrate = "calibrate the model (train --resume --set train.calibration=temperature)"
     worse_by = found.log_loss - found.log_loss_of_constant
     if worse_by > SIGNIFICANT * found.standard_error:
         rate = found.positives / found.rows

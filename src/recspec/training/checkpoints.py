@@ -24,7 +24,7 @@ from recspec.training.weight_average import WeightAverage
 MAY_CHANGE = frozenset(
     {
         "affinity", "checkpoint_minutes", "embedding_backend", "keep_checkpoints", "log_every", "tensorboard",
-        "threads", "minutes", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
+        "threads", "minutes", "calibration", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
     }
 )  # fmt: skip
 """Settings that a continued run may change."""
