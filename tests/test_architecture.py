@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "recspec"
 
 LIGHT = {
-    "errors", "machine", "latency", "files", "config", "metrics", "spec", "encoding", "storage", "prepare",
-    "datasets", "report", "cli",
+    "errors", "machine", "latency", "files", "config", "metrics", "calibration", "spec", "encoding", "storage",
+    "prepare", "datasets", "report", "cli",
 }  # fmt: skip
 """Rooms of the map that load without torch; the others stand on `nn`, which needs it."""
 

@@ -12,10 +12,12 @@ from recspec.errors import DataError, SettingsError
 from recspec.metrics import (
     Ranking,
     auc,
+    auc_of_rows,
     group_auc,
     hit_rate,
     log_loss,
     log_loss_of_probabilities,
+    log_losses,
     mean_average_precision,
     mrr,
     ndcg,
@@ -111,6 +113,36 @@ def test_log_loss_by_hand() -> None:
     # logit 0: log 2 either way; logit log 3: p = 3/4
     assert log_loss([0.0, math.log(3.0)], [1, 1]) == pytest.approx((math.log(2) + math.log(4 / 3)) / 2)
     assert log_loss([0.0, math.log(3.0)], [0, 0]) == pytest.approx((math.log(2) + math.log(4)) / 2)
+
+
+def test_log_losses_are_the_rows_of_the_log_loss() -> None:
+    found = log_losses([0.0, math.log(3.0), math.log(3.0)], [1, 1, 0])
+    assert found == pytest.approx([math.log(2), math.log(4 / 3), math.log(4)])
+
+
+def test_auc_of_rows_by_hand() -> None:
+    """Positives 3 and 1, negatives 2 and 0: AUC 3/4. The positive at 3 is above all negatives, that at 1 above half."""
+    found = auc_of_rows([3.0, 1.0, 2.0, 0.0], [1, 1, 0, 0])
+    assert found == pytest.approx([1.25, 0.25, 0.25, 1.25])  # 3/4 + 2 (share won - 3/4)
+    assert found.mean() == auc([3.0, 1.0, 2.0, 0.0], [1, 1, 0, 0])
+    # DeLong's variance: S10 / 2 + S01 / 2 with the variances 1/16 of the shares (over n, as this mean has it)
+    assert found.var() / 4 == pytest.approx(1 / 16 / 2 + 1 / 16 / 2)
+    assert np.isnan(auc_of_rows([0.0, 1.0], [1, 1])).all()
+    assert len(auc_of_rows([], [])) == 0
+
+
+def test_auc_of_rows_counts_ties_one_half_and_its_error_is_that_of_drawn_samples() -> None:
+    rng = np.random.default_rng(0)
+
+    def draw(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = rng.random(num_rows) < 0.3
+        return np.round(rng.normal(size=num_rows) + labels, 1), labels
+
+    scores, labels = draw(1000)
+    of_rows = auc_of_rows(scores, labels)
+    assert of_rows.mean() == pytest.approx(auc(scores, labels), rel=1e-12)
+    drawn = np.std([auc(*draw(1000)) for _ in range(300)])
+    assert of_rows.std() / 1000**0.5 == pytest.approx(drawn, rel=0.15)
 
 
 def test_log_loss_is_stable_where_the_sigmoid_saturates() -> None:

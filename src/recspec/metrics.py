@@ -43,7 +43,7 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float:
     Exact: pairs are counted in integers, so neither row order nor the number of ranks changes a digit. NaN without a
     positive or without a negative.
     """
-    scores, positive = _checked(scores, labels)
+    scores, positive = checked(scores, labels)
     negatives = np.sort(scores[~positive])
     positives = np.sort(scores[positive])  # sorted, so that the searches below walk through memory in order
     if not len(positives) or not len(negatives):
@@ -67,9 +67,35 @@ def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
 
     Computed in fp64 as max(x, 0) - y x + log1p(exp(-|x|)), which neither overflows nor loses small losses.
     """
-    logits, positive = _checked(logits, labels)
-    # max(x, 0) - y x is x where the row is negative and x > 0, and -x where it is positive and x < 0
-    return _mean_loss(logits, positive, lambda x, y: np.maximum(np.where(y, -x, x), 0) + np.log1p(np.exp(-np.abs(x))))
+    logits, positive = checked(logits, labels)
+    return _mean_loss(logits, positive, _cross_entropy)
+
+
+def auc_of_rows(scores: ArrayLike, labels: ArrayLike) -> Values:
+    """(N,) numbers whose mean is the AUC and whose standard error is that of the AUC; NaN without a class.
+
+    A positive row contributes auc + N / positives (share of negatives below it - auc); a negative one likewise. The
+    standard error of these numbers, or of the differences of two models', is DeLong's (DeLong, DeLong and
+    Clarke-Pearson, "Comparing the areas under two or more correlated ROC curves", Biometrics 1988).
+    """
+    scores, positive = checked(scores, labels)
+    num_positive = int(positive.sum())
+    num_negative = len(positive) - num_positive
+    if not num_positive or not num_negative:
+        return np.full(len(scores), np.nan)
+    place, num_places = _codes(scores)
+    of_positives, of_negatives = (np.bincount(place[rows], minlength=num_places) for rows in (positive, ~positive))
+    negatives_below = np.cumsum(of_negatives) - of_negatives / 2
+    positives_above = num_positive - np.cumsum(of_positives) + of_positives / 2
+    won = np.where(positive, negatives_below[place] / num_negative, positives_above[place] / num_positive)
+    area = float(won[positive].mean())
+    return area + (won - area) * (len(scores) / np.where(positive, num_positive, num_negative))
+
+
+def log_losses(logits: ArrayLike, labels: ArrayLike) -> Values:
+    """(N,) binary cross-entropy of each row, in nats; `log_loss` is its mean."""
+    logits, positive = checked(logits, labels)
+    return _cross_entropy(logits.astype(np.float64), positive)
 
 
 def accuracy(logits: ArrayLike, labels: ArrayLike) -> float:
@@ -77,7 +103,7 @@ def accuracy(logits: ArrayLike, labels: ArrayLike) -> float:
 
     A logit of exactly 0 predicts neither class and counts one half.
     """
-    logits, positive = _checked(logits, labels)
+    logits, positive = checked(logits, labels)
     right = np.count_nonzero((logits > 0) & positive) + np.count_nonzero((logits < 0) & ~positive)
     return (right + np.count_nonzero(logits == 0) / 2) / len(logits) if len(logits) else float("nan")
 
@@ -87,7 +113,7 @@ def log_loss_of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> fl
 
     Not clipped: a clip's width decides the number. Prefer `log_loss`, whose logits do not saturate.
     """
-    probabilities, positive = _checked(probabilities, labels)
+    probabilities, positive = checked(probabilities, labels)
     outside = (probabilities < 0) | (probabilities > 1)
     if outside.any():
         row = int(np.argmax(outside))
@@ -106,6 +132,11 @@ def _mean_loss(
     blocks = [slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(values), ROWS_PER_BLOCK)]
     total = sum(float(loss(values[rows].astype(np.float64), positive[rows]).sum()) for rows in blocks)
     return total / len(values) if len(values) else float("nan")
+
+
+def _cross_entropy(x: Values, y: NDArray[np.bool_]) -> Values:
+    # max(x, 0) - y x is x where the row is negative and x > 0, and -x where it is positive and x < 0
+    return np.asarray(np.maximum(np.where(y, -x, x), 0) + np.log1p(np.exp(-np.abs(x))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +201,7 @@ def rank_groups(
     With `candidates` (item ids), a candidate that a group lists twice counts once, by its positive row if it has one.
     One sort of integer keys, no loop over groups.
     """
-    scores, positive = _checked(scores, labels)
+    scores, positive = checked(scores, labels)
     codes, num_groups = _codes(_column(groups, len(scores), "groups"))
     num_rows = len(scores)
     if candidates is not None:
@@ -378,7 +409,7 @@ def _mean(values: Values) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _checked(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def checked(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Scores as a float array and labels as booleans; raises `DataError` for values that would falsify a metric."""
     scores = np.asarray(scores)
     if scores.dtype.kind != "f":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,10 +16,16 @@ from recspec import config
 from recspec.batch import Batch
 from recspec.bundle import Bundle, Card
 from recspec.evaluation.interactions import Interactions
+from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.models.base import Model
 from recspec.spec import FeatureSpec
 
 Row = tuple[int, int, int]
+
+
+def row_baselines_here() -> list[str]:
+    """The baselines of labelled rows whose libraries are installed."""
+    return [name for name in ROW_BASELINES if name != "lightgbm" or find_spec("lightgbm") is not None]
 
 
 def dataset(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recspec import metrics
 from recspec.batch import Batch
+from recspec.calibration import calibration_error
 from recspec.distributed.ranks import Ranks
 from recspec.errors import DataError, SettingsError
 from recspec.evaluation.evaluations import evaluate_model
@@ -494,7 +495,11 @@ def test_rows_without_users_reach_the_numbers_of_the_metrics_on_any_number_of_ra
         "auc": metrics.auc(scores, labels),
         "log_loss": pytest.approx(metrics.log_loss(scores, labels), rel=1e-14),
         "accuracy": metrics.accuracy(scores, labels),
+        "calibration_error": calibration_error(scores, labels).value,
     }
+    assert alone.standard_errors["rows"]["log_loss"] == pytest.approx(
+        metrics.log_losses(scores, labels).std(ddof=1) / 1000**0.5, rel=1e-5
+    )
     for result in on_ranks(
         world_size, lambda ranks: evaluate_model(ItemModel(spec, logits), spec, "test", ranks=ranks)
     ):
@@ -508,7 +513,10 @@ def test_a_split_of_one_class_has_no_auc_and_says_why_rows_are_left_out(tmp_path
     left = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test")
     assert (left.metrics, left.left_out["rows"]) == ({}, "the split's rows are of one class")
     asked = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", protocols=["rows"])
-    assert asked.metrics == {"rows": {"log_loss": pytest.approx(math.log(2)), "accuracy": 0.5}}
+    assert asked.metrics == {
+        "rows": {"log_loss": pytest.approx(math.log(2)), "accuracy": 0.5, "calibration_error": 0.5}
+    }
+    assert asked.probabilities is None
 
 
 def test_a_split_without_users_names_its_wrong_label_and_a_diverged_model(tmp_path: Path) -> None:

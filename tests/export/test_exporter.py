@@ -17,6 +17,7 @@ from _pytest.mark import ParameterSet
 from recspec.bundle import find_export
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Bundle, Card
+from recspec.calibration import Calibration
 from recspec.cli import app as cli
 from recspec.errors import BundleError, ExportError, SettingsError
 from recspec.export import onnx_graph, triton_repository
@@ -34,6 +35,7 @@ FEW_STEPS: dict[str, dict[str, object]] = {"dien": {"length": 2}, "sim": {"top_k
 """Of recurrences, each of which is a part of the program, and fewer events than there are."""
 QUICK = ExportSettings(batch_sizes=(1, 3), seconds=0.0, threads=1)
 NAMES = sorted(MODELS)
+CALIBRATION = Calibration(method="isotonic", logits=(-0.4, -0.1, 0.1, 0.3), calibrated=(-0.5, -0.3, 0.0, 0.1))
 
 pytest.importorskip("onnxruntime")
 
@@ -56,12 +58,13 @@ def read_by(clicks: FeatureSpec, sequences: FeatureSpec) -> Callable[[str], Feat
 
 @pytest.fixture(scope="module")
 def bundled(read_by: Callable[[str], FeatureSpec], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
-    """Saves and opens a bundle of a model."""
+    """Saves and opens a bundle of a model, which is calibrated."""
 
     def made(name: str, **settings: object) -> Bundle:
         model = build(name, read_by(name), **settings)
         folder = tmp_path_factory.mktemp("bundles") / name
-        bundle.save(folder, model, Card(model=name, settings=model.settings.model_dump(mode="json")))
+        own = model.settings.model_dump(mode="json")
+        bundle.save(folder, model, Card(model=name, settings=own, calibration=CALIBRATION))
         return bundle.load(folder)
 
     return made
@@ -110,7 +113,11 @@ def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
     assert [port.name for port in program.signature.inputs] == list(trained.model.features())
     check = Check(trained.model, program.signature, sample_of(trained, data))
     found = check.of(program)
-    assert found.largest < 1e-6  # of sigmoids of some units, in another order of summing
+    assert found.largest < 2e-6  # of sigmoids of some units, in another order of summing
+    outputs = program.run(check.call(range(7)))
+    mapped = 1 / (1 + np.exp(-CALIBRATION(outputs["logit"])))
+    np.testing.assert_allclose(outputs["probability"], mapped, atol=1e-6)
+    assert made.description["calibration"] == "isotonic"
     assert {len(rows) for rows, _ in check.calls} >= {1, 2, 7, 64}
     assert made.description["difference"]["largest"] <= LARGEST * made.description["difference"]["allowed_mean"]
     if form == "rows":

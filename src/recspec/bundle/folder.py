@@ -1,6 +1,6 @@
 """A trained model as a folder that holds everything needed to rebuild it.
 
-bundle.json           model name, settings, how it was trained, what it reached
+bundle.json           model name, settings, how it was trained, what it reached, its calibration and warnings
 feature_spec.yaml     the specification, without the training files
 weights.safetensors   never pickle
 seen.safetensors      which items each user acted on, and how often each item was chosen (if there are users, items)
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from recspec import __version__, config
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
+from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined, local, manifest, read_json, whole_folder
 from recspec.models import MODELS, Model
-from recspec.nn import RowsHeld, without_memory
+from recspec.nn import CalibrationMap, RowsHeld, without_memory
 from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
 
@@ -45,6 +46,10 @@ class Card(BaseModel):
     train: dict[str, object] = {}
     trained: dict[str, object] = {}
     metrics: dict[str, dict[str, float]] = {}
+    calibration: Calibration | None = None
+    """The map that turns the model's logits into calibrated ones."""
+    warnings: tuple[dict[str, str], ...] = ()
+    """What training found wrong with the model: `kind` and `message` of each warning."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ def load(
     model = without_memory(lambda: make(placement.held_by(here.rank)))
     _assign(model, weights, folder)
     shards = divide(model.eval(), here, placement)
+    if card.calibration is not None:
+        model.calibration = CalibrationMap(card.calibration).to(model.device)
     return Bundle(model, card, spec, folder, seen, shards)
 
 

@@ -150,7 +150,7 @@ def print_report(report: Report, model: str) -> None:
             others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
             table.add_row(metric, f"{value:.4f}", *others)
         out.print(table)
-    for line in (*report.verdicts, *report.notes):
+    for line in (*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)):
         out.print(line, soft_wrap=True)
 
 

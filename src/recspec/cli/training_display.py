@@ -194,6 +194,8 @@ def print_result(result: Result) -> None:
     speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
     why = "" if result.stopped == "epochs" else f"; stopped, as {WHY_STOPPED[result.stopped]}"
     err.print(f"{where}; {speed}{why}")
+    for warning in result.warnings:
+        err.print(f"warning: {warning.message}", soft_wrap=True)
 
 
 def _number(event: Mapping[str, object], name: str) -> float:

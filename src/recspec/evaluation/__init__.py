@@ -1,20 +1,34 @@
 """Protocols, scores, baselines and the evaluation report."""
 
-from recspec.evaluation.evaluations import evaluate, evaluate_model
-from recspec.evaluation.interactions import id_feature, positives
-from recspec.evaluation.question import PROTOCOLS, EvaluateSettings
-from recspec.evaluation.report import LOWER_IS_BETTER, Report
-from recspec.evaluation.scoring import as_batch, check_same_features
+from recspec.evaluation import warnings
+from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
+from recspec.evaluation.interactions import id_feature, positives, read_rows
+from recspec.evaluation.labelled_rows import count_labels
+from recspec.evaluation.protocols import evaluate_rows
+from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
+from recspec.evaluation.report import LOWER_IS_BETTER, Evaluation, Report, difference
+from recspec.evaluation.scoring import as_batch, check_same_features, score_rows
+from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
     "LOWER_IS_BETTER",
     "PROTOCOLS",
     "EvaluateSettings",
+    "Evaluation",
+    "ModelWarning",
+    "Question",
     "Report",
     "as_batch",
     "check_same_features",
+    "count_labels",
+    "difference",
     "evaluate",
+    "evaluate_baselines",
     "evaluate_model",
+    "evaluate_rows",
     "id_feature",
     "positives",
+    "read_rows",
+    "score_rows",
+    "warnings",
 ]

@@ -10,10 +10,11 @@ from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.item_baselines import BASELINES, Ranker
+from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
-from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels
+from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.evaluation.scoring import Progress, SplitScores, check_same_features, scores_of, silent
 from recspec.models import Model
 from recspec.spec import FeatureSpec

@@ -1,6 +1,6 @@
 """Metrics of an evaluation, each under a named protocol.
 
-    rows      every row of the split is scored: AUC, log loss, accuracy, GAUC
+    rows      every row of the split is scored: AUC, log loss, accuracy, calibration error, GAUC
     sampled   the candidates of each group are ranked: those in the split, in groups of any size, or drawn ones if the
               split lists positives only
     full      each user's positives are ranked among all items that the user has not acted on before
@@ -14,19 +14,26 @@ Shapes: R users or requests; N items; P positives or pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec import metrics
+from recspec.calibration import calibration_error
 from recspec.errors import DataError
 from recspec.evaluation.interactions import Ids, Scores, history_of_items
 from recspec.evaluation.item_baselines import Ranker
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.scoring import ModelRanker, SplitScores
-from recspec.metrics import Ranking
+from recspec.evaluation.warnings import Probabilities
+from recspec.metrics import Ranking, Values
+
+MOST_ROWS_OF_ERRORS = 1 << 22  # rows of which values are kept for standard errors: 16 MB for each metric
 
 SCORES_PER_BLOCK = 1 << 22  # scores of users x items held at once: 16 MB in fp32, which still fits a core's caches
 
@@ -38,7 +45,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
     result = Evaluation({}, left_out=left_out)
     for protocol in chosen:
         if protocol == "rows":
-            result.metrics["rows"], result.protocols["rows"] = _rows(answers)
+            result = _with_rows(result, answers)
             continue
         ranking, candidates, leaked = _sampled(answers) if protocol == "sampled" else _full(answers)
         ks = question.ks
@@ -52,7 +59,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
             values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
         values["mrr"] = metrics.reciprocal_ranks(ranking)
         values = {name: of for name, of in values.items() if name not in certain}
-        result.values[protocol] = values
+        result.values[protocol] = {**values}
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
         result.protocols[protocol] = {
             "candidates": candidates,
@@ -67,16 +74,79 @@ def run_protocols(answers: SplitScores) -> Evaluation:
     return result
 
 
-def _rows(answers: SplitScores) -> tuple[dict[str, float], dict[str, object]]:
-    scores, rows = answers.of_rows(), answers.question.rows
-    reached = {"auc": metrics.auc(scores, rows.labels)}
-    if answers.gives_logits:
-        reached["log_loss"] = metrics.log_loss(scores, rows.labels)
-        reached["accuracy"] = metrics.accuracy(scores, rows.labels)
-    if rows.groups is not None:
-        reached["group_auc"] = metrics.group_auc(scores, rows.labels, rows.groups)
+def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
+    """The evaluation with what every row's score says."""
+    question, rows = answers.question, answers.question.rows
+    # A series lists drawn candidates: their rate of positives is that of the drawing.
+    found = evaluate_rows(
+        answers.of_rows(),
+        rows.labels,
+        groups=rows.groups,
+        are_logits=answers.gives_logits,
+        calibrated=answers.calibrated,
+        have_own_labels=not question.spec.has_series,
+    )
+    for name in ("metrics", "values", "protocols"):
+        getattr(result, name).update(getattr(found, name))
+    return replace(result, probabilities=found.probabilities)
+
+
+def evaluate_rows(
+    scores: Scores,
+    labels: NDArray[np.bool_],
+    *,
+    groups: Ids | None = None,
+    are_logits: bool = True,
+    calibrated: Callable[[Scores], Scores] | None = None,
+    have_own_labels: bool = True,
+) -> Evaluation:
+    """The evaluation of rows by their scores.
+
+    Args:
+        scores: (rows,) the model's scores.
+        labels: (rows,) whether each row is positive.
+        groups: (rows,) the group of each row, for GAUC.
+        are_logits: Whether the scores are logits, so that their sigmoid is a probability.
+        calibrated: Gives the calibrated logits, by which losses are then measured.
+        have_own_labels: Whether the rate of positives is that of the data, by which probabilities are judged.
+    """
+    facts: dict[str, int] = {"rows": len(labels), "positives": int(labels.sum())}
+    probabilities = None
+    sample = slice(None, None, max(1, -(-len(labels) // MOST_ROWS_OF_ERRORS)))
+    reached = {"auc": metrics.auc(scores, labels)}
+    values = {"auc": metrics.auc_of_rows(scores[sample], labels[sample])}
+    if are_logits:
+        logits = scores if calibrated is None else calibrated(scores)
+        found = calibration_error(logits, labels)
+        reached["log_loss"] = metrics.log_loss(logits, labels)
+        reached["accuracy"] = metrics.accuracy(logits, labels)
+        reached["calibration_error"] = found.value
+        values["log_loss"] = metrics.log_losses(logits[sample], labels[sample])
+        if calibrated is not None:
+            reached["log_loss_uncalibrated"] = metrics.log_loss(scores, labels)
+            reached["calibration_error_uncalibrated"] = calibration_error(scores, labels).value
+        if have_own_labels and 0 < facts["positives"] < facts["rows"]:
+            constant, error = _against_the_rate(values["log_loss"], labels, labels[sample])
+            probabilities = Probabilities(**facts, log_loss=reached["log_loss"], log_loss_of_constant=constant,
+                                          standard_error=error, calibration=found,
+                                          is_calibrated=calibrated is not None)  # fmt: skip
+    if groups is not None:
+        reached["group_auc"] = metrics.group_auc(scores, labels, groups)
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
-    return defined, {"rows": len(rows.labels), "positives": int(rows.labels.sum())}
+    kept = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
+    return Evaluation(
+        {"rows": defined}, protocols={"rows": {**facts}}, values={"rows": kept}, probabilities=probabilities
+    )
+
+
+def _against_the_rate(losses: Values, labels: NDArray[np.bool_], sampled: NDArray[np.bool_]) -> tuple[float, float]:
+    """Log loss of the best constant, the rate of these very labels, and the standard error of the difference to it."""
+    rate = float(labels.mean())
+    of_constant = np.where(sampled, -np.log(rate), -np.log1p(-rate))
+    constant = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+    differences = losses - of_constant
+    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0
+    return float(constant), error
 
 
 def _sampled(answers: SplitScores) -> tuple[Ranking, str, Ranking | None]:

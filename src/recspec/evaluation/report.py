@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from recspec.metrics import Values
+from recspec.evaluation import warnings
+from recspec.evaluation.warnings import Difference, ModelWarning, Probabilities
 
+PerGroup = NDArray[np.floating]
 Metrics = dict[str, dict[str, float]]  # protocol -> metric -> value
-LOWER_IS_BETTER = ("log_loss",)
+LOWER_IS_BETTER = ("log_loss", "calibration_error", "log_loss_uncalibrated", "calibration_error_uncalibrated")
+NOT_COMPARED = ("calibration_error",)  # with baselines: a constant has none
 
 
 @dataclass(frozen=True)
@@ -19,13 +23,14 @@ class Evaluation:
 
     metrics: Metrics
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
-    values: dict[str, dict[str, Values]] = field(default_factory=dict, repr=False)  # metric values of each group
+    values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)  # of each group or row
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
+    probabilities: Probabilities | None = None  # of labelled rows of both classes
 
     @property
     def standard_errors(self) -> Metrics:
-        """Standard errors of the metrics that are means over groups."""
+        """Standard errors of the metrics that are means over groups or rows, and of AUC."""
         return {
             protocol: {name: _standard_error(values) for name, values in named.items() if len(values) > 1}
             for protocol, named in self.values.items()
@@ -55,22 +60,39 @@ class Report:
     def verdicts(self) -> tuple[str, ...]:
         """A sentence for each protocol and baseline that beats the model.
 
-        For a metric that is a mean over groups, the difference is given in standard errors over the same groups.
+        The difference is given in standard errors over the same groups or rows.
         """
         sentences = []
         for protocol, reached in self.model.metrics.items():
             for name, baseline in self.beside.items():
                 wins: dict[tuple[float, float], str] = {}  # equal metrics count once, as HR and recall of one positive
                 for metric, ours in reached.items():
+                    if metric in NOT_COMPARED:
+                        continue
                     theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
                     if theirs < ours if metric in LOWER_IS_BETTER else theirs > ours:
-                        by = _significance(self.model, baseline, protocol, metric)
+                        found = difference(self.model, baseline, protocol, metric)
+                        by = f" ({abs(found[0]) / found[1]:.1f} standard errors)" if found and found[1] else ""
                         wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
                 if wins:
                     first, others = list(wins.values())[:2], len(wins) - 2
                     more = f" and {others} more" if others > 0 else ""
                     sentences.append(f"{protocol}: {name} beats the model: {', '.join(first)}{more}")
         return tuple(sentences)
+
+    @property
+    def warnings(self) -> tuple[ModelWarning, ...]:
+        """What is wrong with the model, by this report."""
+        differences = []
+        for protocol, reached in self.model.metrics.items():
+            for name, baseline in self.beside.items():
+                for metric in (each for each in reached if each not in NOT_COMPARED):
+                    if found := difference(self.model, baseline, protocol, metric):
+                        both = reached[metric], baseline.metrics[protocol][metric]
+                        better_by = -found[0] if metric in LOWER_IS_BETTER else found[0]
+                        differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1]))
+        of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
+        return (*of_probabilities, *warnings.of_baselines(differences, self.split))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,21 +132,23 @@ class Report:
             "baselines": self.baselines,
             "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
+            "warnings": [each.to_dict() for each in self.warnings],
+            "probabilities": asdict(self.model.probabilities) if self.model.probabilities is not None else None,
             "left_out": {**self.model.left_out, **self.not_fitted},
         }
 
 
-def _standard_error(values: Values) -> float:
+def _standard_error(values: PerGroup) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def _significance(model: Evaluation, baseline: Evaluation, protocol: str, metric: str) -> str:
-    ours = model.values.get(protocol, {}).get(metric)
-    theirs = baseline.values.get(protocol, {}).get(metric)
+def difference(model: Evaluation, other: Evaluation, protocol: str, metric: str) -> tuple[float, float] | None:
+    """The other's metric minus the model's over the same groups or rows, and its standard error; None if unknown."""
+    ours, theirs = (each.values.get(protocol, {}).get(metric) for each in (model, other))
     if ours is None or theirs is None or len(ours) != len(theirs) or len(ours) < 2:
-        return ""
-    error = _standard_error(theirs - ours)
-    return f" ({(theirs - ours).mean() / error:.1f} standard errors)" if error else ""
+        return None
+    differences = theirs.astype(np.float64) - ours
+    return float(differences.mean()), _standard_error(differences)
 
 
 def _count(facts: Mapping[str, object], name: str) -> str:

@@ -3,15 +3,15 @@
     scorer = ROW_BASELINES["logistic_regression"](spec, ["train"])
     scorer.logits(columns)             # (B,) logits of labelled rows
 
-The constant needs numpy only; logistic regression needs scipy, from `pip install 'recspec[baselines]'`.
+The constant needs numpy only. Logistic regression needs scipy and boosted trees need LightGBM; both come with
+`pip install 'recspec[baselines]'`.
 
 Shapes: B rows; D columns of a one-hot matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec import metrics
-from recspec.errors import DataError, require_extra
-from recspec.evaluation.interactions import Scores, blocks, scalar
+from recspec.errors import require_extra
+from recspec.evaluation.boosted_trees import boosted_trees
+from recspec.evaluation.labelled_rows import (
+    Scorer,
+    count_both_classes,
+    labels_of,
+    num_values,
+    numbers_of,
+    row_blocks,
+    uniform,
+)
 from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, open_split
+from recspec.storage import Column, Ragged
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -40,27 +49,9 @@ STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
 """L2 strengths compared (inverse prior variance of a weight), from strong to weak; each fit starts from the last."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scorer:
-    """A fitted model that gives rows their logits."""
-
-    features: tuple[str, ...]  # columns that it reads
-    logits: Callable[[Mapping[str, Column]], Scores]  # (B,) logits of rows
-    facts: Mapping[str, object] = field(default_factory=dict)  # details of the fit, for a report
-
-
-def count_labels(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
-    """Number of rows of some splits, and number of positive rows."""
-    rows = positives = 0
-    for _, block in _row_blocks(spec, splits, (spec.label,)):
-        labels = _labels(block, spec)
-        rows, positives = rows + len(labels), positives + int(labels.sum())
-    return rows, positives
-
-
 def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
     """Gives every row the logit of the label's rate, the best constant."""
-    rows, positives = _count_both_classes(spec, splits)
+    rows, positives = count_both_classes(spec, splits)
     logit = float(np.log(positives / (rows - positives)))
     return Scorer((spec.label,), lambda columns: np.full(len(columns[spec.label]), logit))
 
@@ -76,8 +67,8 @@ def logistic_regression(
     the same rows give the same weights.
     """
     require_extra("scipy.sparse", "baselines")
-    num_rows, _ = _count_both_classes(spec, splits)
-    most_of_a_row = max(1, _num_values(spec, categorical=True) + 2 * _num_values(spec, categorical=False))
+    num_rows, _ = count_both_classes(spec, splits)
+    most_of_a_row = max(1, num_values(spec, categorical=True) + 2 * num_values(spec, categorical=False))
     share = min(1.0, most_entries / (num_rows * most_of_a_row))
     layout = _OneHot(spec, splits, share)
     kept, held_out = _read_sample(spec, splits, layout, share)
@@ -100,7 +91,7 @@ def logistic_regression(
 
 
 ROW_BASELINES: Mapping[str, Callable[[FeatureSpec, Sequence[str]], Scorer]] = MappingProxyType(
-    {"constant": constant, "logistic_regression": logistic_regression}
+    {"constant": constant, "logistic_regression": logistic_regression, "lightgbm": boosted_trees}
 )
 
 
@@ -113,10 +104,10 @@ class _OneHot:
     def __init__(self, spec: FeatureSpec, splits: Sequence[str], share: float) -> None:
         self.spec, self.numbers, self.ids = spec, spec.inputs(categorical=False), spec.inputs(categorical=True)
         self.features = (*self.numbers, *self.ids)
-        parts = [np.zeros((0, _num_values(spec, categorical=False)))]
-        for start, block in _row_blocks(spec, splits, self.numbers) if self.numbers else ():
-            values = _numbers(spec, block, self.numbers)
-            parts.append(values[_uniform(np.arange(start, start + len(values), dtype=np.uint64), 1) < share])
+        parts = [np.zeros((0, num_values(spec, categorical=False)))]
+        for start, block in row_blocks(spec, splits, self.numbers) if self.numbers else ():
+            values = numbers_of(spec, block, self.numbers)
+            parts.append(values[uniform(np.arange(start, start + len(values), dtype=np.uint64), 1) < share])
         held = np.concatenate(parts)
         self.mean = held.mean(axis=0) if len(held) else np.zeros(0)
         std = held.std(axis=0) if len(held) else np.ones(0)
@@ -133,7 +124,7 @@ class _OneHot:
         """(B, D) matrix: 1 for each id except padding and for the bin of a number; numbers are standardised."""
         sparse = require_extra("scipy.sparse", "baselines")
         num_rows = len(next(iter(columns.values())))
-        numbers = _numbers(self.spec, columns, self.numbers)
+        numbers = numbers_of(self.spec, columns, self.numbers)
         binned = [number for number, edges in enumerate(self.edges) if len(edges)]
         bins = [self.first_bin[j] + np.searchsorted(self.edges[j], numbers[:, j], side="right") for j in binned]
         lists = {name: self._without_padding(name, columns[name]) for name in self.ids}
@@ -163,22 +154,6 @@ class _OneHot:
         return kept.values.astype(np.int64), kept.lengths
 
 
-def _num_values(spec: FeatureSpec, *, categorical: bool) -> int:
-    """The most ids, or the count of numbers, in a row."""
-    return sum(spec.features[name].length or 1 for name in spec.inputs(categorical=categorical))
-
-
-def _numbers(spec: FeatureSpec, columns: Mapping[str, Column], names: Sequence[str]) -> NDArray[np.float64]:
-    """(B, number columns); lists padded to their length."""
-    num_rows = len(next(iter(columns.values())))
-    parts = [np.zeros((num_rows, 0))]
-    for name in names:
-        column, length = columns[name], spec.features[name].length
-        values = column.pad(length or 0) if isinstance(column, Ragged) else column
-        parts.append(values.reshape(num_rows, -1).astype(np.float64))
-    return np.concatenate(parts, axis=1)
-
-
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Edges between bins: a bin for each distinct value, or `NUM_BINS` bins of about equally many distinct values."""
     distinct = np.unique(values)
@@ -196,24 +171,15 @@ def _read_sample(
     """An even share of the rows, and those of it that are held out; a hash of the row's number picks both."""
     kept: list[_Block] = []
     held_out: list[_Block] = []
-    for first, block in _row_blocks(spec, splits, (*layout.features, spec.label)):
-        labels = _labels(block, spec)
+    for first, block in row_blocks(spec, splits, (*layout.features, spec.label)):
+        labels = labels_of(block, spec)
         numbers = np.arange(first, first + len(labels), dtype=np.uint64)
         matrix = layout.encode({name: block[name] for name in layout.features})
-        chosen, judging = _uniform(numbers, 1) < share, _uniform(numbers, 2) < HELD_OUT
+        chosen, judging = uniform(numbers, 1) < share, uniform(numbers, 2) < HELD_OUT
         for part, rows in ((kept, chosen & ~judging), (held_out, chosen & judging)):
             if rows.any():
                 part.append((matrix[np.flatnonzero(rows)], labels[rows]))
     return kept, held_out
-
-
-def _uniform(numbers: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
-    """A fixed number in [0, 1) for each row number, from splitmix64 with wrap-around."""
-    with np.errstate(over="ignore"):
-        bits = (numbers + np.uint64(salt << 40)) * np.uint64(0x9E3779B97F4A7C15)
-        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (bits >> np.uint64(11)) / 2.0**53
 
 
 def _num_rows(blocks: Sequence[_Block]) -> int:
@@ -262,27 +228,3 @@ def _fit_logistic(
     options = {"maxiter": 300, "ftol": tolerance, "gtol": 1e-7}
     found: NDArray[np.float64] = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
     return found
-
-
-def _row_blocks(
-    spec: FeatureSpec, splits: Sequence[str], features: Sequence[str]
-) -> Iterator[tuple[int, Mapping[str, Column]]]:
-    """Blocks of the rows of some splits, each with the number of its first row, counted over all the splits."""
-    before = 0
-    for split in splits:
-        reader = open_split(spec, split, features)
-        for start, block in blocks(reader):
-            yield before + start, block
-        before += reader.num_rows
-
-
-def _labels(block: Mapping[str, Column], spec: FeatureSpec) -> NDArray[np.bool_]:
-    positive: NDArray[np.bool_] = scalar(block[spec.label]).astype(np.float32) > 0
-    return positive
-
-
-def _count_both_classes(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
-    rows, positives = count_labels(spec, splits)
-    if not 0 < positives < rows:
-        raise DataError(f"of {rows:,} rows to fit {positives:,} are positive; labelled rows of both classes are needed")
-    return rows, positives

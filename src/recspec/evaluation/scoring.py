@@ -20,8 +20,8 @@ from recspec.distributed import Ranks
 from recspec.errors import SpecError, unknown
 from recspec.evaluation.interactions import ROWS_PER_BLOCK, Ids, Rows, Scores, blocks
 from recspec.evaluation.item_baselines import Ranker
+from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
-from recspec.evaluation.row_baselines import Scorer
 from recspec.loading import item_features
 from recspec.models import Model
 from recspec.spec import FeatureSpec
@@ -84,6 +84,7 @@ class SplitScores:
     of_rows: Callable[[], Scores]  # (rows,) of every row of the split, computed once
     ranker: Callable[[], Ranker]  # of all items, for the users with positives in the split
     gives_logits: bool = True
+    calibrated: Callable[[Scores], Scores] | None = None  # calibrated logits of logits, if the model is calibrated
     ranks: Ranks = field(default_factory=Ranks)
     progress: Progress = silent
 
@@ -101,7 +102,9 @@ def scores_of(
     ranks = ranks or Ranks()
     if isinstance(model, Model):
         rows = cache(partial(score_rows, model, question.spec, question.split, ranks, progress))
-        return SplitScores(question, rows, partial(ModelRanker, model, question), ranks=ranks, progress=progress)
+        ranker = partial(ModelRanker, model, question)
+        calibrated = model.calibrated if model.calibration is not None else None
+        return SplitScores(question, rows, ranker, calibrated=calibrated, ranks=ranks, progress=progress)
     if isinstance(model, Scorer):
         return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
     question.spec.require(("user", "item"), "a ranker")

@@ -30,6 +30,7 @@ TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 class Exportable(nn.Module):
     """A model as a function of its inputs in the order of the signature: probability (B, 1) and logit (B, 1).
 
+    The probability is calibrated if the model is; the logit is the model's own, as ranking uses it.
     With `autocast`, matrix products use that type.
     """
 
@@ -46,7 +47,7 @@ class Exportable(nn.Module):
                 items = {port.name: batch.pop(port.name) for port in self.signature.of_level("item")}
                 scores = self.model.score_items(batch, items)[0]
             logit = scores.float().unsqueeze(1)
-        return torch.sigmoid(logit), logit
+        return self.model.probabilities(logit), logit
 
 
 def as_model_batch(inputs: Mapping[Port, Tensor]) -> Batch:

@@ -179,6 +179,7 @@ def _write(trained: Bundle, check: Check, settings: ExportSettings, to: Path, te
         "format": settings.format,
         "precision": settings.precision,
         "computed": how,
+        "calibration": trained.card.calibration.method if trained.card.calibration is not None else "none",
         "signature": signature.to_dict(),
         "checked_on": origin,
         "difference": {
@@ -413,7 +414,7 @@ class Check:
         items = take(self.sample.batch, torch.from_numpy(rows))
         for port in self.signature.of_level("request"):
             items[port.name] = self.sample.batch[port.name][request : request + 1].expand_as(items[port.name])
-        return torch.sigmoid(self.model(items).float()).double().numpy()
+        return self.model.probabilities(self.model(items).float()).double().numpy()
 
 
 def sample_of(trained: Bundle, data: FeatureSpec | None) -> Sample:

@@ -67,7 +67,7 @@ class Predictor:
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
-        return torch.sigmoid(logits).cpu().numpy()
+        return self.model.probabilities(logits).cpu().numpy()
 
     @property
     def recommender(self) -> Recommender:

@@ -179,13 +179,14 @@ def _ranked(
     top_k: int | None,
 ) -> Ranking:
     """The answer, from the encoded request and candidates, and the logits (N,)."""
-    (once, many), logits = encoded, logits.cpu()
+    (once, many), probabilities = encoded, predictor.model.probabilities(logits).tolist()
+    logits = logits.cpu()
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
     given = _given(predictor, rows)
     ids = many.get(id_name(predictor, "item") or "")
     titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
-    scores, probabilities = logits.tolist(), torch.sigmoid(logits).tolist()
+    scores = logits.tolist()
     items = tuple(
         RankedItem(place, index, given[index], title, scores[index], probabilities[index])
         for place, (index, title) in enumerate(zip(order, titles, strict=True), start=1)

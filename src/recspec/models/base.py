@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, ClassVar, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import Embeddings, RowsHeld, cross_entropy, may_replace
+from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
@@ -132,6 +134,7 @@ class Model(nn.Module, ABC):
         spec.require(self.needs, type(self).__name__)
         self.spec = spec
         self.settings = settings
+        self.calibration: CalibrationMap | None = None  # of a trained model; see `probabilities`
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
@@ -189,6 +192,20 @@ class Model(nn.Module, ABC):
             pairs = {**repeat_rows(block, candidates), **tile_rows(items, num_rows(block))}
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Probabilities of the model's logits, of any shape: the sigmoid of the logits, calibrated if the model is.
+
+        A calibration is increasing, so logits rank as probabilities do.
+        """
+        return torch.sigmoid(logits if self.calibration is None else self.calibration(logits))
+
+    def calibrated(self, logits: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Calibrated logits of logits in memory, of a model that is calibrated."""
+        assert self.calibration is not None
+        with torch.inference_mode():
+            made: NDArray[np.floating] = self.calibration(torch.from_numpy(logits).to(self.device)).cpu().numpy()
+        return made
 
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""

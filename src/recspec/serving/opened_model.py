@@ -55,7 +55,7 @@ class TorchModel:
         with torch.inference_mode():
             tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
             logit = self._model(export.as_model_batch(tensors)).float().unsqueeze(1)
-            return {PROBABILITY: torch.sigmoid(logit).cpu().numpy(), LOGIT: logit.cpu().numpy()}
+            return {PROBABILITY: self._model.probabilities(logit).cpu().numpy(), LOGIT: logit.cpu().numpy()}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from recspec.training.weight_average import WeightAverage
 MAY_CHANGE = frozenset(
     {
         "affinity", "checkpoint_minutes", "embedding_backend", "keep_checkpoints", "log_every", "tensorboard",
-        "threads", "minutes", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
+        "threads", "minutes", "calibration", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
     }
 )  # fmt: skip
 """Settings that a continued run may change."""
@@ -90,6 +90,11 @@ class RunCheckpoints:
             checkpoint.write_tensors(self.best, whole, {"format": bundle.FORMAT, "epoch": epoch})
         else:
             checkpoint.take_part(whole)
+
+    def load_best(self) -> None:
+        """Give the model the weights of the best evaluation; every rank reads the rows that it holds."""
+        weights, _ = checkpoint.read_tensors(self.best, self.shards.held)
+        self.model.load_state_dict(weights)
 
     def restore(self) -> tuple[Progress, Sequence[str]]:
         """Continue from the newest whole checkpoint, which every rank reads; returns notes for the log too."""

@@ -11,6 +11,7 @@ import torch
 
 from recspec.distributed import Placement, Ranks, place
 from recspec.errors import SettingsError, SpecError, listed, unknown
+from recspec.evaluation import count_labels
 from recspec.loading import Loader, Part, holds_negatives, negatives_by_default
 from recspec.machine import cpu_is_intels, cpu_multiplies_bf16, parse_bytes
 from recspec.models import Model
@@ -71,6 +72,24 @@ def pick_valid(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
     if settings.valid_share:
         return Choice(HELD_OUT, f"no split valid; train.valid_share is {settings.valid_share}")
     return Choice("", "no split valid, and train.valid_share is 0")
+
+
+def check_calibration(spec: FeatureSpec, settings: TrainSettings, valid: Choice[str]) -> None:
+    """Refuse a calibration that no rows can fit: labelled rows of both classes that are not trained on."""
+    if settings.calibration == "none":
+        return
+    if not valid.value:
+        lacks = f"no rows to fit it on: {valid.reason}"
+    elif spec.has_series or pick_negatives(spec, settings).value:
+        lacks = "no labelled rows to fit it on: negatives are drawn, so the rate of positives is that of the drawing"
+    else:
+        splits = [valid.value] if valid.value in spec.splits else settings.train_splits
+        rows, positives = count_labels(spec, splits)
+        if 0 < positives < rows:
+            return
+        lacks = f"rows of one class: {positives:,} of {rows:,} rows of {listed(splits)} are positive"
+    raise SettingsError(f"{spec.folder}: train.calibration is {settings.calibration}, and there are {lacks}; "
+                        "set train.calibration=none")  # fmt: skip
 
 
 def pick_negatives(spec: FeatureSpec, settings: TrainSettings) -> Choice[int]:

@@ -24,9 +24,10 @@ from recspec.spec import FeatureSpec
 from recspec.training import run_folder
 from recspec.training.build import build_model, make_sampler
 from recspec.training.checkpoints import Progress, RunCheckpoints
+from recspec.training.judgement import judge
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
-from recspec.training.result import Result, write_bundle
+from recspec.training.result import Result, keeps_best, write_bundle
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import TrainingStep
@@ -270,10 +271,16 @@ class TrainingRun:
         state = self.progress
         for note in self.validation.disagreements(state):
             self.log.write("note", message=note)
+        best, metric = self.checkpoints.best, self.validation.metric
         with self._averaged():
-            result = write_bundle(
-                self.folder / run_folder.BUNDLE, self.built, state, self.checkpoints.best, self.validation.metric
-            )
+            if keeps_best(self.built, state):
+                self.checkpoints.load_best()
+            judgement = judge(self.validation, state)
+            for note in judgement.notes:
+                self.log.write("note", message=note)
+            result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)
+        for warning in result.warnings:
+            self.log.write("warning", **warning.to_dict())
         self.log.write(
             "done",
             bundle=str(result.bundle),
@@ -283,6 +290,8 @@ class TrainingRun:
             best=state.best,
             metric=self.validation.metric,
             metrics=state.best_metrics,
+            warnings=[each.to_dict() for each in result.warnings],
+            calibration=result.calibration.method if result.calibration is not None else "none",
             samples_per_second=result.samples_per_second,
             seconds=result.seconds,
         )

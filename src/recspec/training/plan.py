@@ -168,6 +168,8 @@ def make_plan(
         settings, model_settings, proposed = resolved.settings, resolved.model_settings, resolved.proposed
     companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec, settings)
+    if "train.calibration" not in proposed:
+        choices.check_calibration(spec, settings, valid)
     make = partial(MODELS[model_name], spec, model_settings)
     outline = Outline(make, settings, device)
     placement = choices.place_tables(outline, settings, ranks, precision.value)

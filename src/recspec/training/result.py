@@ -10,10 +10,12 @@ import torch
 
 from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
-from recspec.evaluation import id_feature, positives
+from recspec.calibration import Calibration
+from recspec.evaluation import ModelWarning, id_feature, positives
 from recspec.spec import FeatureSpec
 from recspec.training.build import Built
 from recspec.training.checkpoints import Progress
+from recspec.training.judgement import Judgement
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,20 @@ class Result:
     """`epochs`, `patience`, `falling`, `target` or `minutes`."""
     trace: Mapping[str, Sequence[float]]
     """Values by metric, and `epoch`, of each evaluation at the end of an epoch."""
+    warnings: Sequence[ModelWarning] = ()
+    """What is wrong with the model, by valid."""
+    calibration: Calibration | None = None
+    """The map that calibrates its probabilities."""
 
 
-def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, metric: str) -> Result:
+def write_bundle(
+    folder: Path, built: Built, progress: Progress, best: Path, metric: str, judgement: Judgement
+) -> Result:
     """Write the bundle on the first rank, with the weights of the file `best`, chosen by `metric`, if it keeps them."""
     plan, ranks, model = built.plan, built.ranks, built.model
     model.eval()
     weights = built.shards.whole(model.state_dict())
-    use_best = plan.settings.keep_best and progress.best is not None
+    use_best = keeps_best(built, progress)
     behind = progress.epochs(plan.steps_per_epoch)
     epoch = progress.best_epoch if use_best else behind
     stopped = progress.stopped or "epochs"
@@ -61,6 +69,8 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
         train=plan.settings.model_dump(mode="json"),
         trained=trained,
         metrics=progress.best_metrics if use_best else {},
+        calibration=judgement.calibration,
+        warnings=tuple(each.to_dict() for each in judgement.warnings),
     )
     if ranks.is_first:
         bundle.save(folder, model, card, seen=_seen(plan.spec), weights=best if use_best else weights)
@@ -68,8 +78,21 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
         checkpoint.take_part(weights)
     ranks.barrier()
     return Result(
-        folder, epoch, progress.best_metrics, progress.samples_per_second, progress.seconds, stopped, progress.trace
+        folder,
+        epoch,
+        progress.best_metrics,
+        progress.samples_per_second,
+        progress.seconds,
+        stopped,
+        progress.trace,
+        judgement.warnings,
+        judgement.calibration,
     )
+
+
+def keeps_best(built: Built, progress: Progress) -> bool:
+    """Whether the bundle gets the weights of the best evaluation instead of the last ones."""
+    return built.plan.settings.keep_best and progress.best is not None
 
 
 def _seen(spec: FeatureSpec) -> Seen | None:

@@ -117,6 +117,11 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     )
     target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")
+    calibration: Literal["none", "temperature", "isotonic"] = Field(
+        "none",
+        description="map of the trained model's logits that is fitted on valid and calibrates its probabilities; "
+        "temperature: a line (Guo et al., 2017; Platt, 1999); isotonic: pool adjacent violators, piecewise linear",
+    )
     precision: Precision = Field(
         "auto", description="arithmetic of a step; auto: the device's fastest (see docs/training.md)"
     )

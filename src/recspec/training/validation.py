@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from recspec import metrics
 from recspec.batch import take
 from recspec.errors import SettingsError, listed, unknown
-from recspec.evaluation import LOWER_IS_BETTER, EvaluateSettings, evaluate_model
+from recspec.evaluation import (
+    LOWER_IS_BETTER,
+    EvaluateSettings,
+    Evaluation,
+    Question,
+    difference,
+    evaluate_model,
+    evaluate_rows,
+    read_rows,
+    score_rows,
+)
 from recspec.loading import Loader
 from recspec.training.build import Built
 from recspec.training.checkpoints import Progress
@@ -39,6 +49,9 @@ class Validation:
         self.split, self.metric = self.plan.valid.value, self.plan.metric.value
         self.count = 0
         """Rows, users or groups behind the last value; of the rarer class for AUC."""
+        self.error_of_rise: float | None = None
+        """Standard error of the metric's difference between the last two evaluations, on the same rows or groups."""
+        self._last: Evaluation | None = None
 
     def resume(self, progress: Progress) -> list[str]:
         """Take up the metric by which the run that continues has chosen; a note if the run is over."""
@@ -56,20 +69,52 @@ class Validation:
 
     def measure(self) -> Metrics:
         """The metrics of the model as it is."""
-        self.model.eval()
-        if self.split == HELD_OUT:
-            return {"rows": self._of_held_out()}
-        protocol, ranks = self.metric.partition("/")[0], self.built.shards.evaluating
-        asked = EvaluateSettings(users=self.plan.settings.valid_users)
-        found = evaluate_model(
-            self.model, self.plan.spec, self.split, protocols=(protocol,), settings=asked, ranks=ranks
-        )
+        found, before = self.evaluate(), self._last
+        protocol, _, metric = self.metric.partition("/")
         about = {name: value for name, value in found.protocols[protocol].items() if isinstance(value, int)}
         if protocol == "rows":
             self._count_rows(about["rows"], about["positives"])
         else:
             self.count = about["groups"]
+        rise = difference(before, found, protocol, metric) if before is not None else None
+        self._last, self.error_of_rise = found, None if rise is None else rise[1]
         return found.metrics
+
+    def evaluate(self) -> Evaluation:
+        """The evaluation of the model as it is, under the protocol of the metric."""
+        self.model.eval()
+        if self.split == HELD_OUT:
+            logits, labels = self.rows()
+            return evaluate_rows(logits, labels, have_own_labels=self.plan.negatives.value == 0)
+        protocol, ranks = self.metric.partition("/")[0], self.built.shards.evaluating
+        return evaluate_model(
+            self.model, self.plan.spec, self.split, protocols=(protocol,), settings=self._asked(), ranks=ranks
+        )
+
+    def rows(self) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+        """Logits and labels of every row, on every rank."""
+        spec, ranks = self.plan.spec, self.built.shards.evaluating
+        if self.split != HELD_OUT:
+            return score_rows(self.model, spec, self.split, ranks), read_rows(spec, self.split).labels
+        logits, labels = [torch.zeros(0)], [torch.zeros(0)]
+        with torch.inference_mode():
+            for share in self._held_out.batches():
+                batch = take(share.batch, slice(0, share.num_rows))
+                logits.append(self.model(batch).float().cpu())
+                labels.append(batch[spec.label].float().cpu())
+        return ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy() > 0
+
+    def question(self, protocols: Sequence[str]) -> Question:
+        """What `evaluate` asks of the split, under some protocols."""
+        return Question(self.plan.spec, self.split, protocols, self._asked(), reads=self.model.features())
+
+    @property
+    def place(self) -> str:
+        """The rows that are evaluated, for messages."""
+        return "valid" if self.split != HELD_OUT else "the rows of train held out"
+
+    def _asked(self) -> EvaluateSettings:
+        return EvaluateSettings(users=self.plan.settings.valid_users)
 
     def is_best(self, found: Metrics, progress: Progress) -> bool:
         """Note in `progress` what was found and whether to stop; returns whether it is the best so far."""
@@ -95,7 +140,7 @@ class Validation:
         kept = progress.trace["epoch"].index(progress.best_epoch)
         notes = []
         for name in others:
-            values, lower = progress.trace[name], _is_lower(name)
+            values, lower = progress.trace[name], is_lower(name)
             at = values.index(min(values) if lower else max(values))
             error = standard_error(values[at], progress.count, bounded=not lower)
             if abs(values[at] - values[kept]) > STRONGLY * error:
@@ -107,7 +152,7 @@ class Validation:
 
     @property
     def _lower(self) -> bool:
-        return _is_lower(self.metric)
+        return is_lower(self.metric)
 
     def _why_stop(self, progress: Progress) -> str:
         """The reason to stop after the evaluations so far."""
@@ -154,26 +199,12 @@ class Validation:
             plan.spec, plan.settings, self.model, self.built.ranks, negatives=negatives, valid=self.split, held_out=True
         )
 
-    def _of_held_out(self) -> dict[str, float]:
-        """AUC and log loss of the rows of train that `valid_share` keeps from training."""
-        logits, labels = [torch.zeros(0)], [torch.zeros(0)]
-        with torch.inference_mode():
-            for share in self._held_out.batches():
-                batch = take(share.batch, slice(0, share.num_rows))
-                logits.append(self.model(batch).float().cpu())
-                labels.append(batch[self.plan.spec.label].float().cpu())
-        ranks = self.built.shards.evaluating
-        scores, truth = ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy()
-        self._count_rows(len(truth), int(truth.sum()))
-        found = {"auc": metrics.auc(scores, truth), "log_loss": metrics.log_loss(scores, truth)}
-        return {name: value for name, value in found.items() if not math.isnan(value)}
-
 
 def _flat(found: Metrics) -> dict[str, float]:
     """Values under `PROTOCOL/METRIC`."""
     return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
 
 
-def _is_lower(metric: str) -> bool:
+def is_lower(metric: str) -> bool:
     """Whether lower values are better."""
     return metric.partition("/")[2] in LOWER_IS_BETTER

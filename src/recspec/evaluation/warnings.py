@@ -1,0 +1,163 @@
+"""Warnings about a trained model: what is wrong, by which numbers, and what to do.
+
+Every function turns facts into warnings and reads nothing. What can't be judged gets no warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from recspec.calibration import CalibrationError
+
+Kind = Literal["worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small"]
+
+SIGNIFICANT = 2.0  # standard errors beyond which a difference is not noise
+SMALLEST_ERROR = 0.02
+"""Least calibration error to warn about. Prepared splits drift by about .01 between valid and test."""
+COARSE = 0.02  # standard error of a metric, as a share of its value, from which valid counts as small
+FEWEST_ROWS = 100  # to judge probabilities by
+
+
+@dataclass(frozen=True)
+class ModelWarning:
+    """One sentence on what is wrong and what to do, and its kind for programs."""
+
+    kind: Kind
+    message: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain values, as a log, a bundle and `--json` hold them."""
+        return {"kind": self.kind, "message": self.message}
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """How good a model's probabilities are on the rows of a split of both classes."""
+
+    rows: int
+    positives: int
+    log_loss: float
+    log_loss_of_constant: float  # of the split's own label rate for every row: no constant is better
+    standard_error: float  # of the difference of both losses
+    calibration: CalibrationError
+    is_calibrated: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The metric of one epoch on valid."""
+
+    epoch: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much a baseline is better than the model."""
+
+    baseline: str
+    metric: str  # PROTOCOL/METRIC
+    model: float
+    theirs: float
+    better_by: float  # in the metric's good direction
+    standard_error: float
+
+
+def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarning]:
+    """Warnings about probabilities: worse than a constant in log loss, or not what comes true."""
+    if found is None or found.rows < FEWEST_ROWS:
+        return []
+    warnings = []
+    calibrate = "calibrate the model (train --resume --set train.calibration=temperature)"
+    worse_by = found.log_loss - found.log_loss_of_constant
+    if worse_by > SIGNIFICANT * found.standard_error:
+        rate = found.positives / found.rows
+        told = f"log loss {found.log_loss:.4f} on {split} is worse than {found.log_loss_of_constant:.4f}, that of the "
+        told += f"label rate {rate:.3g} for every row"
+        remedy = "stop earlier (train.patience), raise dropout or regularisation, or " + calibrate
+        if found.is_calibrated:
+            remedy = f"the rows of {split} differ from those that the calibration was fitted on: check the split"
+        warnings.append(ModelWarning("worse_than_constant", f"{told}; {remedy}"))
+    error = found.calibration
+    if error.is_beyond_chance and error.value >= SMALLEST_ERROR:
+        what = {"overconfident": "the model is overconfident", "underconfident": "the model is underconfident"}.get(
+            error.lean, f"probabilities are {error.lean}"
+        )
+        told = f"{what}: probabilities are off by {error.value:.3f} on average on {split} (expected calibration error; "
+        told += f"chance alone gives {error.by_chance:.3f})"
+        remedy = f"{calibrate}, or raise dropout or regularisation" if error.lean == "overconfident" else calibrate
+        if found.is_calibrated:
+            remedy = f"the rows of {split} differ from those that it was calibrated on: train again with newer rows"
+        warnings.append(ModelWarning("overconfident", f"{told}; {remedy}"))
+    return warnings
+
+
+def of_trace(
+    trace: Sequence[Evaluated],
+    metric: str,
+    *,
+    lower_is_better: bool,
+    standard_error: float | None = None,
+    error_of_rise: float | None = None,
+    used_up: Literal["epochs", "minutes"] | None = None,
+) -> list[ModelWarning]:
+    """Warnings about the values of the metric on valid, one an evaluated epoch.
+
+    Args:
+        standard_error: Of the best value.
+        error_of_rise: Standard error of the difference of the last two values, over the same rows or groups.
+        used_up: The setting at whose limit training ended; None if it ended by itself.
+    """
+    if len(trace) < 2 or any(not np.isfinite(each.value) for each in trace):
+        return []
+    sign = -1.0 if lower_is_better else 1.0
+    values = [sign * each.value for each in trace]
+    best, last = int(np.argmax(values)), len(trace) - 1
+    warnings = []
+    rise = values[-1] - values[-2]
+    if used_up and best == last and error_of_rise is not None and rise > SIGNIFICANT * error_of_rise:
+        message = (
+            f"{metric} on valid was still {'falling' if lower_is_better else 'rising'} at the last epoch, "
+            f"{trace[-1].epoch:g}: {trace[-2].value:.4f} to {trace[-1].value:.4f}; train longer: --resume with a "
+            f"larger train.{used_up}"
+        )
+        warnings.append(ModelWarning("still_rising", message))
+    error, spread = standard_error, max(values) - min(values)
+    if error is not None and spread < SIGNIFICANT * error and error > COARSE * abs(trace[best].value):
+        message = (
+            f"valid is too small to choose an epoch on: {metric} has a standard error of {error:.4f}, and the epochs "
+            f"differ by {spread:.4f}; prepare the data with a larger valid split, or compare several seeds "
+            "(train.seed)"
+        )
+        warnings.append(ModelWarning("valid_too_small", message))
+    return warnings
+
+
+def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWarning]:
+    """A warning for each protocol under which baselines are better by more than the standard error of the difference.
+
+    It names the clearest difference and the other baselines.
+    """
+    ahead: dict[str, list[Difference]] = {}
+    for each in differences:
+        if each.better_by > each.standard_error > 0:
+            ahead.setdefault(each.metric.partition("/")[0], []).append(each)
+    warnings = []
+    for found in ahead.values():
+        first = max(found, key=_errors)
+        others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
+        message = (
+            f"{first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: {first.metric} "
+            f"{first.theirs:.4f} against {first.model:.4f}{f' (so do {others})' if others else ''}; search for better "
+            f"settings with `recspec tune`, or use {first.baseline}"
+        )
+        warnings.append(ModelWarning("worse_than_baseline", message))
+    return warnings
+
+
+def _errors(difference: Difference) -> float:
+    return difference.better_by / difference.standard_error

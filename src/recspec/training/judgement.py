@@ -1,0 +1,98 @@
+"""What is said of a model at the end of its training: calibration and warnings, by valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from recspec.calibration import Calibration, Method, fit
+from recspec.errors import DataError, RecspecError
+from recspec.evaluation import Evaluation, ModelWarning, Report, evaluate_baselines, evaluate_rows, warnings
+from recspec.nn import CalibrationMap
+from recspec.training.checkpoints import Progress
+from recspec.training.validation import Validation, is_lower
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The warnings about a model, its calibration, and notes on both."""
+
+    warnings: tuple[ModelWarning, ...] = ()
+    calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
+
+
+def judge(validation: Validation, progress: Progress) -> Judgement:
+    """Judge the weights that a run keeps, and calibrate the model if asked to; every rank takes part.
+
+    Valid, which has chosen the epoch, is read again: numbers of it are a little too good, and test alone is unseen.
+    """
+    plan = validation.plan
+    if not validation.split or progress.best is None:
+        return Judgement()
+    found, calibration, notes = validation.evaluate(), None, list[str]()
+    if plan.settings.calibration != "none":
+        calibration, found, notes = _calibrated(validation, found, plan.settings.calibration)
+    told = [
+        *of_run(validation, found, progress),
+        *warnings.of_probabilities(found.probabilities, validation.place),
+        *_beside_popularity(validation, found),
+    ]
+    return Judgement(tuple(told), calibration, tuple(notes))
+
+
+def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Sequence[ModelWarning]:
+    """Warnings about the course of the metric, which `found` has of the kept weights."""
+    protocol, _, name = validation.metric.partition("/")
+    epochs, values = progress.trace.get("epoch", ()), progress.trace.get(validation.metric, ())
+    limits: Mapping[str, Literal["epochs", "minutes"]] = {"": "epochs", "minutes": "minutes"}
+    return warnings.of_trace(
+        [warnings.Evaluated(epoch, value) for epoch, value in zip(epochs, values, strict=False)],
+        validation.metric,
+        lower_is_better=is_lower(validation.metric),
+        standard_error=found.standard_errors.get(protocol, {}).get(name),
+        error_of_rise=validation.error_of_rise,
+        used_up=limits.get(progress.stopped),
+    )
+
+
+def _calibrated(
+    validation: Validation, found: Evaluation, method: Method
+) -> tuple[Calibration | None, Evaluation, list[str]]:
+    """The calibration, the evaluation with it, and a note; without rows of both classes, why there is none."""
+    model, (logits, labels) = validation.model, validation.rows()
+    try:
+        calibration = fit(logits, labels, method)
+    except DataError as error:
+        return None, found, [f"not calibrated (train.calibration={method}): {error}"]
+    before = evaluate_rows(logits, labels)
+    model.calibration = CalibrationMap(calibration).to(model.device)
+    after = evaluate_rows(logits, labels, calibrated=model.calibrated, have_own_labels=found.probabilities is not None)
+    old, new = (each.metrics["rows"] for each in (before, after))
+    changes = ", ".join(
+        f"{name.replace('_', ' ')} {old[name]:.4f} to {new[name]:.4f}" for name in ("log_loss", "calibration_error")
+    )
+    twice = "valid is used twice, for the epoch and for this, so judge it on test"
+    kept = Evaluation(
+        {**found.metrics, "rows": after.metrics["rows"]} if "rows" in found.metrics else found.metrics,
+        found.protocols,
+        found.values,
+        probabilities=after.probabilities,
+    )
+    return calibration, kept, [f"calibrated on {validation.place} by {method}: {changes}; {twice}"]
+
+
+def _beside_popularity(validation: Validation, found: Evaluation) -> Sequence[ModelWarning]:
+    """A warning if popularity, which costs one pass over the rows, ranks better."""
+    plan, protocol = validation.plan, validation.metric.partition("/")[0]
+    if protocol == "rows" or plan.model == "popularity" or not validation.built.ranks.is_first:
+        return ()
+    question = validation.question((protocol,))
+    try:
+        beside, _ = evaluate_baselines(question, plan.settings.train_splits, names=("popularity",))
+    except RecspecError:  # data without users or items has no popularity
+        return ()
+    name = validation.metric.partition("/")[2]
+    ours = Evaluation({protocol: {name: found.metrics[protocol][name]}}, values=found.values)
+    return Report(validation.split, ours, beside).warnings

@@ -1,0 +1,138 @@
+"""Warnings about a model, by hand: when they come, when they stay away, what they say."""
+
+import pytest
+
+from recspec.calibration import CalibrationError, Lean
+from recspec.evaluation.warnings import (
+    Difference,
+    Evaluated,
+    Probabilities,
+    of_baselines,
+    of_probabilities,
+    of_trace,
+)
+
+
+def probabilities(
+    log_loss: float = 0.5,
+    constant: float = 0.63,
+    *,
+    rows: int = 10_000,
+    error: float = 0.01,
+    calibration: float = 0.01,
+    lean: Lean = "overconfident",
+    is_calibrated: bool = False,
+) -> Probabilities:
+    found = CalibrationError(calibration, by_chance=0.012, chance_std=0.002, lean=lean)
+    return Probabilities(rows, rows // 3, log_loss, constant, error, found, is_calibrated)
+
+
+def test_a_healthy_model_gets_no_warning() -> None:
+    assert of_probabilities(probabilities(), "valid") == []
+    rising = [Evaluated(epoch, value) for epoch, value in enumerate((0.6, 0.7, 0.75, 0.74), start=1)]
+    assert of_trace(rising, "rows/auc", lower_is_better=False, standard_error=0.001, used_up="epochs") == []
+    assert of_baselines([Difference("popularity", "full/ndcg@10", 0.2, 0.1, -0.1, 0.01)], "valid") == []
+
+
+def test_what_can_not_be_judged_gets_no_warning() -> None:
+    assert of_probabilities(None, "valid") == []
+    assert of_probabilities(probabilities(2.0, rows=99, calibration=0.4), "valid") == []
+    assert of_trace([], "rows/auc", lower_is_better=False, used_up="epochs") == []
+    assert of_trace([Evaluated(1, 0.5)], "rows/auc", lower_is_better=False, standard_error=0.1, used_up="epochs") == []
+    nan = [Evaluated(1, 0.5), Evaluated(2, float("nan"))]
+    assert of_trace(nan, "rows/auc", lower_is_better=False, standard_error=0.1, used_up="epochs") == []
+    assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.0)], "valid") == []  # no standard error
+    assert of_baselines([], "valid") == []
+
+
+def test_worse_than_a_constant_names_both_losses_and_the_remedies() -> None:
+    (warning,) = of_probabilities(probabilities(1.15), "valid")
+    assert warning.to_dict() == {
+        "kind": "worse_than_constant",
+        "message": "log loss 1.1500 on valid is worse than 0.6300, that of the label rate 0.333 for every row; stop "
+        "earlier (train.patience), raise dropout or regularisation, or calibrate the model "
+        "(train --resume --set train.calibration=temperature)",
+    }
+    assert of_probabilities(probabilities(0.649), "valid") == []  # within two standard errors of .01
+
+
+@pytest.mark.parametrize(
+    ("lean", "told"),
+    [
+        ("overconfident", "the model is overconfident: "),
+        ("underconfident", "the model is underconfident: "),
+        ("too high", "probabilities are too high: "),
+        ("too low", "probabilities are too low: "),
+    ],
+)
+def test_a_calibration_error_beyond_chance_says_which_way(lean: Lean, told: str) -> None:
+    (warning,) = of_probabilities(probabilities(calibration=0.1, lean=lean), "test")
+    assert warning.kind == "overconfident"
+    assert warning.message.startswith(
+        f"{told}probabilities are off by 0.100 on average on test (expected calibration error; chance alone gives "
+        "0.012); calibrate the model (train --resume --set train.calibration=temperature)"
+    )
+    assert of_probabilities(probabilities(calibration=0.0179, lean=lean), "test") == []  # within chance
+    assert of_probabilities(probabilities(calibration=0.0199, lean=lean), "test") == []  # beyond chance, but small
+
+
+def test_a_calibrated_model_is_not_told_to_calibrate() -> None:
+    for warning in of_probabilities(probabilities(1.15, calibration=0.2, is_calibrated=True), "test"):
+        assert "the rows of test differ from those" in warning.message
+        assert "train.calibration" not in warning.message
+
+
+def of_values(*values: float, lower: bool = False, **facts: object) -> list[str]:
+    trace = [Evaluated(epoch, value) for epoch, value in enumerate(values, start=1)]
+    found = of_trace(trace, "rows/auc", lower_is_better=lower, **{"used_up": "epochs", **facts})  # type: ignore[arg-type]
+    return [warning.message for warning in found]
+
+
+def test_still_rising_at_the_last_epoch() -> None:
+    (rising,) = of_values(0.6, 0.7, 0.8, error_of_rise=0.01)
+    assert rising == (
+        "rows/auc on valid was still rising at the last epoch, 3: 0.7000 to 0.8000; train longer: --resume with a "
+        "larger train.epochs"
+    )
+    (falling,) = of_values(0.8, 0.7, 0.6, lower=True, error_of_rise=0.01, used_up="minutes")
+    assert "was still falling at the last epoch, 3: 0.7000 to 0.6000" in falling
+    assert falling.endswith("a larger train.minutes")
+
+
+def test_a_rise_within_noise_an_earlier_best_epoch_and_an_end_by_itself_are_no_reason_to_go_on() -> None:
+    assert of_values(0.6, 0.7, 0.719, error_of_rise=0.01) == []
+    assert of_values(0.6, 0.9, 0.8, error_of_rise=0.01) == []
+    assert of_values(0.6, 0.7, 0.8, error_of_rise=0.01, used_up=None) == []
+    assert of_values(0.6, 0.7, 0.8) == []  # the noise is unknown
+
+
+def test_valid_is_too_small_if_its_noise_hides_every_difference_of_epochs() -> None:
+    (told,) = of_values(0.62, 0.63, 0.61, standard_error=0.03)
+    assert told == (
+        "valid is too small to choose an epoch on: rows/auc has a standard error of 0.0300, and the epochs differ by "
+        "0.0200; prepare the data with a larger valid split, or compare several seeds (train.seed)"
+    )
+    assert of_values(0.5, 0.63, 0.61, standard_error=0.03) == []  # epochs differ by more than noise
+    assert of_values(0.6300, 0.6301, 0.6299, standard_error=0.001) == []  # a large valid, and nothing to choose
+
+
+def test_baselines_ahead_by_more_than_a_standard_error_share_a_warning_by_protocol() -> None:
+    found = of_baselines(
+        [
+            Difference("item_knn", "full/ndcg@10", 0.022, 0.073, 0.051, 0.003),
+            Difference("item_knn", "full/mrr", 0.02, 0.03, 0.01, 0.003),
+            Difference("popularity", "full/ndcg@10", 0.022, 0.028, 0.006, 0.003),
+            Difference("ease", "full/ndcg@10", 0.022, 0.024, 0.002, 0.003),
+            Difference("lightgbm", "rows/log_loss", 0.5, 0.4, 0.1, 0.02),
+        ],
+        "test",
+    )
+    ranking, of_rows = (warning.message for warning in found)
+    assert ranking == (
+        "item_knn beats the model on test by 17.0 standard errors: full/ndcg@10 0.0730 against 0.0220 (so do "
+        "popularity); search for better settings with `recspec tune`, or use item_knn"
+    )
+    assert of_rows == (
+        "lightgbm beats the model on test by 5.0 standard errors: rows/log_loss 0.4000 against 0.5000; search for "
+        "better settings with `recspec tune`, or use lightgbm"
+    )
