@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -83,6 +85,14 @@ def test_dlrm_multiplies_vectors_of_ids_with_many_rows_only() -> None:
     rare = proposed("dlrm", facts(1990, (10, 199.0), (10, 199.0)))
     assert rare["interaction"] == "cat"
     assert "embedding_std" not in rare
+
+
+@pytest.mark.parametrize("model", CLICK_MODELS)
+def test_interactions_get_sizes_alone(model: str) -> None:
+    about = replace(facts(1000, (10, 100.0), (10, 100.0)), task="interactions")
+    found = proposed(model, about)
+    assert found["dropout"] == 0.1
+    assert not [name for name in found if name.startswith("train.") or name in ("interaction", "embedding_std")]
 
 
 @pytest.mark.parametrize("about", [facts(9000, (3, 3000.0)), facts(9000, numbers=3), facts(10**9, (3, 1e9 / 3))])

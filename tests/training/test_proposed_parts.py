@@ -1,4 +1,4 @@
-"""Proposed settings of parts of a model: those that its given settings leave out, and given settings that forbid them."""
+"""Proposed settings of parts of a model: parts that are absent or frozen, and given settings that forbid a decay."""
 
 from __future__ import annotations
 

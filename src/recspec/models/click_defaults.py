@@ -83,8 +83,11 @@ def decay(facts: DataFacts) -> float:
 def training(facts: DataFacts, tables: Mapping[str, float]) -> Proposals:
     """Settings of training: batch size, learning rate, and the update of embeddings.
 
-    `tables` gives for each part of the model with embeddings its share of the decay.
+    `tables` gives for each part of the model with embeddings its share of the decay. Nothing for interactions, whose
+    drawn negatives are other data than these rules were fitted on.
     """
+    if facts.task == "interactions":
+        return {}
     found: dict[str, tuple[object, str]] = {
         "train.batch_size": (batch_size(facts), f"the power of two up to 4 sqrt({facts.samples:,} samples)"),
         "train.learning_rate": (LEARNING_RATE, "the rate of Adam that these rules were fitted with"),

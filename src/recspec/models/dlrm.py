@@ -72,9 +72,11 @@ class Dlrm(Tabular):
             "top": (rules.hidden(facts), size),
             "dropout": (0.1, size),
         }
-        if vectors > 1 and per_id < rules.DENSE_IDS:
+        if vectors == 1 or facts.task == "interactions":
+            return found
+        if per_id < rules.DENSE_IDS:
             found["interaction"] = ("cat", f"{per_id:.3g} training rows per id are too few for dot products")
-        elif vectors > 1:
+        else:
             found["embedding_std"] = (0.1, "dot products of vectors near zero learn slowly")
         return found
 
