@@ -187,7 +187,7 @@ def test_a_label_that_is_none_is_told_alike_by_check_training_and_evaluation(run
 def test_the_start_says_what_is_frozen_capped_and_not_divided(run: Cli, tmp_path: Path) -> None:
     folder = worked_example(tmp_path / "data")
     settings = ["embedding_dim=4", "bottom=[4]", "top=[4]", "epochs=1", "frozen=[embeddings, bottom]",
-                "max_table_size=100", "shard_embeddings=always"]  # fmt: skip
+                "max_table_size=100", "shard_embeddings=always", "interaction=dot"]  # fmt: skip
     options = [part for each in settings for part in ("--set", each)]
     status, _, said = run("train", "dlrm", folder, tmp_path / "run", *options)
     assert status == 0, said

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch
 from recspec.errors import unknown
+from recspec.models import click_defaults as rules
 from recspec.models.base import (
     DECAY_SPACE,
     POSITIVE,
@@ -28,9 +29,13 @@ from recspec.models.base import (
     UniformStd,
     Widths,
 )
+from recspec.models.facts import DataFacts, Proposals
 from recspec.models.tabular import Part, Tabular
 from recspec.nn import CrossNetwork, Mlp, RowsHeld, embedding_widths, linear_of_parts
 from recspec.spec import FeatureSpec
+
+FULL_CROSS = 1024
+"""Most columns of x_0 for which cross layers have full matrices by default; beyond, their rank is a quarter of it."""
 
 
 class DcnV2Settings(config.Settings):
@@ -78,6 +83,24 @@ class DcnV2(Tabular):
         }
     )
     settings: DcnV2Settings
+
+    @classmethod
+    def defaults(cls, facts: DataFacts) -> Proposals:
+        """See `Model.defaults`: a parallel MLP, and cross layers with full matrices up to `FULL_CROSS` columns."""
+        found = dict(rules.training(facts, {"embeddings": 1.0}))
+        if rules.is_published_size(facts):
+            return found
+        size, width = f"{facts.samples:,} samples", rules.embedding_dim(facts)
+        columns = width * len(facts.ids) + facts.numbers
+        full = columns <= FULL_CROSS
+        return found | {
+            "embedding_dim": (width, size),
+            "bottom": ((), "numbers enter the cross layers as they are"),
+            "cross_rank": (0 if full else FULL_CROSS // 4, f"x_0 has {columns:,} columns"),
+            "top": (rules.hidden(facts), size),
+            "structure": ("parallel", size),
+            "dropout": (0.1, size),
+        }
 
     def __init__(self, spec: FeatureSpec, settings: DcnV2Settings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

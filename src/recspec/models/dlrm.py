@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch
+from recspec.models import click_defaults as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
+from recspec.models.facts import DataFacts, Proposals
 from recspec.models.tabular import Part, Tabular
 from recspec.nn import Mlp, RowsHeld, dot_interaction, linear_of_parts
 from recspec.spec import FeatureSpec
@@ -61,6 +63,34 @@ class Dlrm(Tabular):
         }
     )  # fmt: skip
     settings: DlrmSettings
+
+    @classmethod
+    def defaults(cls, facts: DataFacts) -> Proposals:
+        """See `Model.defaults`: dot products for ids with many rows, else all vectors concatenated.
+
+        Dot products of rare ids hold no effect of a single feature, and stay at zero once decay has shrunk them.
+        """
+        found = dict(rules.training(facts, {"embeddings": 1.0}))
+        vectors, per_id = len(facts.ids) + bool(facts.numbers), rules.rows_per_id(facts)
+        if vectors == 1:
+            found["interaction"] = ("cat", "there is one vector only, and dot products take two")
+        if rules.is_published_size(facts):
+            return found
+        size = f"{facts.samples:,} samples"
+        width = rules.embedding_dim(facts)
+        found |= {
+            "embedding_dim": (width, size),
+            "bottom": ((4 * width, width), size),
+            "top": (rules.hidden(facts), size),
+            "dropout": (0.1, size),
+        }
+        if vectors == 1 or facts.task == "interactions":
+            return found
+        if per_id < rules.DENSE_IDS:
+            found["interaction"] = ("cat", f"{per_id:.3g} training rows per id are too few for dot products")
+        else:
+            found["embedding_std"] = (0.1, "dot products of vectors near zero learn slowly")
+        return found
 
     def __init__(self, spec: FeatureSpec, settings: DlrmSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

@@ -25,6 +25,7 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.models import base
+from recspec.models import click_defaults as rules
 from recspec.models.base import (
     DECAY_SPACE,
     POSITIVE,
@@ -44,8 +45,8 @@ INDICATOR_MOST_IDS = 10_000
 HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
 """Odd 64-bit constants (xxHash's second and fourth prime) that spread a cross over its buckets."""
 
-HIDDEN_BY_ROWS = ((100_000, (64, 32)), (1_000_000, (128, 64)), (10_000_000, (256, 128, 64)))
-"""Default widths of the MLP up to so many training rows; the published ones beyond."""
+WIDE_SHARE = 1 / 30
+"""Share of the embeddings' decay that the linear part gets: its weights are the effects of single ids."""
 
 
 class WideDeepSettings(config.Settings):
@@ -126,9 +127,16 @@ class WideDeep(Model):
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
-        """Widths of the MLP by the number of rows: on 40,000 rows, 5 x 1024 take 300 times as long as 64, 32."""
-        hidden = next((widths for rows, widths in HIDDEN_BY_ROWS if facts.rows <= rows), None)
-        return {} if hidden is None else {"hidden": (hidden, f"{facts.rows:,} training rows")}
+        """See `Model.defaults`: on 40,000 rows, the published 5 x 1024 take 300 times as long as 64, 32."""
+        found = dict(rules.training(facts, {"deep.embeddings": 1.0, "wide.tables": WIDE_SHARE}))
+        if rules.is_published_size(facts):
+            return found
+        size = f"{facts.samples:,} samples"
+        return found | {
+            "hidden": (rules.hidden(facts), size),
+            "embedding_dim": (rules.embedding_dim(facts), size),
+            "dropout": (0.1, size),
+        }
 
     def features(self) -> tuple[str, ...]:
         """The features of both parts."""

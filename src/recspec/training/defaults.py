@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +20,7 @@ from recspec.evaluation import id_feature
 from recspec.files import PathError, read_text
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import DataFacts, IdFacts, Model, Proposals, Task
+from recspec.nn import without_memory
 from recspec.spec import FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Ragged, open_split
 from recspec.training.choices import Choice
@@ -86,6 +87,7 @@ def resolve(
         merged.fill(dict(_as_at_the_start(so_far, merged)))
     else:
         merged.fill(merged.suited(model.defaults(facts)))
+        merged.leave_out_absent_parts(lambda: model(spec, merged.model_settings))
         # Each step depends on what the ones before have chosen.
         merged.fill(dict(_held_out(spec, merged.settings, facts)))
         if _is_validated(spec, merged.settings):
@@ -108,7 +110,31 @@ class _Merged:
         theirs = named.get("train.optimizer", (TrainSettings.model_fields["optimizer"].default, ""))[0]
         if "optimizer" in self.settings.model_fields_set and self.settings.optimizer != theirs:
             return {name: each for name, each in named.items() if name.partition(".")[2] not in _OF_OPTIMIZERS}
+        parts = named.get("train.parts", ({}, ""))[0]
+        if isinstance(parts, Mapping) and any("weight_decay" in own for own in parts.values()):
+            sparse = self.settings.sparse_gradients == "always" or self.settings.embedding_backend == "fbgemm"
+            if sparse or "weight_decay" in self.settings.model_fields_set:
+                del named["train.parts"]
         return named
+
+    def leave_out_absent_parts(self, make: Callable[[], Model]) -> None:
+        """Take back what was proposed for parts that the model, with its given settings, does not have or freezes."""
+        if "train.parts" not in self.proposed:
+            return
+        trained = [
+            f"{name}."
+            for name, _ in without_memory(make).named_parameters()
+            if not any(f"{name}.".startswith(f"{part}.") for part in self.settings.frozen)
+        ]
+        kept = {
+            part: own
+            for part, own in self.settings.parts.items()
+            if any(name.startswith(f"{part}.") for name in trained)
+        }
+        reason = self.proposed.pop("train.parts").reason
+        self.settings = _with(self.settings, {"parts": kept})
+        if kept:
+            self.proposed["train.parts"] = Choice(kept, reason)
 
     def fill(self, proposals: Proposals) -> None:
         """Take each proposal for a setting that has no value yet, unless a given setting does not go with it."""
@@ -143,7 +169,7 @@ class _Merged:
         return True
 
 
-_OF_OPTIMIZERS = frozenset(OptimizerSettings.model_fields)
+_OF_OPTIMIZERS = frozenset({*OptimizerSettings.model_fields, "parts"})
 
 
 def _with(settings: config.SettingsType, values: Mapping[str, object]) -> config.SettingsType:
