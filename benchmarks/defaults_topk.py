@@ -21,11 +21,10 @@ import argparse
 import hashlib
 import itertools
 import json
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from recspec import config
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
 from recspec.evaluation import evaluate_model, positives
+from recspec.evaluation.interactions import Interactions
 from recspec.evaluation.item_baselines import BASELINES, scale
 from recspec.machine import keep_freed_memory
 from recspec.models import MODELS
@@ -50,11 +50,11 @@ METRIC = "full/ndcg@10"
 Events = NDArray[np.int64]
 """(E, 3) user, item and place in time of each event."""
 
-GRIDS: Mapping[str, Mapping[str, Sequence[object]]] = {
+GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "popularity": {},
     "item_knn": {"k": (20, 100), "shrink": (0.0, 10.0, 50.0)},
     "ease": {"l2": (10.0, 30.0, 100.0, 300.0)},
-    "ials": {"factors": (64,), "l2": (1.0, 3.0, 10.0), "alpha": (1.0, 3.0, 10.0, 30.0)},
+    "ials": {"factors": (64,), "l2": (1.0, 3.0, 10.0), "alpha": (1.0, 3.0, 10.0)},
 }
 """Settings of the classics; `l2` is in multiples of `scale`."""
 
@@ -174,10 +174,10 @@ def prepare(name: str, raw: Path, folder: Path) -> FeatureSpec:
     return FeatureSpec.load(folder)
 
 
-def facts(spec: FeatureSpec) -> dict[str, float]:
+def facts(spec: FeatureSpec) -> dict[str, Any]:
     """The size and the density of a set's train split."""
     known = positives(spec, ["train"])
-    users, items = np.count_nonzero(np.diff(known.offsets)), np.count_nonzero(known.counts)
+    users, items = int(np.count_nonzero(np.diff(known.offsets))), int(np.count_nonzero(known.counts))
     return {
         "rows": known.num_pairs, "users": users, "items": items, "catalogue": known.num_items - 1,
         "rows_per_user": known.num_pairs / users, "rows_per_item": known.num_pairs / items,
@@ -209,7 +209,10 @@ class Results:
             file.write(json.dumps(line, default=str) + "\n")
         full = line["valid"]["full"], line["test"]["full"]
         said = "  ".join(f"{each['ndcg@10'][0]:.4f} {each['hit_rate@10'][0]:.4f}" for each in full)
-        print(f"{line['set']:13}{line['label']:34}{said}  epoch {line.get('best_epoch', '-')}  {line['seconds']} s", flush=True)
+        print(
+            f"{line['set']:13}{line['label']:34}{said}  epoch {line.get('best_epoch', '-')}  {line['seconds']} s",
+            flush=True,
+        )
 
 
 def measure(model: Any, spec: FeatureSpec) -> dict[str, Any]:
@@ -218,7 +221,10 @@ def measure(model: Any, spec: FeatureSpec) -> dict[str, Any]:
     for split in ("valid", "test"):
         evaluated = evaluate_model(model, spec, split, protocols=PROTOCOLS)
         found[split] = {
-            of: {name: (evaluated.metrics[of][name], evaluated.standard_errors[of][name]) for name in ("hit_rate@10", "ndcg@10")}
+            of: {
+                name: (evaluated.metrics[of][name], evaluated.standard_errors[of][name])
+                for name in ("hit_rate@10", "ndcg@10")
+            }
             for of in PROTOCOLS
         }
     return found
@@ -231,19 +237,32 @@ def run_classics(name: str, spec: FeatureSpec, results: Results, only: Sequence[
         grid = GRIDS[classic]
         for values in itertools.product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
-            own = {**settings, **({"l2": settings["l2"] * scale(known)} if "l2" in settings else {})}
+            own = {name: value * scale(known) if name == "l2" else value for name, value in settings.items()}
             label = " ".join([classic, *(f"{key}={value:g}" for key, value in settings.items())])
             key = {"set": name, "model": classic, "label": label, "settings": settings}
-            results.add(key, lambda classic=classic, own=own: measure(BASELINES[classic](known, **own), spec))
+            results.add(key, partial(_of_classic, classic, own, known, spec))
 
 
-def run_training(name: str, spec: FeatureSpec, label: str, trial: Mapping[str, Any], seed: int, results: Results) -> None:
+def _of_classic(classic: str, settings: Mapping[str, Any], known: Interactions, spec: FeatureSpec) -> dict[str, Any]:
+    return measure(BASELINES[classic](known, **settings), spec)
+
+
+def run_training(
+    name: str, spec: FeatureSpec, label: str, trial: Mapping[str, Any], seed: int, results: Results
+) -> None:
     """One experiment of a panel, with the value on valid after each evaluation."""
     recipe = config.load_recipe(trial["recipe"]) if "recipe" in trial else config.Recipe()
     sections: dict[str, type[config.Settings]] = {"settings": MODELS[trial["model"]].Settings, "train": TrainSettings}
     given = config.assign(config.parse_assignments(trial.get("set", ())), sections)
     own = {**recipe.settings, **given["settings"]}
-    how = {"metric": METRIC, "tensorboard": False, "checkpoint_minutes": 60, "seed": seed, **recipe.train, **given["train"]}
+    how = {
+        "metric": METRIC,
+        "tensorboard": False,
+        "checkpoint_minutes": 60,
+        "seed": seed,
+        **recipe.train,
+        **given["train"],
+    }
     key = {"set": name, "model": trial["model"], "label": label, "settings": own, "train": how}
 
     def trained() -> dict[str, Any]:
@@ -261,7 +280,12 @@ def run_training(name: str, spec: FeatureSpec, label: str, trial: Mapping[str, A
                 model_settings=config.build(MODELS[trial["model"]].Settings, "settings", own),
             )  # fmt: skip
             model = bundle.load(result.bundle).model
-        return {**measure(model, spec), "trace": trace, "best_epoch": result.best_epoch, "train_seconds": result.seconds}
+        return {
+            **measure(model, spec),
+            "trace": trace,
+            "best_epoch": result.best_epoch,
+            "train_seconds": result.seconds,
+        }
 
     results.add(key, trained)
 
