@@ -161,6 +161,9 @@ class NeuMF(Model):
             nn.init.zeros_(self.item_bias.weight)
         self.out = nn.Linear(joined, 1)
         nn.init.kaiming_uniform_(self.out.weight, nonlinearity="linear")
+        if settings.loss == "softmax":  # which cancels the bias: Adam would make steps of the rounding errors
+            nn.init.zeros_(self.out.bias)
+            self.out.bias.requires_grad_(False)
 
     def features(self) -> tuple[str, ...]:
         """The user's and the item's id."""
