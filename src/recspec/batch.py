@@ -1,6 +1,6 @@
 """Batch: a dict from feature name to tensor.
 
-Shapes: B rows; L a list feature's length.
+Shapes: B rows; L a list feature's length; n negatives drawn for a row.
 """
 
 from __future__ import annotations
@@ -11,6 +11,16 @@ import torch
 
 Batch = dict[str, torch.Tensor]
 """Feature name -> (B,) for a scalar, (B, L) for a list; the label is included and every row stands alone."""
+
+
+def drawn_of(name: str) -> str:
+    """The column with the ids drawn for each row (B, n) beside its own; see `models.Model.compares_negatives`."""
+    return f"{name} (drawn)"
+
+
+def log_expected_of(name: str) -> str:
+    """The column beside `drawn_of` with the log of the number of times (B, n) that n draws were expected to hold it."""
+    return f"{name} (log expected)"
 
 
 def num_rows(batch: Mapping[str, torch.Tensor]) -> int:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from recspec.batch import drawn_of, log_expected_of
 from recspec.errors import SettingsError
 from recspec.loading.ahead import Share
 from recspec.loading.sampling import REDRAWS, NegativeSampler, holds_negatives, negatives_by_default, sampler_for
@@ -110,6 +111,26 @@ def test_weighted_draws_follow_the_weights() -> None:
     expected = weights / weights.sum() * len(drawn)
     assert counts[0] == 0
     assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 100
+
+
+@pytest.mark.parametrize("cut", [1, 37, 99])
+def test_beside_each_row_are_the_items_that_would_be_behind_it(cut: int) -> None:
+    whole = rows(100, age=torch.arange(100.0))
+    behind = sampler(3, first_id=1)(whole, epoch=1, step=1)["item_id"].view(4, 100)
+    draw = sampler(3, first_id=1, beside=True)
+    parts = [draw(part(whole, *cuts), epoch=1, step=1) for cuts in ((0, cut), (cut, 100))]
+    beside = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+    assert torch.equal(beside[drawn_of("item_id")].T, behind[1:])
+    assert beside[drawn_of("item_id")].dtype == torch.int32
+    torch.testing.assert_close(beside[log_expected_of("item_id")].exp(), torch.full((100, 3), 3 / (NUM_ITEMS - 1)))
+    assert all(torch.equal(beside[name], whole.batch[name]) for name in whole.batch)
+
+
+def test_weighted_draws_say_how_often_they_were_expected() -> None:
+    weights = torch.arange(NUM_ITEMS, dtype=torch.float64)
+    batch = sampler(4, weights=weights, beside=True)(rows(500), epoch=0, step=0)
+    expected = 4 * batch[drawn_of("item_id")] / weights.sum()
+    torch.testing.assert_close(batch[log_expected_of("item_id")].exp(), expected.float())
 
 
 def test_what_a_user_acted_on_is_drawn_anew() -> None:

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from recspec import config
-from recspec.batch import Batch, take
+from recspec.batch import Batch, drawn_of, log_expected_of, take
 from recspec.errors import SettingsError
-from recspec.models.neumf import NeuMF, NeuMFSettings, repeat_period
+from recspec.models.facts import DataFacts
+from recspec.models.neumf import NeuMF, NeuMFSettings, repeat_period, sampled_softmax
 from recspec.spec import FeatureSpec
 
 USERS, ITEMS = 30, 20
@@ -191,6 +192,107 @@ def test_regularisation_counts_each_row_that_a_batch_uses_once(
         penalty = penalty + 0.7 * ((model.mlp_item.weight[items] @ weight[:, 4:].T) ** 2).sum()
     expected = F.binary_cross_entropy_with_logits(logits_by_hand(model, rows), rows["label"])
     _assert_same_loss(model, rows, expected + penalty / len(rows["label"]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("num_rows", "negatives"), [(1, 0), (3, 2), (20, 4)])
+def test_each_positive_pays_for_its_user_and_its_item(
+    variant: dict[str, object], num_rows: int, negatives: int
+) -> None:
+    model, rows = neumf(**variant, l2_positives=0.3), batch(num_rows, negatives)
+    expected = F.binary_cross_entropy_with_logits(logits_by_hand(model, rows), rows["label"])
+    penalty = squares_by_hand(model, rows)[:num_rows].sum()
+    _assert_same_loss(model, rows, expected + 0.3 * penalty / len(rows["label"]))
+
+
+def squares_by_hand(model: NeuMF, rows: Batch) -> torch.Tensor:
+    """The squares of the rows of each pair's user and item."""
+    user, item, squares = rows["user_id"].long(), rows["item_id"].long(), torch.zeros(len(rows["label"]))
+    if model.settings.use_gmf:
+        squares = squares + (model.gmf_user.weight[user] ** 2).sum(1) + (model.gmf_item.weight[item] ** 2).sum(1)
+    if model.settings.use_mlp:
+        weight, bias = model.mlp.first.weight, model.mlp.first.bias
+        squares = squares + ((model.mlp_user.weight[user] @ weight[:, :4].T + bias) ** 2).sum(1)
+        squares = squares + ((model.mlp_item.weight[item] @ weight[:, 4:].T) ** 2).sum(1)
+    return squares
+
+
+def test_the_softmax_worked_by_hand() -> None:
+    # Two draws among four items: each is expected half a time. log(e^0 + e^0 / .5 + e^log(2) / .5) = log 7.
+    loss = sampled_softmax(torch.tensor([0.0]), torch.tensor([[1.0], [2.0]]).log(), torch.full((2, 1), 0.5).log())
+    torch.testing.assert_close(loss, torch.tensor([7.0]).log())
+    left_out = sampled_softmax(torch.tensor([0.0]), torch.tensor([[-torch.inf], [0.0]]), torch.full((2, 1), 0.5).log())
+    torch.testing.assert_close(left_out, torch.tensor([3.0]).log())
+
+
+def with_drawn(rows: Batch, drawn: torch.Tensor, expected: float) -> Batch:
+    return {**rows, drawn_of("item_id"): drawn, log_expected_of("item_id"): torch.full(drawn.shape, expected).log()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_with_every_item_drawn_once_the_softmax_is_the_cross_entropy_over_all_items(variant: dict[str, object]) -> None:
+    model, rows = neumf(**variant, loss="softmax"), batch(7)
+    every = torch.arange(ITEMS, dtype=torch.int32).expand(7, ITEMS)
+    pairs = {"user_id": rows["user_id"].repeat_interleave(ITEMS), "item_id": every.reshape(-1)}
+    logits = logits_by_hand(model, pairs).view(7, ITEMS)
+    _assert_same_loss(model, with_drawn(rows, every, 1.0), F.cross_entropy(logits, rows["item_id"].long()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_softmax_takes_the_penalties_of_its_positives(variant: dict[str, object]) -> None:
+    drawn = torch.randint(ITEMS, (25, 3), generator=torch.Generator().manual_seed(2))
+    rows = with_drawn(batch(25), drawn, 3 / ITEMS)
+    plain = neumf(**variant, loss="softmax").loss(rows)
+    model = neumf(**variant, loss="softmax", l2_positives=0.3)
+    torch.testing.assert_close(model.loss(rows), plain + 0.3 * squares_by_hand(model, rows).mean())
+    every = neumf(**variant, loss="softmax", l2=0.3, l2_hidden=0.7)
+    once = neumf(**variant, l2=0.3, l2_hidden=0.7).loss(batch(25)) - neumf(**variant).loss(batch(25))
+    torch.testing.assert_close(every.loss(rows), plain + once)
+
+
+def test_rows_with_label_0_add_nothing_to_the_softmax() -> None:
+    model, rows = neumf(loss="softmax", l2_positives=0.3), batch(4)
+    drawn = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+    rows["label"] = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    alone = model.loss(take(with_drawn(rows, drawn, 0.1), torch.tensor([0, 3])))
+    torch.testing.assert_close(model.loss(with_drawn(rows, drawn, 0.1)), alone / 2)
+
+
+def test_rows_without_drawn_negatives_have_a_cross_entropy_each() -> None:
+    torch.testing.assert_close(neumf(loss="softmax").loss(batch(5)), neumf().loss(batch(5)))
+    assert neumf(loss="softmax").compares_negatives()
+    assert not neumf().compares_negatives()
+
+
+def proposed(rows: int, **others: object) -> dict[str, object]:
+    facts = {"task": "interactions", "rows": rows, "samples": 5 * rows, "positive_share": 0.2, "users": 10, "items": 20}
+    return {name: value for name, (value, _) in NeuMF.defaults(DataFacts(**{**facts, **others})).items()}  # type: ignore[arg-type]
+
+
+def test_interactions_get_factors_with_a_softmax() -> None:
+    assert proposed(7403) == {
+        "use_mlp": False, "factors": 128, "item_bias": True, "l2_positives": 0.05, "loss": "softmax",
+        "train.negatives": 15, "train.batch_size": 8192, "train.learning_rate": 0.002,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "positives", "rate"),
+    [(1, 512, 0.002), (409_599, 512, 0.002), (409_600, 1024, 0.0028), (10**6, 2048, 0.004), (10**9, 8192, 0.008)],
+)
+def test_an_epoch_of_many_rows_has_larger_steps(rows: int, positives: int, rate: float) -> None:
+    found = proposed(rows)
+    assert (found["train.batch_size"], found["train.learning_rate"]) == (16 * positives, rate)
+
+
+def test_many_ids_get_fewer_factors() -> None:
+    assert proposed(10, users=500_000, items=500_000)["factors"] == 128
+    assert proposed(10, users=500_000, items=500_001)["factors"] == 64
+
+
+def test_prepared_negatives_are_not_compared_with_drawn_ones() -> None:
+    assert "loss" not in proposed(100, samples=100, positive_share=0.2)
+    assert proposed(100, task="clicks") == {}
 
 
 def _assert_same_loss(model: NeuMF, rows: Batch, expected: torch.Tensor) -> None:

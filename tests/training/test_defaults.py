@@ -13,7 +13,7 @@ from pydantic import Field
 from recspec import config
 from recspec.bundle import folder as bundle
 from recspec.distributed.ranks import Ranks
-from recspec.models import MODELS, DataFacts, IdFacts, Model, Proposals
+from recspec.models import MODELS, DataFacts, IdFacts, Model, Proposals, Task
 from recspec.spec import FeatureSpec
 from recspec.training import defaults
 from recspec.training.defaults import gather_facts, pick_path, resolve
@@ -244,9 +244,10 @@ def test_the_path_says_how_the_data_is_taken(data: Mapping[str, FeatureSpec], tm
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-@pytest.mark.parametrize("rows", [10, 10**5, 10**7, 10**9])
-def test_every_models_rules_give_settings_that_it_has(name: str, rows: int) -> None:
-    facts = DataFacts(task="clicks", rows=rows, samples=rows, positive_share=0.3, ids={"a": IdFacts(10, rows / 10)})
+@pytest.mark.parametrize("rows", [1, 10, 10**5, 10**7, 10**9])
+@pytest.mark.parametrize(("task", "share"), [("clicks", 0.3), ("interactions", 1.0)])
+def test_every_models_rules_give_settings_that_it_has(name: str, rows: int, task: Task, share: float) -> None:
+    facts = DataFacts(task=task, rows=rows, samples=rows, positive_share=share, ids={"a": IdFacts(10, rows / 10)})
     for setting, (value, reason) in MODELS[name].defaults(facts).items():
         section, _, bare = setting.rpartition(".")
         owner = TrainSettings if section == "train" else MODELS[name].Settings

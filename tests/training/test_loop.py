@@ -32,7 +32,8 @@ from recspec.training.loop import TrainingRun, train
 from recspec.training.settings import TrainSettings
 from tests import made_up
 
-SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2}
+SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2, "use_mlp": True, "item_bias": False}
+SMALL |= {"loss": "cross_entropy", "l2_positives": 0.0}
 CPU = torch.device("cpu")
 
 
@@ -46,6 +47,7 @@ def settings(**values: object) -> TrainSettings:
         {
             "epochs": 3,
             "batch_size": 2000,
+            "negatives": 4,
             "learning_rate": 0.01,
             "log_every": 1,
             "tensorboard": False,

@@ -55,6 +55,11 @@ def the_cases(folder: Path) -> dict[str, dict[str, Any]]:
     cases["neumf, popular negatives"] = {
         **cases["neumf"], "train": {**negatives, "negative_distribution": "popularity", "reject_positives": True}
     }  # fmt: skip
+    cases["neumf, softmax"] = {
+        **cases["neumf"],
+        "settings": {**cases["neumf"]["settings"], "loss": "softmax"},
+        "train": {"negatives": 3, "negative_distribution": "popularity", "optimizer": "sgd"},
+    }
     cases["dlrm, rows of tables"] = {
         **cases["dlrm"], "train": {"optimizer": "rowwise_adagrad", "sparse_gradients": "always"}
     }  # fmt: skip
@@ -110,7 +115,7 @@ def on_two_ranks(
     }
 
 
-NAMES_OF_CASES = [*NAMES, "neumf, popular negatives", "dlrm, rows of tables"]
+NAMES_OF_CASES = [*NAMES, "neumf, popular negatives", "neumf, softmax", "dlrm, rows of tables"]
 WITH_DICE = ["din, dice", "sim, dice"]
 
 

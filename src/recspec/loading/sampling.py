@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch, num_rows
+from recspec.batch import Batch, drawn_of, log_expected_of, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.loading.ahead import Share
 from recspec.loading.blocks import mixed_seed
@@ -52,6 +52,8 @@ class NegativeSampler:
     """Sorted keys user * num_items + item; an item that a user acted on is drawn anew, up to `REDRAWS` times."""
     item_features: Mapping[str, Tensor] = field(default_factory=dict)
     """The item's other features by id, (I,) or (I, L)."""
+    beside: bool = False
+    """Whether drawn items are columns beside each row (`models.Model.compares_negatives`) instead of rows behind it."""
     seed: int = 0
 
     def __post_init__(self, weights: Tensor | None) -> None:
@@ -59,9 +61,14 @@ class NegativeSampler:
             raise SettingsError(f"'{self.item}' has no item to draw negatives from; set train.negatives=0")
         self.positives = None if self.positives is None else self.positives.contiguous()
         self._cumulative = None if weights is None else _cumulative(weights, self.item)
+        share = torch.tensor(1 / (self.num_items - self.first_id)) if weights is None else weights / weights.sum()
+        self._log_expected = (self.num_negatives * share).log().float()  # (I,), or () if all are equal
 
     def __call__(self, share: Share, *, epoch: int, step: int) -> Batch:
-        """The rows of the share, then n blocks of as many rows that differ in the item and have label 0."""
+        """The rows of the share, then n blocks of as many rows that differ in the item and have label 0.
+
+        With `beside`, the rows of the share, each with the ids of its n items and the logs of their expected counts.
+        """
         batch, size = share.batch, num_rows(share.batch)
         mine = slice(share.first_row, share.first_row + size)
         total = max(share.total_rows, mine.stop)  # a filler row lies behind the last one
@@ -73,6 +80,10 @@ class NegativeSampler:
                 if known.device.type == "cpu" and not known.any():  # a GPU would be waited for
                     break
                 drawn = torch.where(known, self._draw(total, device, kind, epoch, step, redraw)[:, mine], drawn)
+        if self.beside:
+            known = self._log_expected.to(device)
+            expected = known[drawn.T.long()] if known.dim() else known.expand(size, self.num_negatives)
+            return {**batch, drawn_of(self.item): drawn.T, log_expected_of(self.item): expected}
         drawn = drawn.reshape(-1)
         return {name: self._extended(name, tensor, batch[self.item], drawn) for name, tensor in batch.items()}
 
@@ -137,6 +148,7 @@ def sampler_for(
     distribution: Distribution = "uniform",
     power: float = 0.75,
     reject_positives: bool = False,
+    beside: bool = False,
     splits: Sequence[str] = ("train",),
     seed: int = 0,
     device: torch.device | None = None,
@@ -145,7 +157,8 @@ def sampler_for(
 
     Of the `features` that the model reads, those of the item are looked up for drawn items in the item catalogue, or
     without one in the rows of `splits`. With `popularity`, items are drawn in proportion to their positive rows to the
-    `power`. With `reject_positives`, items that the user acted on in `splits` are drawn anew.
+    `power`. With `reject_positives`, items that the user acted on in `splits` are drawn anew. With `beside`, drawn
+    items are columns instead of rows.
 
     Raises:
         SettingsError: if there is no item to draw, or for an unknown distribution.
@@ -174,6 +187,7 @@ def sampler_for(
         weights=weights,
         positives=keys,
         item_features={name: table.to(device) for name, table in item_features(spec, splits, others).items()},
+        beside=beside,
         seed=seed,
     )
 

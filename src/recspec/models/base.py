@@ -157,6 +157,14 @@ class Model(nn.Module, ABC):
         """Names of the features that `loss` reads besides the label: those of `forward` and its own."""
         return self.features()
 
+    def compares_negatives(self) -> bool:
+        """Whether the loss compares a row with the negatives drawn for it.
+
+        Then they are not rows of their own with label 0: each row holds them in the columns `drawn_of(item)` and
+        `log_expected_of(item)`, so that it stays whole when training splits the batch. No other item feature is drawn.
+        """
+        return False
+
     def counted(self) -> tuple[str, ...]:
         """Names of scalar id features whose ids the loss counts over a whole batch.
 

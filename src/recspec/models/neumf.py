@@ -8,7 +8,8 @@ with p, q of `factors` numbers, and a, b of half the MLP's input each. The MLP's
 sum of a user's part and an item's part. Each is computed once for a row of its table instead of once for a pair: the
 same function with less than half the arithmetic at the published sizes.
 
-Shapes: B rows; F factors; D width of the MLP's first hidden layer; R requests (users); N items to score.
+Shapes: B rows; n negatives drawn for a row; F factors; D width of the MLP's first hidden layer; R requests (users);
+N items to score.
 """
 
 from __future__ import annotations
@@ -22,13 +23,23 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from recspec import config
-from recspec.batch import Batch
+from recspec.batch import Batch, drawn_of, log_expected_of
 from recspec.models.base import TRAINING_SPACE, Model, counts_of, scores_of_sums
+from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 20
 """Floats of the MLP's first hidden layer that `score_items` computes at once: 4 MB stay in the cache."""
+
+NEGATIVES, FEWEST_POSITIVES, MOST_POSITIVES, MOST_STEPS = 15, 512, 8192, 400
+"""Negatives of a positive; the fewest and the most positives of a step; and steps of an epoch above which it grows."""
+
+LEARNING_RATE, L2_POSITIVES = 0.002, 0.05
+"""For steps of `FEWEST_POSITIVES`. Found on eleven sets of interactions (docs/decisions.md)."""
+
+MANY_IDS = 1_000_000
+"""Users and items together, above which factors are fewer: at 128, a table with its optimizer takes 1.5 GB."""
 
 Side = Literal["user", "item"]
 
@@ -50,14 +61,26 @@ class NeuMFSettings(config.Settings):
     use_gmf: bool = Field(True, description="use the matrix-factorisation half; without it the model is MLP alone")
     use_mlp: bool = Field(True, description="use the MLP half; without it the model is GMF alone")
     item_bias: bool = Field(False, description="add a bias for each item to the logit")
+    loss: Literal["cross_entropy", "softmax"] = Field(
+        "cross_entropy",
+        description="cross_entropy of each row's label, or softmax of a positive among the negatives drawn for it, "
+        "whose logits rank a user's items but give no probabilities. Without train.negatives, always cross_entropy",
+    )
     l2: float = Field(
         0.0,
         ge=0,
-        description="L2 penalty on the GMF rows and item biases that a batch uses; each row counts once, and the sum"
-        " is divided by the batch size",
+        description="L2 penalty on the GMF rows and item biases that a batch uses (with softmax, its positives); each "
+        "row counts once, and the sum is divided by the batch size",
     )
     l2_hidden: float = Field(
         0.0, ge=0, description="like l2, for the user and item parts of the MLP's first layer before its ReLU"
+    )
+
+    l2_positives: float = Field(
+        0.0,
+        ge=0,
+        description="L2 penalty on the GMF rows of each positive's user and item and their parts of the MLP's first "
+        "layer; frequent ids pay more often, and the batch size does not matter",
     )
 
     @field_validator("layers")
@@ -84,6 +107,8 @@ class NeuMF(Model):
 
     It reads only the user's id and the item's id. Embeddings start N(0, 0.01), hidden layers Glorot-uniform,
     the last layer LeCun-uniform, ±sqrt(3 / in), item biases at 0.
+
+    One class because losses, penalties and scores of all items are made of the same two sides of a pair.
     """
 
     name = "neumf"
@@ -102,6 +127,33 @@ class NeuMF(Model):
         }
     )
     settings: NeuMFSettings
+
+    @classmethod
+    def defaults(cls, facts: DataFacts) -> Proposals:
+        """For interactions: factors alone, by the softmax of each positive among drawn negatives, with L2.
+
+        The MLP half learnt slower and ranked worse on every set of the rules.
+        """
+        if facts.task != "interactions":
+            return {}
+        many = facts.users + facts.items > MANY_IDS
+        found: dict[str, tuple[object, str]] = {
+            "use_mlp": (False, "products of factors rank all items better than an MLP"),
+            "factors": (64 if many else 128, f"{facts.users:,} users and {facts.items:,} items"),
+            "item_bias": (True, "popular items differ in how often they are taken"),
+            "l2_positives": (L2_POSITIVES, "most ids have few rows; it does not depend on the batch size"),
+        }
+        if round(facts.positive_share * facts.samples) < facts.rows:  # negatives were prepared
+            return found
+        wanted = max(FEWEST_POSITIVES, facts.rows // MOST_STEPS)
+        step = min(MOST_POSITIVES, 1 << wanted.bit_length() - 1)  # a power of two
+        rate = LEARNING_RATE * (step / FEWEST_POSITIVES) ** 0.5
+        return found | {
+            "loss": ("softmax", "interactions are judged by the rank of the positive among all items"),
+            "train.negatives": (NEGATIVES, "more teach little more and cost their time"),
+            "train.batch_size": ((1 + NEGATIVES) * step, f"{step:,} of {facts.rows:,} positives a step"),
+            "train.learning_rate": (round(rate, 4), f"for {step:,} positives a step"),
+        }
 
     def __init__(self, spec: FeatureSpec, settings: NeuMFSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
@@ -122,6 +174,9 @@ class NeuMF(Model):
             nn.init.zeros_(self.item_bias.weight)
         self.out = nn.Linear(joined, 1)
         nn.init.kaiming_uniform_(self.out.weight, nonlinearity="linear")
+        if settings.loss == "softmax":  # which cancels the bias: Adam would make steps of the rounding errors
+            nn.init.zeros_(self.out.bias)
+            self.out.bias.requires_grad_(False)
 
     def features(self) -> tuple[str, ...]:
         """The user's and the item's id."""
@@ -137,27 +192,56 @@ class NeuMF(Model):
             return self._by_modules(batch[self.user_id], batch[self.item_id])
         return self._join(self._pairs("user", batch[self.user_id]), self._pairs("item", batch[self.item_id]))
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy in nats, plus the squares of the rows that the batch uses (l2, l2_hidden).
+    def compares_negatives(self) -> bool:
+        """With the softmax."""
+        return self.settings.loss == "softmax"
 
-        A table row that n rows of the batch use is penalised once: each of the n adds 1/n of it. So the penalties of a
-        batch's parts sum to that of the whole.
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean loss of the rows, in nats, plus the penalties.
+
+        A table row that n rows of the batch use is penalised once by l2 and l2_hidden: each of the n adds 1/n of it. So
+        the penalties of a batch's parts sum to that of the whole.
         """
+        if drawn_of(self.item_id) in batch:
+            return self._softmax(batch)
         # Drawn negatives repeat the users of the positives; a user's part serves all repetitions.
         period = repeat_period(batch[self.user_id])
         item, label = (batch[name].view(-1, period) for name in (self.item_id, self.spec.label))
-        user_shares = item_shares = None
-        if counts_of(self.user_id) in batch:  # a part of a batch
-            user_shares = len(item) / batch[counts_of(self.user_id)][:period]
-            item_shares = 1 / batch[counts_of(self.item_id)].view_as(item)
-        user, user_penalty = self._regularised("user", batch[self.user_id][:period], user_shares)
-        item_part, item_penalty = self._regularised("item", item, item_shares)
-        penalty = (user_penalty + item_penalty) / label.numel()
+        user, item_part, penalty = self._penalised(batch, item, label, batch[self.user_id][:period])
         if may_replace(*self.children()):
             logits = self._join(user, item_part)
         else:
             logits = self._by_modules(batch[self.user_id], batch[self.item_id]).view(-1, period)
         return cross_entropy(logits, label) + penalty
+
+    def _softmax(self, batch: Batch) -> Tensor:
+        """`loss`, with the softmax of each positive among its drawn negatives (`sampled_softmax`)."""
+        own, drawn, label = (batch[name] for name in (self.item_id, drawn_of(self.item_id), self.spec.label))
+        user, item = batch[self.user_id], torch.cat([own.unsqueeze(0), drawn.T])  # (1 + n, B)
+        user_part, own_part, penalty = self._penalised(batch, own, label, user)
+        if may_replace(*self.children()):
+            others = self._pairs("item", drawn.T)
+            every = {name: torch.cat([own_part[name].unsqueeze(0), others[name]]) for name in others}
+            logits = self._join(user_part, every)
+        else:
+            logits = self._by_modules(user.repeat(len(item)), item.reshape(-1)).view(item.shape)
+        logits, expected = at_least_fp32(logits), batch[log_expected_of(self.item_id)].T
+        loss = sampled_softmax(logits[0], logits[1:].masked_fill(own == drawn.T, -torch.inf), expected)
+        return (loss * label.to(loss.dtype)).mean() + penalty
+
+    def _penalised(self, batch: Batch, item: Tensor, label: Tensor, user: Tensor) -> tuple[Part, Part, Tensor | float]:
+        """The parts of users (period,) and of items (..., period), and the penalties of their rows."""
+        user_shares = item_shares = None
+        if counts_of(self.user_id) in batch:  # a part of a batch
+            user_shares = (item.numel() // len(user)) / batch[counts_of(self.user_id)][: len(user)]
+            item_shares = 1 / batch[counts_of(self.item_id)].view_as(item)
+        users, user_penalty = self._regularised("user", user, user_shares)
+        items, item_penalty = self._regularised("item", item, item_shares)
+        penalty = (user_penalty + item_penalty) / label.numel()
+        if self.settings.l2_positives:
+            squares = label * (_squares(users) + _squares(items))
+            penalty = penalty + self.settings.l2_positives * squares.mean()
+        return users, items, penalty
 
     def _by_modules(self, user: Tensor, item: Tensor) -> Tensor:
         """Logits (B,) from calls of all modules, as hooks expect them."""
@@ -174,7 +258,7 @@ class NeuMF(Model):
         user, item = self._part("user", request[self.user_id]), self._part("item", items[self.item_id])
         scores = self.out.bias.expand(request[self.user_id].shape[0], items[self.item_id].shape[0])
         if "gmf" in user:
-            scores = scores + (user["gmf"] * self._gmf_weight()) @ item["gmf"].T
+            scores = scores + (user["gmf"] * self.out.weight[0, : self.settings.factors]) @ item["gmf"].T
         if "bias" in item:
             scores = scores + item["bias"]
         if "first" in user:
@@ -231,9 +315,6 @@ class NeuMF(Model):
 
     # --- from both sides to logits --------------------------------------------------------------------------------
 
-    def _gmf_weight(self) -> Tensor:
-        return self.out.weight[0, : self.settings.factors]
-
     def _of_first(self, x: Tensor) -> Tensor:
         """The MLP's part of logits (...), from its first layer's output (..., D)."""
         return self.mlp.after_first(x) @ self.out.weight[0, -self.settings.layers[-1] :]
@@ -242,7 +323,7 @@ class NeuMF(Model):
         """Logits of pairs; the shapes of both sides broadcast."""
         logits: Tensor = self.out.bias
         if "gmf" in user:
-            logits = logits + (user["gmf"] * self._gmf_weight() * item["gmf"]).sum(-1)
+            logits = logits + (user["gmf"] * self.out.weight[0, : self.settings.factors] * item["gmf"]).sum(-1)
         if "bias" in item:
             logits = logits + item["bias"]
         if "first" in user:
@@ -270,6 +351,11 @@ def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
     return rows if len(shape) == 1 else rows.view(*shape, *rows.shape[1:])
 
 
+def _squares(part: Part) -> Tensor:
+    """The sum of squares of each row (...) of a part, without biases."""
+    return torch.stack([at_least_fp32(part[name]).square().sum(-1) for name in ("gmf", "first") if name in part]).sum(0)
+
+
 def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:
     """The sum of the squares of rows (n, width) or (n,), each times its `used` (n,)."""
     rows = at_least_fp32(rows)
@@ -277,6 +363,24 @@ def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:
     product = torch.dot(kept.view(-1), rows.reshape(-1))
     # The gradient of `product` is `kept`. So the true one, twice that, takes one pass over the rows instead of five.
     return 2 * product - product.detach()
+
+
+def sampled_softmax(positive: Tensor, drawn: Tensor, log_expected: Tensor) -> Tensor:
+    """The cross-entropy (B,) of a positive among all items, estimated from drawn ones, in nats.
+
+        loss = -s + log(exp(s) + sum_j exp(s_j - log m_j))
+
+    for the positive's logit s, and drawn items j that were expected m_j times among the draws: the sum over j is an
+    unbiased estimate of the sum of exp over all other items. Bengio and Senecal: Adaptive Importance Sampling to
+    Accelerate Training of a Neural Probabilistic Language Model, 2008; Blanc and Rendle: Adaptive Sampled Softmax with
+    Kernel Based Sampling, ICML 2018, section 2.
+
+    Args:
+        positive: logits (B,).
+        drawn: logits (n, B); -inf leaves a draw out, such as one that is the positive itself.
+        log_expected: log m (n, B).
+    """
+    return torch.logsumexp(torch.cat([positive.unsqueeze(0), drawn - log_expected]), dim=0) - positive
 
 
 def repeat_period(ids: Tensor) -> int:

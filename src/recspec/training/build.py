@@ -53,6 +53,7 @@ def make_sampler(built: Built) -> NegativeSampler | None:
         distribution=settings.negative_distribution,
         power=settings.popularity_power,
         reject_positives=settings.reject_positives,
+        beside=built.model.compares_negatives(),
         splits=settings.train_splits,
         seed=settings.seed,
         device=built.ranks.device,

@@ -41,8 +41,10 @@ class TrainingStep:
         """Tables whose gradients the ranks exchange here, not DDP."""
         self.uncompiled = Objective(model)
         self.objective = self._compiled()
+        self.rows_each = 1 if model.compares_negatives() else plan.samples_per_row
+        """Rows of a batch for each row of the loader."""
         is_graph = plan.compile.value == "reduce-overhead"
-        self.rows_of_graph = plan.loader.batch_size * plan.samples_per_row if is_graph else None
+        self.rows_of_graph = plan.loader.batch_size * self.rows_each if is_graph else None
 
     def __call__(self, batch: Batch, own_share: int, all_shares: int) -> Tensor:
         """Take the step; returns the mean loss over the rows of all ranks, a scalar on the device.
@@ -54,7 +56,7 @@ class TrainingStep:
         objective = self._objective_of(rows)
         batch = self._with_counts(batch, rows if own_share else 0)
         # Every rank takes as many micro-batches as the one with most rows: they look up rows of each other's tables.
-        most = math.ceil(all_shares / self.ranks.world_size) * self.plan.samples_per_row
+        most = math.ceil(all_shares / self.ranks.world_size) * self.rows_each
         micro = math.ceil(most / self.accumulate)
         # DDP averages over ranks and the loss over rows: weights make it the mean over the rows of all ranks.
         weight = self.ranks.world_size * own_share / all_shares
@@ -121,7 +123,7 @@ class TrainingStep:
         for name in names:
             ids, times = torch.unique(self.ranks.gather(batch[name][:rows]), return_counts=True)
             # A filler row may have an id that no row has; its loss has no weight.
-            counts[counts_of(name)] = times[torch.searchsorted(ids, batch[name]).clamp(max=len(ids) - 1)]
+            counts[counts_of(name)] = times[torch.searchsorted(ids, batch[name].contiguous()).clamp(max=len(ids) - 1)]
         return {**batch, **counts}
 
     def _no_sync(self, last: bool) -> AbstractContextManager[None]:
