@@ -283,11 +283,12 @@ def labels_of(spec: FeatureSpec, split: str) -> Floats:
 
 def baselines(spec: FeatureSpec) -> Iterator[tuple[str, Floats]]:
     """Test logits of the constant, of logistic regression and of LightGBM."""
-    from recspec.evaluation.row_baselines import ROW_BASELINES, _row_blocks
+    from recspec.evaluation.labelled_rows import row_blocks
+    from recspec.evaluation.row_baselines import ROW_BASELINES
 
     for name, fit in ROW_BASELINES.items():
         scorer = fit(spec, ("train",))
-        parts = [scorer.logits(block) for _, block in _row_blocks(spec, ("test",), scorer.features)]
+        parts = [scorer.logits(block) for _, block in row_blocks(spec, ("test",), scorer.features)]
         yield name, np.concatenate(parts)
     try:
         yield "lightgbm", of_trees(spec)
@@ -297,7 +298,7 @@ def baselines(spec: FeatureSpec) -> Iterator[tuple[str, Floats]]:
 
 def of_trees(spec: FeatureSpec) -> Floats:
     """Test logits of LightGBM: its usual settings, categories as such, rounds until valid stops improving."""
-    import lightgbm  # type: ignore[import-not-found]
+    import lightgbm
 
     from recspec.storage import open_split
     from recspec.storage.ragged import Ragged
