@@ -13,8 +13,9 @@ from pydantic import Field
 
 from recspec import config
 from recspec.errors import SettingsError, SpecError, listed, unknown
-from recspec.evaluation.interactions import Ids, Interactions, Rows, group_of, id_feature, positives, read_rows
+from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_rows
 from recspec.metrics import Ranking
+from recspec.models import Ids, Interactions
 from recspec.spec import FeatureSpec
 
 ProtocolName = Literal["rows", "sampled", "full"]
@@ -76,6 +77,18 @@ class Question:
         """The same question under some of its protocols, without reading again."""
         other = copy.copy(self)
         other.requested = protocols or None
+        return other
+
+    def with_users(self, most: int, seed: int = 0) -> Question:
+        """The same question with the positives of at most so many users, drawn evenly."""
+        users = np.flatnonzero(np.diff(self.truth.offsets))
+        if len(users) <= most:
+            return self
+        chosen = np.sort(np.random.default_rng(seed).choice(users, most, replace=False))
+        places, items = self.truth.of(chosen)
+        other, sizes = copy.copy(self), {"num_users": self.truth.num_users, "num_items": self.truth.num_items}
+        vars(other)["truth"] = Interactions.from_pairs(chosen[places], items, **sizes)
+        vars(other).pop("candidates", None)
         return other
 
     def choose(self) -> tuple[tuple[ProtocolName, ...], dict[str, str]]:

@@ -59,14 +59,14 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
         metrics=progress.best_metrics if use_best else {},
     )
     if ranks.is_first:
-        bundle.save(folder, model, card, seen=_seen(plan.spec), weights=best if use_best else weights)
+        bundle.save(folder, model, card, seen=seen_of(plan.spec), weights=best if use_best else weights)
     elif not use_best:
         checkpoint.take_part(weights)
     ranks.barrier()
     return Result(folder, epoch, progress.best_metrics, progress.samples_per_second, progress.seconds, stopped)
 
 
-def _seen(spec: FeatureSpec) -> Seen | None:
+def seen_of(spec: FeatureSpec) -> Seen | None:
     """The items that each user acted on, which recommendations leave out."""
     if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
         return None
