@@ -151,7 +151,7 @@ def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path
         found[split] = evaluate_baselines(Question(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
     facts = found["test"]["ease"].fitted
     assert str(facts["chosen_by"]).startswith("valid full/ndcg@10 0.")
-    assert str(facts["chosen_by"]).endswith(", the best of 5")
+    assert str(facts["chosen_by"]).endswith(", the best of 4")
     assert facts["settings"]["form"] == "dual"  # type: ignore[index]
     assert "chosen_by" not in found["valid"]["ease"].fitted  # valid is judged: nothing may be chosen on it
 

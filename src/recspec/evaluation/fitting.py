@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,9 @@ FEWEST_USERS = 2_000
 
 CALIBRATION_ROWS = 200_000
 """Most rows that the line from scores to logits is fitted to."""
+
+FEWEST_OF_A_CLASS = 10
+"""Positives and negatives without which no line is fitted."""
 
 DRAWN = 4
 """Negatives for each positive to calibrate on if valid lists none: as many as training draws."""
@@ -76,6 +78,8 @@ class ItemFit:
     """The split to choose on; empty for none. If it is fitted on too, the choice is made without it."""
     metric: str = METRIC
     seed: int = 0
+    users: int | None = None
+    """Most users whose items are ranked on valid; by default a number that takes seconds."""
     on_tried: Callable[[Tried], None] = lambda _: None
     """Called after each combination."""
     enough: Callable[[], bool] = lambda: False
@@ -95,7 +99,10 @@ class ItemFit:
         best: Fitted | None = None
         if question is not None:
             best = self._choose(interactions, question)
-        chosen = best.model.settings if best is not None else _first(self.kind, interactions, self.settings)
+        if best is not None:
+            chosen = best.model.settings
+        else:
+            chosen = self.settings.model_copy(update=dict(_combinations(self.kind, interactions, self.settings)[0]))
         if best is not None and before == list(self.splits):
             return best
         if before and before != list(self.splits):
@@ -112,42 +119,27 @@ class ItemFit:
         cut_off = name.rpartition("@")[2]
         # By default the data set's own cut-off holds, or a shorter one where lists are short.
         asked = self.metric != METRIC and cut_off.isdecimal() and int(cut_off) > 0
-        settings = EvaluateSettings(ks=(int(cut_off),)) if asked else EvaluateSettings()
+        most = self.users or max(FEWEST_USERS, MOST_SCORES // self.spec.num_ids(self.spec.item_id))
+        settings = EvaluateSettings(ks=(int(cut_off),) if asked else None, users=most)
         question = Question(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
-        if not question.truth.num_pairs:
-            return None
-        most = max(FEWEST_USERS, MOST_SCORES // question.truth.num_items)
-        return question.with_users(most, self.seed)
+        return question if question.truth.num_pairs else None
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
-        """The best combination of the stages of the model's grid; of each stage all combinations."""
+        """The best combination of the model's grid, without what was given."""
         lower = self.metric.partition("/")[2] in LOWER_IS_BETTER
         tried: list[Tried] = []
-        seen: list[dict[str, object]] = []
         best: Fitted | None = None
-        chosen = self.settings
-        given = self.settings.model_fields_set
-        grid = self.kind.grid(interactions)
-        stages = [{name: of for name, of in stage.items() if name not in given} for stage in grid]
-        for stage in [stage for stage in stages if stage] or [{}]:
-            base = chosen
-            for values in product(*stage.values()):
-                if best is not None and self.enough():
-                    break
-                changed = dict(zip(stage, values, strict=True))
-                settings = base.model_copy(update=changed)
-                if (values_now := settings.model_dump()) in seen:
-                    continue
-                seen.append(values_now)
-                model = self._fitted(settings, interactions)
-                found = self._measure(model, question)
-                value = self._value(found)
-                better = best is None or best.value is None or (value < best.value if lower else value > best.value)
-                tried.append(Tried({**_differences(base, self.settings), **changed}, value, better))
-                self.on_tried(tried[-1])
-                if better:
-                    best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
-                    chosen = settings
+        for combination in _combinations(self.kind, interactions, self.settings):
+            if best is not None and self.enough():
+                break
+            model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
+            found = self._measure(model, question)
+            value = self._value(found)
+            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
+            tried.append(Tried(combination, value, better))
+            self.on_tried(tried[-1])
+            if better:
+                best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
         assert best is not None
         return replace(best, tried=tuple(tried), calibrated_on=_calibrate(best.model, question))
 
@@ -173,19 +165,16 @@ class ItemFit:
         return known[self._named]
 
 
-def _first(kind: type[ItemModel], interactions: Interactions, settings: config.Settings) -> config.Settings:
-    """The first values of the grid, for what was not given."""
-    if not interactions.num_pairs:
-        return settings
-    first = {name: values[0] for stage in kind.grid(interactions) for name, values in stage.items()}
-    return settings.model_copy(
-        update={name: value for name, value in first.items() if name not in settings.model_fields_set}
-    )
-
-
-def _differences(settings: config.Settings, start: config.Settings) -> dict[str, object]:
-    before = start.model_dump()
-    return {name: value for name, value in settings.model_dump().items() if value != before[name]}
+def _combinations(
+    kind: type[ItemModel], interactions: Interactions, settings: config.Settings
+) -> list[Mapping[str, object]]:
+    """The combinations of the model's grid that differ in settings which were not given."""
+    distinct: list[Mapping[str, object]] = []
+    for combination in kind.grid(interactions) if interactions.num_pairs else [{}]:
+        free = {name: value for name, value in combination.items() if name not in settings.model_fields_set}
+        if free not in distinct:
+            distinct.append(free)
+    return distinct
 
 
 # --- scores become logits ---------------------------------------------------------------------------------------------
@@ -212,12 +201,12 @@ def _calibrate(model: ItemModel, question: Question) -> str:
 
 
 def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> tuple[float, float] | None:
-    """Slope and intercept with the least log loss of slope * score + intercept; None if no rising line helps.
+    """Slope and intercept with the least log loss of slope * score + intercept; None if it would not rise.
 
-    A negative row has the `weight`. A slight penalty on the slope keeps it finite where scores separate the labels.
+    None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight penalty on the slope keeps it finite where scores separate the labels.
     """
     spread = float(scores.std())
-    if not spread or labels.all() or not labels.any():
+    if not spread or min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS:
         return None
     middle = float(scores.mean())
     inputs = np.column_stack([(scores - middle) / spread, np.ones(len(scores))]).astype(np.float64)

@@ -39,7 +39,10 @@ class EvaluateSettings(config.Settings):
         "list of candidates is shorter",
     )
     num_negatives: int = Field(default=99, ge=1, description="negatives drawn for each user, if the split lists none")
-    seed: int = Field(default=0, ge=0, description="seed of the drawn negatives")
+    users: int | None = Field(
+        default=None, ge=1, description="number of users, drawn with the seed, whom protocol full ranks; by default all"
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the drawn negatives and users")
 
 
 class Question:
@@ -77,18 +80,6 @@ class Question:
         """The same question under some of its protocols, without reading again."""
         other = copy.copy(self)
         other.requested = protocols or None
-        return other
-
-    def with_users(self, most: int, seed: int = 0) -> Question:
-        """The same question with the positives of at most so many users, drawn evenly."""
-        users = np.flatnonzero(np.diff(self.truth.offsets))
-        if len(users) <= most:
-            return self
-        chosen = np.sort(np.random.default_rng(seed).choice(users, most, replace=False))
-        places, items = self.truth.of(chosen)
-        other, sizes = copy.copy(self), {"num_users": self.truth.num_users, "num_items": self.truth.num_items}
-        vars(other)["truth"] = Interactions.from_pairs(chosen[places], items, **sizes)
-        vars(other).pop("candidates", None)
         return other
 
     def choose(self) -> tuple[tuple[ProtocolName, ...], dict[str, str]]:
@@ -175,6 +166,14 @@ class Question:
         known = rows.labels & (rows.items >= self.first_item)
         num_users, num_items = self.spec.num_ids(self.spec.user_id), self.spec.num_ids(self.spec.item_id)
         return Interactions.from_pairs(rows.users[known], rows.items[known], num_users=num_users, num_items=num_items)
+
+    @cached_property
+    def ranked_users(self) -> Ids:
+        """The users of protocol `full`, ascending: those with positives, or a sample of them."""
+        users, most = np.flatnonzero(np.diff(self.truth.offsets)), self.settings.users
+        if most is None or len(users) <= most:
+            return users
+        return np.sort(np.random.default_rng(self.settings.seed).choice(users, most, replace=False))
 
     @cached_property
     def candidates(self) -> Rows:

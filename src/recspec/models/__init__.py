@@ -6,6 +6,7 @@ from recspec.models.dien import Dien
 from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
+from recspec.models.facts import DataFacts, IdFacts, Proposals, Task
 from recspec.models.fitted import FittedModel, ItemModel
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores
@@ -16,8 +17,8 @@ from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "Deep", "FittedModel", "Ids", "Interactions", "ItemModel", "Model", "Scores",
-    "Wide", "WideDeep", "WideDeepSettings", "counts_of",
+    "INDICATOR_MOST_IDS", "MODELS", "DataFacts", "Deep", "FittedModel", "IdFacts", "Ids", "Interactions", "ItemModel",
+    "Model", "Proposals", "Scores", "Task", "Wide", "WideDeep", "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

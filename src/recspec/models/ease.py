@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from recspec import config, machine
 from recspec.errors import SettingsError, require_extra
-from recspec.models.fitted import MEMORY_SHARE, Grid, KnownItemsModel
+from recspec.models.fitted import MEMORY_SHARE, Grid, KnownItemsModel, rounded
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
 from recspec.nn import RowsHeld
@@ -48,8 +48,11 @@ BYTES_DENSE = 16
 BLOCK = 1 << 24
 """Numbers of a matrix computed at once: 128 MB in fp64."""
 
-STRENGTHS = (100.0, 10.0, 30.0, 300.0, 1000.0)
-"""L2 strengths compared on valid, times `Interactions.scale`; the first one is used where there is no valid."""
+STRENGTHS = (30.0, 10.0, 100.0, 300.0)
+"""L2 strengths compared on valid, times `Interactions.scale`; the first one is used where there is no valid.
+
+On nine datasets the first stays within .8 standard errors of the best NDCG@10 on valid; dense ones want 10 to 30,
+sparse ones 100 to 300."""
 
 Form = Literal["auto", "primal", "dual", "sparse"]
 
@@ -100,7 +103,7 @@ class Ease(KnownItemsModel):
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:
-        return ({"l2": tuple(float(f"{strength * interactions.scale:.3g}") for strength in STRENGTHS)},)
+        return [{"l2": rounded(strength * interactions.scale)} for strength in STRENGTHS]
 
     def how(self) -> str:
         _check_room(self.settings, self.num_users, self.num_items)

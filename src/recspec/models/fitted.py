@@ -31,9 +31,13 @@ MEMORY_SHARE = 0.5
 ROWS_PAY = 64
 """One user's scores of all items cost about as much as this share of them one by one: they are read in order."""
 
-Grid = Sequence[Mapping[str, Sequence[object]]]
-"""Stages of a search: of each all combinations are tried, and the best one holds for the next. The first value of a
-setting is used where nothing can be tried."""
+Grid = Sequence[Mapping[str, object]]
+"""Combinations of settings in the order of their worth; the first one is used where nothing can be tried."""
+
+
+def rounded(value: float) -> float:
+    """Three digits of a value computed from the data, for people to read."""
+    return float(f"{value:.3g}")
 
 
 class FittedModel(Model):
@@ -43,7 +47,7 @@ class FittedModel(Model):
     """
 
     reads: ClassVar[tuple[str, ...]] = (
-        "train_splits", "metric", "minutes", "seed", "threads", "affinity", "tensorboard",
+        "train_splits", "metric", "minutes", "valid_users", "seed", "threads", "affinity", "tensorboard",
     )  # fmt: skip
     """Settings of training that it reads."""
 
@@ -91,14 +95,14 @@ class ItemModel(FittedModel):
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
-        """Values of its own settings that suit these interactions, to choose from on valid."""
-        return ()
+        """Combinations of its own settings that suit these interactions, to choose from on valid."""
+        return [{}]
 
     @classmethod
     def searched(cls) -> tuple[str, ...]:
         """Names of the settings in the grid."""
         one = Interactions.from_pairs(np.zeros(1, np.int64), np.zeros(1, np.int64), num_users=1, num_items=1)
-        return tuple(name for stage in cls.grid(one) for name in stage)
+        return tuple(dict.fromkeys(name for combination in cls.grid(one) for name in combination))
 
     def how(self) -> str:
         """How the model will be fitted, for the plan.

@@ -19,13 +19,19 @@ from torch import Tensor
 
 from recspec import config
 from recspec.errors import require_extra
-from recspec.models.fitted import Grid, ItemModel
+from recspec.models.fitted import Grid, ItemModel, rounded
 from recspec.models.interactions import Interactions
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
 
-STRENGTHS = (3.0, 1.0, 10.0, 30.0)
-"""L2 strengths compared on valid, times `Interactions.scale`; the first one is used where there is no valid."""
+COMBINATIONS = (
+    (64, 3.0, 3.0), (64, 10.0, 10.0), (16, 3.0, 1.0), (64, 1.0, 1.0), (16, 1.0, 3.0), (64, 30.0, 30.0),
+    (128, 10.0, 10.0), (16, 10.0, 3.0), (128, 3.0, 3.0), (64, 10.0, 3.0), (32, 30.0, 10.0), (16, 3.0, 3.0),
+)  # fmt: skip
+"""Factors, L2 strength in multiples of `Interactions.scale`, and alpha, compared on valid in this order.
+
+What matters is l2 relative to alpha: equal ones are best or near with 64 factors; l2 of ten times alpha and more
+collapses. Very sparse data wants 16 factors and l2 of 3 to 10 times alpha."""
 
 
 class IalsSettings(config.Settings):
@@ -60,8 +66,10 @@ class Ials(ItemModel):
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:
-        strengths = tuple(float(f"{strength * interactions.scale:.3g}") for strength in STRENGTHS)
-        return ({"l2": strengths, "alpha": (3.0, 10.0, 30.0)}, {"factors": (64, 16, 128)})
+        return [
+            {"factors": factors, "l2": rounded(l2 * interactions.scale), "alpha": alpha}
+            for factors, l2, alpha in COMBINATIONS
+        ]
 
     def _fit(self, interactions: Interactions, seed: int) -> None:
         own = self.settings

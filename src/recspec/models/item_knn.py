@@ -7,6 +7,8 @@ Shapes: N items; k neighbours; B rows; R requests.
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import torch
 from pydantic import Field
@@ -26,9 +28,9 @@ BLOCK = 1 << 24
 class ItemKnnSettings(config.Settings):
     """Settings of item-kNN."""
 
-    k: int = Field(100, ge=1, description="neighbours of each item")
+    k: int = Field(50, ge=1, description="neighbours of each item")
     shrink: float = Field(
-        10.0,
+        50.0,
         ge=0,
         description="term in the denominator that keeps items that few users know from looking alike by chance",
     )
@@ -48,7 +50,7 @@ class ItemKnn(KnownItemsModel):
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:
         most = max(1, interactions.num_items - 1)
-        return ({"k": tuple(dict.fromkeys(min(k, most) for k in (100, 20, 500))), "shrink": (10.0, 1.0, 100.0)},)
+        return [{"k": min(k, most), "shrink": shrink} for k, shrink in product((50, 20, 200), (50.0, 10.0, 100.0))]
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
         num_items, kept = self.num_items, self.neighbours.k

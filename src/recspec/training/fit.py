@@ -135,7 +135,10 @@ def make_fit_plan(
 
 def check_settings(kind: type[ItemModel], settings: TrainSettings) -> None:
     """Refuse settings of training that were given and that the model does not read."""
-    unread = sorted(settings.model_fields_set - set(kind.reads))
+    given = settings.model_fields_set - set(kind.reads)
+    if settings.model_fields_set == set(type(settings).model_fields):  # of a recipe, which holds all of them
+        given = {name for name in given if getattr(settings, name) != type(settings).model_fields[name].default}
+    unread = sorted(given)
     if unread:
         names = ", ".join(f"train.{name}" for name in unread)
         read = ", ".join(f"train.{name}" for name in kind.reads)
@@ -183,7 +186,7 @@ def run_fit(
     Raises:
         Interrupted: if `stop_requested` says so; nothing is written then but the log.
     """
-    result = Result(folder / run_folder.BUNDLE, 0.0, {}, 0.0, 0.0, "fitted")
+    result = Result(folder / run_folder.BUNDLE, 0.0, {}, 0.0, 0.0, "fitted", {})
     if ranks.is_first:
         if not resume:
             run_folder.start_afresh(folder)
@@ -203,7 +206,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     started = time.monotonic()
 
     def late() -> bool:
-        minutes = getattr(plan.settings, "minutes", None)
+        minutes = plan.settings.minutes
         return minutes is not None and time.monotonic() - started > 60 * minutes
 
     def tell(tried: Tried) -> None:
@@ -214,12 +217,13 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
 
     fit = ItemFit(
         plan.kind, plan.spec, plan.model_settings, plan.settings.train_splits, plan.valid.value, plan.metric.value,
-        plan.settings.seed, tell, late,
+        plan.settings.seed, plan.settings.valid_users, tell, late,
     )  # fmt: skip
     found = fit.run()
     seconds = time.monotonic() - started
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
-    result = Result(where, 0.0, found.metrics, found.num_pairs / max(seconds, 1e-9), seconds, "fitted")
+    speed = found.num_pairs / max(seconds, 1e-9)
+    result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {})
     log.write(
         "done",
         bundle=str(where),
