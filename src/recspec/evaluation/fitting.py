@@ -203,7 +203,8 @@ def _calibrate(model: ItemModel, question: Question) -> str:
 def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> tuple[float, float] | None:
     """Slope and intercept with the least log loss of slope * score + intercept; None if it would not rise.
 
-    None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight penalty on the slope keeps it finite where scores separate the labels.
+    Returns None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight
+    penalty on the slope keeps it finite where scores separate the labels.
     """
     spread = float(scores.std())
     if not spread or min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS:
