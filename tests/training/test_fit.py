@@ -66,7 +66,8 @@ def test_the_plan_gives_every_choice_and_its_reason(data: FeatureSpec, tmp_path:
     assert plan.parameters == 61 * 61 + 2
     assert str(plan_of("ease", data, l2=3.0).chosen) == "none: all were given"
     assert str(plan_of("popularity", data).chosen) == "none: popularity has nothing to choose"
-    assert list(json.loads(json.dumps(plan.to_dict()))["choices"]) == ["method", "valid", "metric", "chosen", "threads"]
+    names = ["method", "negatives", "valid", "metric", "chosen", "threads"]
+    assert list(json.loads(json.dumps(plan.to_dict()))["choices"]) == names
     assert not list(tmp_path.iterdir())
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -88,6 +89,7 @@ class Ease(KnownItemsModel):
     name = "ease"
     Settings = EaseSettings
     settings: EaseSettings
+    space = MappingProxyType({"l2": "3..10000 log"})
 
     def __init__(self, spec: FeatureSpec, settings: EaseSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

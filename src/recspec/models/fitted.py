@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -50,6 +51,9 @@ class FittedModel(Model):
         "train_splits", "metric", "minutes", "valid_users", "seed", "threads", "affinity", "tensorboard",
     )  # fmt: skip
     """Settings of training that it reads."""
+
+    space: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """Values by setting that `recspec tune` searches, in the notation of `--space`."""
 
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")

@@ -12,6 +12,7 @@ Shapes: U users; N items; d factors; B rows; R requests.
 from __future__ import annotations
 
 import warnings
+from types import MappingProxyType
 
 import torch
 from pydantic import Field
@@ -56,6 +57,7 @@ class Ials(ItemModel):
     name = "ials"
     Settings = IalsSettings
     settings: IalsSettings
+    space = MappingProxyType({"factors": [16, 32, 64, 128, 256], "l2": "0.3..300 log", "alpha": "0.3..100 log"})
     users: Tensor
     items: Tensor
 

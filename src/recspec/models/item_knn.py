@@ -8,6 +8,7 @@ Shapes: N items; k neighbours; B rows; R requests.
 from __future__ import annotations
 
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class ItemKnn(KnownItemsModel):
     name = "item_knn"
     Settings = ItemKnnSettings
     settings: ItemKnnSettings
+    space = MappingProxyType({"k": "5..500 log", "shrink": "1.0..300.0 log"})
 
     def __init__(self, spec: FeatureSpec, settings: ItemKnnSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

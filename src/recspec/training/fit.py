@@ -21,7 +21,7 @@ from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import METRIC, Fitted, ItemFit, Tried
 from recspec.models import MODELS, ItemModel
-from recspec.nn import without_memory
+from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
 from recspec.training import run_folder
@@ -41,6 +41,9 @@ class FitPlan:
     settings: TrainSettings
     model_settings: config.Settings
     method: Choice[str]
+    make: Callable[[RowsHeld | None], ItemModel] = field(repr=False, compare=False)
+    """Builds the model; it holds no embedding tables to divide."""
+    negatives: Choice[int]
     valid: Choice[str]
     metric: Choice[str]
     chosen: Choice[tuple[str, ...]]
@@ -121,6 +124,8 @@ def make_fit_plan(
         settings=settings,
         model_settings=model_settings,
         method=Choice("fitted in one go", model.how()),
+        make=lambda _: kind(spec, model_settings),
+        negatives=Choice(0, "it is fitted to the positives"),
         valid=valid,
         metric=Choice(METRIC, "all items ranked for each user") if settings.metric is None
         else Choice(settings.metric, "as asked"),
