@@ -59,12 +59,15 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),
+    "logistic_regression": ModelCase({"l2": 10.0}, {"l2": 10.0}, reaches=0.6),
     "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
 }  # fmt: skip
 
 TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))
 """Models of which the promises of gradient training are asked."""
 FITTED = sorted(set(MODELS) - set(TRAINED_BY_STEPS))
+OF_LABELLED_ROWS = ["logistic_regression"]
+"""Fitted models that need rows of both classes, and draw no negatives."""
 
 
 def kind_of_data(name: str) -> str:

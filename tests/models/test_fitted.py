@@ -262,7 +262,7 @@ def test_a_form_that_memory_cannot_hold_is_refused_before_the_work(monkeypatch: 
         ease_of(20_000, 50_000, form="dual").how()
     model = without_memory(lambda: MODELS["ials"](specification(10**6, 10**6), MODELS["ials"].Settings(factors=1000)))
     assert isinstance(model, ItemModel)
-    with pytest.raises(SettingsError, match=r"ials: weights of 8\.0 GB for 1,000,000 users .* take smaller sizes"):
+    with pytest.raises(SettingsError, match=r"ials: weights of 8\.0 GB, and 0\.5 GB are free .* take smaller sizes"):
         model.how()
 
 

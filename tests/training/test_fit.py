@@ -8,7 +8,7 @@ import pytest
 from recspec import config
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
-from recspec.errors import Interrupted, SettingsError, SpecError
+from recspec.errors import DataError, Interrupted, SettingsError, SpecError
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.fit import FitPlan
@@ -17,12 +17,17 @@ from recspec.training.result import Result
 from recspec.training.run_folder import Event
 from recspec.training.settings import TrainSettings
 from tests import made_up
-from tests.model_cases import FITTED, MODEL_CASES
+from tests.model_cases import FITTED, MODEL_CASES, OF_LABELLED_ROWS
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return made_up.interactions(tmp_path_factory.mktemp("fit") / "data", num_users=60, num_rows=1000)
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("fit") / "clicks", num_rows=2000)
 
 
 def run(name: str, spec: FeatureSpec, folder: Path, train_settings: dict[str, object] | None = None, **how) -> Result:  # type: ignore[no-untyped-def]
@@ -39,7 +44,10 @@ def plan_of(name: str, spec: FeatureSpec, **settings: object) -> FitPlan:
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(name: str, data: FeatureSpec, tmp_path: Path) -> None:
+def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
+    name: str, data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    data = clicks if name in OF_LABELLED_ROWS else data
     seen: list[Event] = []
     result = run(name, data, tmp_path / "run", settings=MODEL_CASES[name].tiny, on_event=seen.append)
     loaded = bundle.load(tmp_path / "run")
@@ -103,6 +111,32 @@ def test_what_the_dataset_lacks_is_told(data: FeatureSpec, tmp_path: Path) -> No
                                   "channel_spec": {"context": ["x"], "label": ["label"]}})  # fmt: skip
     with pytest.raises(SpecError):
         run("ease", bare, tmp_path / "run")
+
+
+def test_logistic_regression_takes_the_strength_that_suits_valid(clicks: FeatureSpec, tmp_path: Path) -> None:
+    seen: list[Event] = []
+    run("logistic_regression", clicks, tmp_path / "run", on_event=seen.append)
+    tried = [(each["settings"], each["value"]) for each in seen if each["event"] == "tried"]
+    strengths = [settings["l2"] for settings, _ in tried]  # type: ignore[index]
+    assert strengths == [100.0, 30.0, 10.0, 3.0, 1.0, 0.3][: len(tried)]
+    best = min(tried, key=lambda each: float(str(each[1])))
+    card = bundle.load(tmp_path / "run").card
+    assert card.settings == best[0]
+    assert card.metrics["rows"]["log_loss"] == best[1]
+    assert str(plan_of("logistic_regression", clicks).metric) == "rows/log_loss: rows have labels of their own"
+
+
+def test_logistic_regression_without_valid_holds_out_a_tenth_of_train(clicks: FeatureSpec, tmp_path: Path) -> None:
+    alone = clicks.replace(sources={"train": clicks.sources["train"]})
+    run("logistic_regression", alone, tmp_path / "run")
+    card = bundle.load(tmp_path / "run").card
+    assert card.settings["l2"] in (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
+    assert card.metrics == {}
+
+
+def test_logistic_regression_of_interactions_says_what_is_missing(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="labelled rows of both classes are needed"):
+        run("logistic_regression", data, tmp_path / "run")
 
 
 def test_one_of_several_ranks_fits(data: FeatureSpec, tmp_path: Path) -> None:

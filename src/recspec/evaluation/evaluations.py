@@ -113,6 +113,7 @@ def evaluate_baselines(
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
         if question.before and history_of_items(spec) is not None:
             facts["users_known_by"] = f"rows and histories of {' and '.join(question.before)}"
+            assert isinstance(fitted.model, ItemModel)
             fitted.model.know(question.seen)
         return scores_of(fitted.model, question), facts
 

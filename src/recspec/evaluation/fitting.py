@@ -15,13 +15,13 @@ from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import LOWER_IS_BETTER, Metrics
+from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
 from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
-from recspec.models import Interactions, ItemModel, Scores
+from recspec.models import FittedModel, Interactions, ItemModel, LogisticRegression, Scores
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
 
-METRIC = "full/ndcg@10"
-"""Metric on valid by which settings are chosen."""
+METRIC = ItemModel.metric
 
 MOST_SCORES = 1 << 28
 """Scores of users x items on valid for each combination of settings: more users are sampled."""
@@ -53,7 +53,7 @@ class Tried:
 class Fitted:
     """A fitted model, and how its settings were chosen."""
 
-    model: ItemModel
+    model: FittedModel
     tried: tuple[Tried, ...] = ()
     metric: str = ""
     """Empty if nothing was measured."""
@@ -62,7 +62,7 @@ class Fitted:
     """Of the best combination on valid."""
     calibrated_on: str = "nothing"
     num_pairs: int = 0
-    """Interactions that the model is fitted to."""
+    """Interactions, or labelled rows, that the model is fitted to."""
 
 
 @dataclass
@@ -110,6 +110,7 @@ class ItemFit:
         model = self._fitted(chosen, interactions)
         if best is None:
             return Fitted(model, num_pairs=interactions.num_pairs)
+        assert isinstance(best.model, ItemModel)
         model.calibrate(*best.model.calibration.tolist())
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
@@ -141,6 +142,7 @@ class ItemFit:
             if better:
                 best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
         assert best is not None
+        assert isinstance(best.model, ItemModel)
         return replace(best, tried=tuple(tried), calibrated_on=_calibrate(best.model, question))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> ItemModel:
@@ -175,6 +177,71 @@ def _combinations(
         if free not in distinct:
             distinct.append(free)
     return distinct
+
+
+@dataclass
+class RowFit:
+    """The fit of logistic regression to the labelled rows of some splits; it takes what `ItemFit` takes."""
+
+    kind: type[LogisticRegression]
+    spec: FeatureSpec
+    settings: config.Settings
+    splits: Sequence[str] = ("train",)
+    valid: str = ""
+    metric: str = LogisticRegression.metric
+    on_tried: Callable[[Tried], None] = lambda _: None
+    enough: Callable[[], bool] = lambda: False
+
+    def run(self) -> Fitted:
+        """Choose the strength on valid, from strong to weak until it gets worse; without valid on a tenth of train.
+
+        Raises:
+            DataError: without rows of both classes.
+            SettingsError: for a metric that valid does not give.
+        """
+        before = [split for split in self.splits if split != self.valid]
+        fit = LogisticFit(self.spec, before or self.splits)
+        if not self.valid or not before:
+            given = "l2" in self.settings.model_fields_set
+            l2 = vars(self.settings)["l2"] if given else fit.choose_strength()[0]
+            return Fitted(self._filled(fit, l2), num_pairs=_rows_of(fit))
+        best = self._choose(fit)
+        if before == list(self.splits):
+            return best
+        fit = LogisticFit(self.spec, self.splits)
+        return replace(best, model=self._filled(fit, vars(best.model.settings)["l2"]), num_pairs=_rows_of(fit))
+
+    def _choose(self, fit: LogisticFit) -> Fitted:
+        lower = self.metric.partition("/")[2] in LOWER_IS_BETTER
+        given = "l2" in self.settings.model_fields_set
+        best: Fitted | None = None
+        tried: list[Tried] = []
+        for l2 in (vars(self.settings)["l2"],) if given else STRENGTHS:
+            model = self._filled(fit, l2)
+            question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+            found = run_protocols(scores_of(model, question)).metrics
+            known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+            if self.metric not in known:
+                raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
+            value = known[self.metric]
+            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
+            tried.append(Tried({} if given else {"l2": l2}, value, better))
+            self.on_tried(tried[-1])
+            if not better or self.enough():
+                break
+            best = Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+        assert best is not None
+        return replace(best, tried=tuple(tried))
+
+    def _filled(self, fit: LogisticFit, l2: float) -> LogisticRegression:
+        settings = self.settings.model_copy(update={"l2": l2})
+        model = without_memory(lambda: self.kind(self.spec, settings))  # type: ignore[arg-type]
+        model.fill(fit.layout.mean, fit.layout.std, fit.layout.edges, *fit.solve(l2))
+        return model.eval()
+
+
+def _rows_of(fit: LogisticFit) -> int:
+    return int(str(fit.facts["rows"]))
 
 
 # --- scores become logits ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from recspec.models.fitted import FittedModel, ItemModel
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores
 from recspec.models.item_knn import ItemKnn
+from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sim import Sim
@@ -18,7 +19,7 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "DataFacts", "Deep", "FittedModel", "IdFacts", "Ids", "Interactions", "ItemModel",
-    "Model", "Proposals", "Scores", "Task", "Wide", "WideDeep", "WideDeepSettings", "counts_of",
+    "LogisticRegression", "Model", "Proposals", "Scores", "Task", "Wide", "WideDeep", "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
@@ -33,4 +34,5 @@ MODELS: dict[str, type[Model]] = {
     ItemKnn.name: ItemKnn,
     Ease.name: Ease,
     Ials.name: Ials,
+    LogisticRegression.name: LogisticRegression,
 }

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +66,28 @@ class FittedModel(Model):
                 problems += [f"weight '{name}': {problem}" for problem in part.make_room(own)]
         return problems
 
+    metric: ClassVar[str]
+    """PROTOCOL/METRIC on valid by which its settings are chosen."""
+
+    @classmethod
+    def searched(cls) -> tuple[str, ...]:
+        """Names of the settings that are chosen on valid."""
+        return tuple(name for name in cls.space if name in cls.Settings.model_fields)
+
+    def how(self) -> str:
+        """How the model will be fitted, for the plan.
+
+        Raises:
+            SettingsError: if it would take more memory than there is, before any work is done.
+        """
+        needs, room = sum(each.nbytes for each in self.buffers()), MEMORY_SHARE * machine.total_memory()
+        if needs > room:
+            raise SettingsError(
+                f"{self.name}: weights of {needs / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are free for them (half of "
+                "the machine's memory); take smaller sizes, or prepare fewer users and items"
+            )
+        return f"{self.num_parameters():,} weights, without gradient steps"
+
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
@@ -85,6 +106,7 @@ class ItemModel(FittedModel):
     """
 
     needs = ("user", "item", "label")
+    metric = "full/ndcg@10"
     calibration: Tensor
 
     def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
@@ -101,26 +123,6 @@ class ItemModel(FittedModel):
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
         """Combinations of its own settings that suit these interactions, to choose from on valid."""
         return [{}]
-
-    @classmethod
-    def searched(cls) -> tuple[str, ...]:
-        """Names of the settings in the grid."""
-        one = Interactions.from_pairs(np.zeros(1, np.int64), np.zeros(1, np.int64), num_users=1, num_items=1)
-        return tuple(dict.fromkeys(name for combination in cls.grid(one) for name in combination))
-
-    def how(self) -> str:
-        """How the model will be fitted, for the plan.
-
-        Raises:
-            SettingsError: if it would take more memory than there is, before any work is done.
-        """
-        needs, room = sum(each.nbytes for each in self.buffers()), MEMORY_SHARE * machine.total_memory()
-        if needs > room:
-            raise SettingsError(
-                f"{self.name}: weights of {needs / 1e9:,.1f} GB for {self.num_users:,} users and {self.num_items:,} "
-                f"items, and {room / 1e9:,.1f} GB are free for them (half of the machine's memory); take smaller sizes"
-            )
-        return "from the users' interactions, in one go"
 
     def fit(self, interactions: Interactions, *, seed: int = 0) -> None:
         """Fill the weights.

@@ -19,8 +19,8 @@ from recspec.bundle import Card
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
-from recspec.evaluation import METRIC, Fitted, ItemFit, Tried
-from recspec.models import MODELS, ItemModel
+from recspec.evaluation import Fitted, ItemFit, RowFit, Tried
+from recspec.models import MODELS, FittedModel, ItemModel, LogisticRegression
 from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
@@ -36,12 +36,12 @@ class FitPlan:
     """Every choice of a fit and its reason, made before the data is read."""
 
     model: str
-    kind: type[ItemModel]
+    kind: type[FittedModel]
     spec: FeatureSpec
     settings: TrainSettings
     model_settings: config.Settings
     method: Choice[str]
-    make: Callable[[RowsHeld | None], ItemModel] = field(repr=False, compare=False)
+    make: Callable[[RowsHeld | None], FittedModel] = field(repr=False, compare=False)
     """Builds the model; it holds no embedding tables to divide."""
     negatives: Choice[int]
     valid: Choice[str]
@@ -105,7 +105,7 @@ def make_fit_plan(
         DataError: if a file that the dataset's metadata names is missing.
     """
     kind = MODELS[model_name]
-    assert issubclass(kind, ItemModel)
+    assert issubclass(kind, FittedModel)
     check_settings(kind, settings)
     check_splits(spec, settings.train_splits)
     companions(spec)  # the bundle needs them
@@ -127,8 +127,7 @@ def make_fit_plan(
         make=lambda _: kind(spec, model_settings),
         negatives=Choice(0, "it is fitted to the positives"),
         valid=valid,
-        metric=Choice(METRIC, "all items ranked for each user") if settings.metric is None
-        else Choice(settings.metric, "as asked"),
+        metric=_pick_metric(kind, settings),
         chosen=_pick_chosen(kind, model_settings, valid.value),
         threads=Choice(*threads),
         parameters=model.num_parameters(),
@@ -138,7 +137,7 @@ def make_fit_plan(
     )  # fmt: skip
 
 
-def check_settings(kind: type[ItemModel], settings: TrainSettings) -> None:
+def check_settings(kind: type[FittedModel], settings: TrainSettings) -> None:
     """Refuse settings of training that were given and that the model does not read."""
     given = settings.model_fields_set - set(kind.reads)
     if settings.model_fields_set == set(type(settings).model_fields):  # of a recipe, which holds all of them
@@ -154,6 +153,13 @@ def check_settings(kind: type[ItemModel], settings: TrainSettings) -> None:
         )
 
 
+def _pick_metric(kind: type[FittedModel], settings: TrainSettings) -> Choice[str]:
+    if settings.metric is not None:
+        return Choice(settings.metric, "as asked")
+    ranks = issubclass(kind, ItemModel)
+    return Choice(kind.metric, "all items ranked for each user" if ranks else "rows have labels of their own")
+
+
 def _pick_valid(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
     """The split on which settings are chosen; valid may be fitted on too, once they are."""
     if "valid" not in spec.splits:
@@ -165,7 +171,7 @@ def _pick_valid(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
     return Choice("valid", "the dataset has this split")
 
 
-def _pick_chosen(kind: type[ItemModel], settings: config.Settings, valid: str) -> Choice[tuple[str, ...]]:
+def _pick_chosen(kind: type[FittedModel], settings: config.Settings, valid: str) -> Choice[tuple[str, ...]]:
     names = kind.searched()
     free = tuple(name for name in names if name not in settings.model_fields_set)
     if not names:
@@ -220,11 +226,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
             log.write("interrupted")
             raise Interrupted("stopped as asked; nothing was written, so start the same command again")
 
-    fit = ItemFit(
-        plan.kind, plan.spec, plan.model_settings, plan.settings.train_splits, plan.valid.value, plan.metric.value,
-        plan.settings.seed, plan.settings.valid_users, tell, late,
-    )  # fmt: skip
-    found = fit.run()
+    found = _fit_of(plan, tell, late).run()
     seconds = time.monotonic() - started
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
     speed = found.num_pairs / max(seconds, 1e-9)
@@ -243,6 +245,15 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         seconds=seconds,
     )
     return result
+
+
+def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> ItemFit | RowFit:
+    kind, spec, own, train = plan.kind, plan.spec, plan.model_settings, plan.settings
+    valid, metric = plan.valid.value, plan.metric.value
+    if issubclass(kind, ItemModel):
+        return ItemFit(kind, spec, own, train.train_splits, valid, metric, train.seed, train.valid_users, tell, late)
+    assert issubclass(kind, LogisticRegression)
+    return RowFit(kind, spec, own, train.train_splits, valid, metric, tell, late)
 
 
 def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
