@@ -64,7 +64,7 @@ def test_without_valid_the_first_values_are_taken(data: FeatureSpec) -> None:
     found = a_fit("ease", data, valid="").run()
     assert found.tried == ()
     assert found.value is None
-    assert found.calibrated_on == "nothing"
+    assert found.logits_from == "nothing"
     assert found.model.settings.model_dump()["l2"] == pytest.approx(30 * positives(data, ["train"]).scale, rel=0.01)
 
 
@@ -76,7 +76,7 @@ def test_a_model_fitted_on_valid_too_has_its_settings_chosen_without_it(data: Fe
     assert found.num_pairs == positives(data, ["train", "valid"]).num_pairs > alone.num_pairs
     counts = found.model.state_dict()["counts"].numpy()
     np.testing.assert_array_equal(counts, positives(data, ["train", "valid"]).counts)
-    assert found.model.state_dict()["calibration"].tolist() == alone.model.state_dict()["calibration"].tolist()
+    assert found.model.state_dict()["line"].tolist() == alone.model.state_dict()["line"].tolist()
 
 
 def test_a_search_that_has_had_enough_stops_after_the_first(data: FeatureSpec) -> None:
@@ -117,7 +117,7 @@ def test_no_more_users_are_ranked_than_asked_for(data: FeatureSpec) -> None:
 
 def test_scores_become_probabilities_that_fit_valid(data: FeatureSpec) -> None:
     found = a_fit("ease", data).run()
-    assert found.calibrated_on == "the rows of valid"
+    assert found.logits_from == "the rows of valid"
     reached = evaluate_model(found.model, data, "valid", protocols=("rows",)).metrics["rows"]
     rows = Question(data, "valid", ["rows"], EvaluateSettings()).rows
     share = rows.labels.mean()
@@ -132,7 +132,7 @@ def test_valid_of_positives_alone_is_calibrated_beside_drawn_negatives(tmp_path:
         tmp_path, {"train": train, "valid": [(user, int(items[0]), 1) for user, items in taken]}, users=40, items=30
     )
     found = a_fit("ease", data).run()
-    assert found.calibrated_on == "the positives of valid, with 4 drawn negatives each"
+    assert found.logits_from == "the positives of valid, with 4 drawn negatives each"
     assert found.model.gives_logits
 
 

@@ -1,13 +1,15 @@
 """Models fitted in one go: each against its formula by hand, what they know of users, hostile weights."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from recspec.errors import DataError, MissingExtraError, SettingsError
+from recspec.metrics import hit_rate, ndcg, rank_groups
 from recspec.models import MODELS, Interactions, ItemModel
 from recspec.models import ease as ease_file
 from recspec.models import known_items as known_file
@@ -152,7 +154,7 @@ def test_scores_become_logits_by_a_line(name: str, settings: dict[str, object]) 
     model = fitted(name, two_tastes(), **settings)
     scores = all_scores(model)
     assert not model.gives_logits
-    model.calibrate(2.0, -3.0)
+    model.set_line(2.0, -3.0)
     assert model.gives_logits
     assert_close(all_scores(model), 2 * scores - 3)
     assert_close(pair_scores(model), 2 * scores - 3)
@@ -313,3 +315,34 @@ def test_lists_may_begin_lower_than_the_list_before_ends() -> None:
     model = ease_of(5, 21, form="primal")
     assert model.make_room(stored) == []
     assert model.state_dict()["known.items"].shape == (4,)
+
+
+# --- real data --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings", "hr", "gain"),
+    [
+        ("popularity", {}, 0.4531, 0.2541),
+        ("item_knn", {"k": 100, "shrink": 10.0}, 0.6621, 0.3904),
+        ("ease", {"l2": 1010.0}, 0.7182, 0.4511),
+        ("ials", {"l2": 30.3, "alpha": 3.0}, 0.7232, 0.4458),
+    ],
+)
+def test_the_known_figures_on_ml_1m(
+    name: str, settings: dict[str, object], hr: float, gain: float, real_data: Callable[[str], Path]
+) -> None:
+    folder = real_data("ncf-ml-1m")
+    train = np.loadtxt(folder / "ml-1m.train.rating", dtype=np.int64, delimiter="\t", usecols=(0, 1))
+    test = np.loadtxt(folder / "ml-1m.test.rating", dtype=np.int64, delimiter="\t", usecols=(0, 1))
+    negatives = np.loadtxt(folder / "ml-1m.test.negative", dtype=np.int64, delimiter="\t", usecols=range(1, 100))
+    users, candidates = np.repeat(test[:, 0], 100), np.concatenate((test[:, 1:], negatives), axis=1).ravel()
+    model = fitted(name, Interactions.from_pairs(train[:, 0], train[:, 1], num_users=6040, num_items=3706), **settings)
+    scores = model({"user": torch.from_numpy(users), "item": torch.from_numpy(candidates)}).numpy()
+    labels = np.tile(np.arange(100) == 0, len(test))
+    ranking = rank_groups(scores, labels, users, candidates=candidates)
+    assert ranking.num_duplicates == 156
+    # .001 covers how others broke ties, and implicit's threads
+    assert hit_rate(ranking, 10) == pytest.approx(hr, abs=0.001)
+    assert ndcg(ranking, 10) == pytest.approx(gain, abs=0.001)

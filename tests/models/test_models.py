@@ -70,7 +70,7 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
     if isinstance(model, ItemModel):
         model.fit(positives(spec, ["train"]))
         scores = model.score_users(torch.arange(5))
-        model.calibrate(1 / float(scores.std()), -float(scores.mean() / scores.std()))
+        model.set_line(1 / float(scores.std()), -float(scores.mean() / scores.std()))
     for parameter in model.parameters():  # large enough that rows differ
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()

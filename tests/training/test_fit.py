@@ -1,14 +1,17 @@
 """Training of models that are fitted in one go: plan, log, bundle, refusals."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from recspec import config
+from recspec.bundle import checkpoint
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
-from recspec.errors import DataError, Interrupted, SettingsError, SpecError
+from recspec.errors import BundleError, DataError, Interrupted, SettingsError, SpecError
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.fit import FitPlan
@@ -143,3 +146,40 @@ def test_one_of_several_ranks_fits(data: FeatureSpec, tmp_path: Path) -> None:
     own = MODELS["popularity"].Settings()
     plan = plan_run("popularity", data, tmp_path, TrainSettings(), own, Ranks(0, 2), resume=False)
     assert "popularity is fitted by the first process; the others wait" in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("known.items", lambda each: each + 1000, r"weight 'known': 'items' holds ids from \d+ to \d+; expected 0 to"),
+        ("known.items", lambda each: each[:-1], r"weight 'known': 'offsets' does not rise from 0 to"),
+        (
+            "known.items",
+            lambda each: each.float(),
+            r"weight 'known.items' is torch.float32; the model expects torch.int32",
+        ),
+        ("known.offsets", lambda each: each[:-1], r"weight 'known.offsets' has shape"),
+        ("weights.weight", lambda each: each[:-1], r"weight 'weights.weight' has shape"),
+        ("weights.weight", lambda each: each * float("nan"), r"weight 'weights.weight' holds .* not finite"),
+    ],
+)
+def test_a_bundle_with_wrong_weights_is_refused(
+    name: str, change: Callable[[Tensor], Tensor], problem: str, data: FeatureSpec, tmp_path: Path
+) -> None:
+    run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+    file = tmp_path / "run" / "bundle" / "weights.safetensors"
+    weights, _ = checkpoint.read_tensors(file)
+    weights[name] = change(weights[name])
+    checkpoint.write_tensors(file, weights, {"format": 1})
+    with pytest.raises(BundleError, match=problem):
+        bundle.load(tmp_path / "run", verify=False)
+
+
+def test_a_bundle_whose_settings_ask_for_other_shapes_is_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+    file = tmp_path / "run" / "bundle" / "bundle.json"
+    for form, problem in (("sparse", "weight 'weights.items' is missing"), ("dual", "'weights.leverage' is missing")):
+        card = json.loads(file.read_text())
+        file.write_text(json.dumps({**card, "settings": {**card["settings"], "form": form}}))
+        with pytest.raises(BundleError, match=problem):
+            bundle.load(tmp_path / "run", verify=False)

@@ -29,14 +29,14 @@ MOST_SCORES = 1 << 28
 FEWEST_USERS = 2_000
 """Users that are never sampled away: their NDCG has a standard error of about .005."""
 
-CALIBRATION_ROWS = 200_000
+LINE_ROWS = 200_000
 """Most rows that the line from scores to logits is fitted to."""
 
 FEWEST_OF_A_CLASS = 10
 """Positives and negatives without which no line is fitted."""
 
 DRAWN = 4
-"""Negatives for each positive to calibrate on if valid lists none: as many as training draws."""
+"""Negatives for each positive to fit it to if valid lists none: as many as training draws."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Fitted:
     value: float | None = None
     metrics: Metrics = field(default_factory=dict)
     """Of the best combination on valid."""
-    calibrated_on: str = "nothing"
+    logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
 
@@ -87,7 +87,7 @@ class ItemFit:
     _named: str = ""
 
     def run(self) -> Fitted:
-        """Choose, fit and calibrate.
+        """Choose, fit, and turn scores into logits.
 
         Raises:
             DataError: without a single positive.
@@ -111,7 +111,7 @@ class ItemFit:
         if best is None:
             return Fitted(model, num_pairs=interactions.num_pairs)
         assert isinstance(best.model, ItemModel)
-        model.calibrate(*best.model.calibration.tolist())
+        model.set_line(*best.model.line.tolist())
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
     def _question(self) -> Question | None:
@@ -143,7 +143,7 @@ class ItemFit:
                 best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
         assert best is not None
         assert isinstance(best.model, ItemModel)
-        return replace(best, tried=tuple(tried), calibrated_on=_calibrate(best.model, question))
+        return replace(best, tried=tuple(tried), logits_from=_set_line(best.model, question))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> ItemModel:
         model = without_memory(lambda: self.kind(self.spec, settings))
@@ -247,7 +247,7 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _calibrate(model: ItemModel, question: Question) -> str:
+def _set_line(model: ItemModel, question: Question) -> str:
     """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
     rows, weight = question.rows, 1.0
     if rows.has_both_classes:
@@ -259,11 +259,11 @@ def _calibrate(model: ItemModel, question: Question) -> str:
         assert rows.items is not None
         scores = ModelRanker(model, question).score_pairs(rows.users, rows.items)
         weight = DRAWN * rows.labels.sum() / max(1, (~rows.labels).sum())
-    step = -(-len(scores) // CALIBRATION_ROWS)
+    step = -(-len(scores) // LINE_ROWS)
     line = fit_line(scores[::step], rows.labels[::step], weight)
     if line is None:
         return "nothing"
-    model.calibrate(*line)
+    model.set_line(*line)
     return described
 
 

@@ -101,19 +101,19 @@ class FittedModel(Model):
 class ItemModel(FittedModel):
     """A fitted model of user and item ids, which ranks items by the users' interactions alone.
 
-    A score is no logit by itself. `calibrate` sets the line that turns scores into logits: logit = a * score + b with
+    A score is no logit by itself. `set_line` sets the line that turns scores into logits: logit = a * score + b with
     a > 0, so that no order changes.
     """
 
     needs = ("user", "item", "label")
     metric = "full/ndcg@10"
-    calibration: Tensor
+    line: Tensor
 
     def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
         self.user_id, self.item_id = spec.user_id, spec.item_id
         self.num_users, self.num_items = spec.num_ids(self.user_id), spec.num_ids(self.item_id)
-        self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
+        self.register_buffer("line", torch.tensor([1.0, 0.0]))
 
     def features(self) -> tuple[str, ...]:
         """The user's and the item's id."""
@@ -133,7 +133,7 @@ class ItemModel(FittedModel):
         """
         if not interactions.num_pairs:
             raise DataError("there is no positive to fit on; is the label 1 anywhere in the training split?")
-        self.calibrate(1.0, 0.0)
+        self.set_line(1.0, 0.0)
         self._fit(interactions, seed)
 
     @abstractmethod
@@ -144,27 +144,27 @@ class ItemModel(FittedModel):
     def know(self, interactions: Interactions) -> None:
         """Take other interactions as those of the users, with the same item model."""
 
-    def calibrate(self, slope: float, intercept: float) -> None:
+    def set_line(self, slope: float, intercept: float) -> None:
         """Turn scores into logits by slope * score + intercept."""
         assert slope > 0
-        self.calibration = torch.tensor([slope, intercept], dtype=torch.float32)
+        self.line = torch.tensor([slope, intercept], dtype=torch.float32)
 
     @property
     def gives_logits(self) -> bool:
-        return self.calibration.tolist() != [1.0, 0.0]
+        return self.line.tolist() != [1.0, 0.0]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,), or scores of a model that is not calibrated."""
+        """Logits (B,), or scores of a model without such a line."""
         users, items = batch[self.user_id].long(), batch[self.item_id].long()
-        return self._calibrated(self.score_pairs(users, items) if users.shape[0] else users.float())
+        return self._as_logits(self.score_pairs(users, items) if users.shape[0] else users.float())
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`: each user's scores of all items, of which those asked for are kept."""
         scores = self.score_users(request[self.user_id].long())
-        return self._calibrated(scores.index_select(1, items[self.item_id].long()))
+        return self._as_logits(scores.index_select(1, items[self.item_id].long()))
 
-    def _calibrated(self, scores: Tensor) -> Tensor:
-        return scores.float() * self.calibration[0] + self.calibration[1]
+    def _as_logits(self, scores: Tensor) -> Tensor:
+        return scores.float() * self.line[0] + self.line[1]
 
     @abstractmethod
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:

@@ -267,7 +267,7 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         "torch": torch.__version__,
         "valid_metric": found.metric or None,
         "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
-        "calibrated_on": found.calibrated_on,
+        "logits_from": found.logits_from,
     }
     return Card(
         model=plan.model,
