@@ -37,10 +37,8 @@ from recspec import config
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
 from recspec.evaluation import evaluate_model, positives
-from recspec.evaluation.interactions import Interactions
-from recspec.evaluation.item_baselines import BASELINES, scale
 from recspec.machine import keep_freed_memory
-from recspec.models import MODELS
+from recspec.models import MODELS, Interactions, ItemModel
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
@@ -181,7 +179,7 @@ def facts(spec: FeatureSpec) -> dict[str, Any]:
     return {
         "rows": known.num_pairs, "users": users, "items": items, "catalogue": known.num_items - 1,
         "rows_per_user": known.num_pairs / users, "rows_per_item": known.num_pairs / items,
-        "density": known.num_pairs / users / items, "scale": scale(known),
+        "density": known.num_pairs / users / items, "scale": known.scale(),
     }  # fmt: skip
 
 
@@ -237,14 +235,18 @@ def run_classics(name: str, spec: FeatureSpec, results: Results, only: Sequence[
         grid = GRIDS[classic]
         for values in itertools.product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
-            own = {name: value * scale(known) if name == "l2" else value for name, value in settings.items()}
+            own = {name: value * known.scale() if name == "l2" else value for name, value in settings.items()}
             label = " ".join([classic, *(f"{key}={value:g}" for key, value in settings.items())])
             key = {"set": name, "model": classic, "label": label, "settings": settings}
             results.add(key, partial(_of_classic, classic, own, known, spec))
 
 
 def _of_classic(classic: str, settings: Mapping[str, Any], known: Interactions, spec: FeatureSpec) -> dict[str, Any]:
-    return measure(BASELINES[classic](known, **settings), spec)
+    kind = MODELS[classic]
+    model = kind(spec, kind.Settings(**settings))
+    assert isinstance(model, ItemModel)
+    model.fit(known)
+    return measure(model, spec)
 
 
 def run_training(

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch
 from recspec.bundle import Bundle, Card
-from recspec.evaluation.interactions import Interactions
 from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.models import Interactions
 from recspec.models.base import Model
 from recspec.spec import FeatureSpec
 

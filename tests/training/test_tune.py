@@ -50,6 +50,15 @@ def a_search(data: FeatureSpec, out: Path, **changed: object) -> Tuning:
     return Tuning(**values)  # type: ignore[arg-type]
 
 
+def test_a_fitted_model_is_searched_like_any_other(data: FeatureSpec, tmp_path: Path) -> None:
+    values: dict[str, dict[str, object]] = {"settings": {}, "train": {"tensorboard": False}}
+    found = Tuning("ease", data, tmp_path, values, {}, trials=3).run()
+    assert [trial.state for trial in found.trials] == ["complete"] * 3
+    assert found.metric == "full/ndcg@10"
+    assert found.best is not None
+    assert bundle.load(tmp_path / "best").card.settings["l2"] == found.best.settings["settings.l2"]
+
+
 def test_the_best_trial_leaves_its_recipe_and_its_bundle(data: FeatureSpec, tmp_path: Path) -> None:
     seen: list[tuple[int, Event]] = []
     found = a_search(data, tmp_path, on_event=lambda trial, event: seen.append((trial, event))).run()

@@ -93,6 +93,11 @@ def predict(
             counts = predict_split(predictor, spec, split or "test", out_file, columns=chosen, progress=progress)
     for note in counts.notes():
         err.print(f"note: {note}")
+    if not predictor.model.gives_logits:
+        name = predictor.bundle.card.model
+        err.print(
+            f"note: {name} had no valid rows to turn its scores into probabilities: only their order has a meaning"
+        )
     if out_file is not None:
         err.print(f"{out_file}: {counts.rows:,} rows")
 

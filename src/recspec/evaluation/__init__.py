@@ -2,6 +2,7 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
+from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, Tried
 from recspec.evaluation.interactions import id_feature, positives, read_rows
 from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import evaluate_rows
@@ -15,9 +16,13 @@ __all__ = [
     "PROTOCOLS",
     "EvaluateSettings",
     "Evaluation",
+    "Fitted",
+    "ItemFit",
     "ModelWarning",
     "Question",
     "Report",
+    "RowFit",
+    "Tried",
     "as_batch",
     "check_same_features",
     "count_labels",

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from recspec.encoding import CrossEncoder, read_encoders
 from recspec.errors import require_extra
-from recspec.evaluation.interactions import Ids, Scores
 from recspec.evaluation.labelled_rows import (
     Scorer,
     count_both_classes,
@@ -23,6 +22,7 @@ from recspec.evaluation.labelled_rows import (
     row_blocks,
     uniform,
 )
+from recspec.models import Ids, Scores
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged
 

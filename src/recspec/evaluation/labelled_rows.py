@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import DataError
-from recspec.evaluation.interactions import Scores, blocks, scalar
+from recspec.evaluation.interactions import blocks, scalar
+from recspec.models import Scores
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 

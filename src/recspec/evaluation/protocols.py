@@ -25,13 +25,13 @@ from torch import Tensor
 from recspec import metrics
 from recspec.calibration import calibration_error
 from recspec.errors import DataError
-from recspec.evaluation.interactions import Ids, Scores, history_of_items
-from recspec.evaluation.item_baselines import Ranker
+from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Evaluation
-from recspec.evaluation.scoring import ModelRanker, SplitScores
+from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
 from recspec.evaluation.warnings import Probabilities
 from recspec.metrics import Ranking, Values
+from recspec.models import Ids, Scores
 
 MOST_ROWS_OF_ERRORS = 1 << 22  # rows of which values are kept for standard errors: 16 MB for each metric
 

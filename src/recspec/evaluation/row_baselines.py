@@ -30,6 +30,7 @@ from recspec.evaluation.labelled_rows import (
     row_blocks,
     uniform,
 )
+from recspec.models import LogisticRegression
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged
 
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 1 << 26  # of logistic regression's one-hot matrix, 8 bytes each: 2 million rows of 32 features
 
-NUM_BINS = 64
-"""Most bins of a number, cut evenly among its distinct values. On Adult's valid: AUC .9237; 32 cut by rows .9167; none
-.9157."""
+NUM_BINS = LogisticRegression.num_bins
 
 TUNING_ROWS = 200_000  # rows for the comparison of L2 strengths; the best strength does not grow with the rows
 HELD_OUT = 0.1  # share of those rows on which the strengths are judged
@@ -59,35 +58,51 @@ def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
 def logistic_regression(
     spec: FeatureSpec, splits: Sequence[str], *, l2: float | None = None, most_entries: int = MOST_ENTRIES
 ) -> Scorer:
+    """`LogisticFit` with one strength: by default the best of `STRENGTHS` on a tenth of the rows."""
+    fit = LogisticFit(spec, splits, most_entries)
+    tried: dict[str, float] = {}
+    if l2 is None:
+        l2, tried = fit.choose_strength()
+    weights, intercept = fit.solve(l2)
+    facts = {"l2": l2, **fit.facts, **({"log_loss_by_l2": tried} if tried else {})}
+    return Scorer(fit.layout.features, lambda columns: fit.layout.encode(columns) @ weights + intercept, facts)
+
+
+class LogisticFit:
     """Logistic regression over the prepared ids one-hot, lists as counts, numbers standardised and in bins one-hot.
 
     Minimises sum log(1 + exp(x)) - y x + l2 / 2 |w|^2 over the weights w (the intercept is free) by L-BFGS with the
-    analytic gradient. `l2` is chosen among `STRENGTHS` by the log loss on a tenth of the rows, which a hash of the
-    row's number picks; then all rows are fitted. Rows beyond `most_entries` are left out evenly. Nothing is drawn, so
-    the same rows give the same weights.
+    analytic gradient. Rows beyond `most_entries` are left out evenly; a hash of the row's number picks them, and the
+    tenth that strengths are judged on. Nothing is drawn, so the same rows give the same weights.
     """
-    require_extra("scipy.sparse", "baselines")
-    num_rows, _ = count_both_classes(spec, splits)
-    most_of_a_row = max(1, num_values(spec, categorical=True) + 2 * num_values(spec, categorical=False))
-    share = min(1.0, most_entries / (num_rows * most_of_a_row))
-    layout = _OneHot(spec, splits, share)
-    kept, held_out = _read_sample(spec, splits, layout, share)
-    some_row_has = np.zeros(layout.width, dtype=bool)
-    for matrix, _ in kept + held_out:
-        some_row_has[matrix.indices] = True
-    seen = np.flatnonzero(some_row_has)
-    for part in (kept, held_out):
-        part[:] = [(matrix[:, seen], labels) for matrix, labels in part]
-    facts: dict[str, object] = {"rows": _num_rows(kept + held_out), "of_rows": num_rows}
-    weights = np.zeros(len(seen) + 1)
-    if l2 is None:
-        l2, weights, tried = _choose_strength(kept, held_out, weights)
-        facts["log_loss_by_l2"] = tried
-    weights = _fit_logistic(kept + held_out, l2, weights)
-    everywhere = np.zeros(layout.width)  # 0 for ids that training never saw
-    everywhere[seen] = weights[:-1]
-    intercept = float(weights[-1])
-    return Scorer(layout.features, lambda columns: layout.encode(columns) @ everywhere + intercept, {"l2": l2, **facts})
+
+    def __init__(self, spec: FeatureSpec, splits: Sequence[str], most_entries: int = MOST_ENTRIES) -> None:
+        require_extra("scipy.sparse", "baselines")
+        num_rows, _ = count_both_classes(spec, splits)
+        most_of_a_row = max(1, num_values(spec, categorical=True) + 2 * num_values(spec, categorical=False))
+        share = min(1.0, most_entries / (num_rows * most_of_a_row))
+        self.layout = _OneHot(spec, splits, share)
+        self.kept, self.held_out = _read_sample(spec, splits, self.layout, share)
+        some_row_has = np.zeros(self.layout.width, dtype=bool)
+        for matrix, _ in self.kept + self.held_out:
+            some_row_has[matrix.indices] = True
+        self.seen = np.flatnonzero(some_row_has)
+        for part in (self.kept, self.held_out):
+            part[:] = [(matrix[:, self.seen], labels) for matrix, labels in part]
+        self.last = np.zeros(len(self.seen) + 1)  # where the next fit starts
+        self.facts: dict[str, object] = {"rows": _num_rows(self.kept + self.held_out), "of_rows": num_rows}
+
+    def choose_strength(self) -> tuple[float, dict[str, float]]:
+        """The best of `STRENGTHS` by the log loss on the rows held out, and the loss of each."""
+        l2, self.last, tried = _choose_strength(self.kept, self.held_out, self.last)
+        return l2, tried
+
+    def solve(self, l2: float) -> tuple[NDArray[np.float64], float]:
+        """Weights (D,), 0 for ids that training never saw, and the intercept, from all rows."""
+        self.last = _fit_logistic(self.kept + self.held_out, l2, self.last)
+        everywhere = np.zeros(self.layout.width)
+        everywhere[self.seen] = self.last[:-1]
+        return everywhere, float(self.last[-1])
 
 
 ROW_BASELINES: Mapping[str, Callable[[FeatureSpec, Sequence[str]], Scorer]] = MappingProxyType(

@@ -215,6 +215,15 @@ class Model(nn.Module, ABC):
             made: NDArray[np.floating] = self.calibration(torch.from_numpy(logits).to(self.device)).cpu().numpy()
         return made
 
+    @property
+    def gives_logits(self) -> bool:
+        """Whether `forward` gives logits, whose sigmoid is a probability; otherwise only the order has a meaning."""
+        return True
+
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:  # noqa: ARG002
+        """Size the buffers whose size depends on the data as in a file; returns the problems of their contents."""
+        return []
+
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""
 

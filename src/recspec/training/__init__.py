@@ -1,6 +1,7 @@
 """Training: settings, plan, loop, checkpoints, optimizers and the search for settings."""
 
 from recspec.training.choices import Choice
+from recspec.training.fit import FitPlan
 from recspec.training.loop import TrainingRun, plan_run, train
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
@@ -11,6 +12,6 @@ from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Choice", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning", "arithmetic",
+    "Choice", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning", "arithmetic",
     "describe", "make_plan", "parse_space", "plan_run", "sections_of", "train",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from recspec import __version__, config, machine
 from recspec.distributed import Placement, Ranks
 from recspec.errors import SettingsError, unknown
 from recspec.loading import Loader
-from recspec.models import MODELS, Model
+from recspec.models import MODELS, FittedModel, Model
 from recspec.nn import RowsHeld, kernels
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
@@ -159,6 +159,8 @@ def make_plan(
     """
     if model_name not in MODELS:
         raise SettingsError(unknown("model", model_name, MODELS))
+    if issubclass(MODELS[model_name], FittedModel):
+        raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
     device = ranks.device
     precision = choices.pick_precision(settings.precision, device, steady=MODELS[model_name].steady_shapes)
     choices.check_splits(spec, settings.train_splits)

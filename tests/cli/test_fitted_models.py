@@ -1,0 +1,62 @@
+"""Models that are fitted in one go, at the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recspec.spec import FeatureSpec
+from tests import made_up
+from tests.cli.test_cli import Cli, run  # noqa: F401  (a fixture)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("fitted") / "data", num_users=60, num_rows=1000)
+
+
+def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+    status, _, told = run("train", "ease", data.folder, tmp_path / "run")
+    assert status == 0
+    lines = told.splitlines()
+    assert lines[0].startswith("method: fitted in one go: form primal: 61 users, 61 items")
+    assert lines[1] == "chosen: l2: not given; the best of a few values on valid is taken"
+    assert [line.split()[0] for line in lines[2:6]] == ["l2"] * 4
+    assert "  valid full/ndcg@10 0." in lines[2]
+    assert lines[2].endswith(" (best)")
+    assert lines[6].startswith(f"{tmp_path / 'run' / 'bundle'}: bundle, fitted in ")
+    status, printed, _ = run("evaluate", tmp_path / "run", data.folder, "--protocol", "full", "--baselines", "--json")
+    assert status == 0
+    assert set(json.loads(printed)["baselines"]) == {"popularity", "item_knn", "ials"}
+    status, printed, _ = run("recommend", tmp_path / "run", "--user", "3", "-k", "2", "--json")
+    assert status == 0
+    assert len(json.loads(printed)[0]["items"]) == 2
+
+
+def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+    status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan")
+    assert status == 0
+    assert "metric: full/ndcg@10: all items ranked for each user" in printed
+    assert "chosen: factors, l2, alpha: not given; the best of a few values on valid is taken" in printed
+    status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan", "--json")
+    assert json.loads(printed)["choices"]["method"]["value"] == "fitted in one go"
+    assert not (tmp_path / "run").exists()
+
+
+def test_scores_that_are_no_probabilities_are_said_to_be_none(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+    shutil.copytree(data.folder, tmp_path / "data")
+    data.replace(sources={"train": data.sources["train"]}, folder=tmp_path / "data").save(tmp_path / "data")
+    assert run("train", "popularity", tmp_path / "data", tmp_path / "run")[0] == 0
+    (tmp_path / "rows.csv").write_text("user_id,item_id\n3,5\n")
+    _, _, told = run("predict", tmp_path / "run", tmp_path / "rows.csv")
+    note = "note: popularity had no valid rows to turn its scores into probabilities: only their order has a meaning"
+    assert note in told
+
+
+def test_a_model_without_steps_has_none_to_measure(run: Cli) -> None:  # noqa: F811
+    status, _, told = run("bench", "train", "ease")
+    assert status == 2
+    assert "ease is fitted in one go: it has no steps to plan or to measure" in told

@@ -1,0 +1,185 @@
+"""Training of models that are fitted in one go: plan, log, bundle, refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from recspec import config
+from recspec.bundle import checkpoint
+from recspec.bundle import folder as bundle
+from recspec.distributed import Ranks
+from recspec.errors import BundleError, DataError, Interrupted, SettingsError, SpecError
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.training.fit import FitPlan
+from recspec.training.loop import plan_run, train
+from recspec.training.result import Result
+from recspec.training.run_folder import Event
+from recspec.training.settings import TrainSettings
+from tests import made_up
+from tests.model_cases import FITTED, MODEL_CASES, OF_LABELLED_ROWS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("fit") / "data", num_users=60, num_rows=1000)
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("fit") / "clicks", num_rows=2000)
+
+
+def run(name: str, spec: FeatureSpec, folder: Path, train_settings: dict[str, object] | None = None, **how) -> Result:  # type: ignore[no-untyped-def]
+    own = config.build(MODELS[name].Settings, "", how.pop("settings", {}))
+    settings = TrainSettings.model_validate({"tensorboard": False, **(train_settings or {})})
+    return train(name, spec, folder, settings=settings, model_settings=own, **how)
+
+
+def plan_of(name: str, spec: FeatureSpec, **settings: object) -> FitPlan:
+    own = config.build(MODELS[name].Settings, "", settings)
+    plan = plan_run(name, spec, Path("run"), TrainSettings(), own, Ranks(), resume=False)
+    assert isinstance(plan, FitPlan)
+    return plan
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
+    name: str, data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    data = clicks if name in OF_LABELLED_ROWS else data
+    seen: list[Event] = []
+    result = run(name, data, tmp_path / "run", settings=MODEL_CASES[name].tiny, on_event=seen.append)
+    loaded = bundle.load(tmp_path / "run")
+    card, (first, *tried, last) = loaded.card, seen
+    assert (first["event"], first["fitted"], last["event"]) == ("start", True, "done")
+    assert {each["event"] for each in tried} == {"tried"}
+    assert result.metrics == card.metrics == last["metrics"]
+    assert card.trained["tried"] == [{"settings": each["settings"], "value": each["value"]} for each in tried]
+    assert card.trained["stopped"] == result.stopped == "fitted"
+    assert set(card.train) <= set(MODELS[name].reads)  # type: ignore[attr-defined]
+    protocol, _, metric = str(card.trained["valid_metric"]).partition("/")
+    assert card.metrics[protocol][metric] == last["best"]
+    assert loaded.seen is not None
+    assert loaded.model.gives_logits
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == [each["event"] for each in seen]
+
+
+def test_the_plan_gives_every_choice_and_its_reason(data: FeatureSpec, tmp_path: Path) -> None:
+    plan = plan_of("ease", data)
+    assert str(plan.chosen) == "l2: not given; the best of a few values on valid is taken"
+    assert str(plan.metric) == "full/ndcg@10: all items ranked for each user"
+    assert plan.method.reason.startswith("form primal: 61 users, 61 items")
+    assert plan.parameters == 61 * 61 + 2
+    assert str(plan_of("ease", data, l2=3.0).chosen) == "none: all were given"
+    assert str(plan_of("popularity", data).chosen) == "none: popularity has nothing to choose"
+    names = ["method", "negatives", "valid", "metric", "chosen", "threads"]
+    assert list(json.loads(json.dumps(plan.to_dict()))["choices"]) == names
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_gradient_steps_are_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    message = r"train\.epochs, train\.learning_rate are settings of gradient steps, and ease is fitted in one go; leave"
+    with pytest.raises(SettingsError, match=message):
+        run("ease", data, tmp_path / "run", {"epochs": 3, "learning_rate": 0.1})
+    with pytest.raises(SettingsError, match=r"train\.batch_size is a setting of .* leave it out\. It reads"):
+        run("ials", data, tmp_path / "run", {"batch_size": 10})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_not_overwritten_unless_asked(data: FeatureSpec, tmp_path: Path) -> None:
+    run("popularity", data, tmp_path / "run")
+    with pytest.raises(SettingsError, match="holds a run already"):
+        run("popularity", data, tmp_path / "run")
+    seen: list[Event] = []
+    run("popularity", data, tmp_path / "run", resume=True, on_event=seen.append)
+    assert seen[0]["message"] == ("popularity is fitted in one go: there is nothing to continue, so it is fitted again")
+
+
+def test_a_stopped_fit_leaves_no_bundle(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="nothing was written, so start the same command again"):
+        run("ease", data, tmp_path / "run", stop_requested=lambda: True)
+    assert not (tmp_path / "run" / "bundle").exists()
+    run("ease", data, tmp_path / "run")
+
+
+def test_what_the_dataset_lacks_is_told(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"train\.train_splits: unknown split 'trian'"):
+        run("ease", data, tmp_path / "run", {"train_splits": ["trian"]})
+    bare = FeatureSpec.from_dict({"feature_spec": {"x": {"cardinality": 3}, "label": {}},
+                                  "channel_spec": {"context": ["x"], "label": ["label"]}})  # fmt: skip
+    with pytest.raises(SpecError):
+        run("ease", bare, tmp_path / "run")
+
+
+def test_logistic_regression_takes_the_strength_that_suits_valid(clicks: FeatureSpec, tmp_path: Path) -> None:
+    seen: list[Event] = []
+    run("logistic_regression", clicks, tmp_path / "run", on_event=seen.append)
+    tried = [(each["settings"], each["value"]) for each in seen if each["event"] == "tried"]
+    strengths = [settings["l2"] for settings, _ in tried]  # type: ignore[index]
+    assert strengths == [100.0, 30.0, 10.0, 3.0, 1.0, 0.3][: len(tried)]
+    best = min(tried, key=lambda each: float(str(each[1])))
+    card = bundle.load(tmp_path / "run").card
+    assert card.settings == best[0]
+    assert card.metrics["rows"]["log_loss"] == best[1]
+    assert str(plan_of("logistic_regression", clicks).metric) == "rows/log_loss: rows have labels of their own"
+
+
+def test_logistic_regression_without_valid_holds_out_a_tenth_of_train(clicks: FeatureSpec, tmp_path: Path) -> None:
+    alone = clicks.replace(sources={"train": clicks.sources["train"]})
+    run("logistic_regression", alone, tmp_path / "run")
+    card = bundle.load(tmp_path / "run").card
+    assert card.settings["l2"] in (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
+    assert card.metrics == {}
+
+
+def test_logistic_regression_of_interactions_says_what_is_missing(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="labelled rows of both classes are needed"):
+        run("logistic_regression", data, tmp_path / "run")
+
+
+def test_one_of_several_ranks_fits(data: FeatureSpec, tmp_path: Path) -> None:
+    own = MODELS["popularity"].Settings()
+    plan = plan_run("popularity", data, tmp_path, TrainSettings(), own, Ranks(0, 2), resume=False)
+    assert "popularity is fitted by the first process; the others wait" in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("known.items", lambda each: each + 1000, r"weight 'known': 'items' holds ids from \d+ to \d+; expected 0 to"),
+        ("known.items", lambda each: each[:-1], r"weight 'known': 'offsets' does not rise from 0 to"),
+        (
+            "known.items",
+            lambda each: each.float(),
+            r"weight 'known.items' is torch.float32; the model expects torch.int32",
+        ),
+        ("known.offsets", lambda each: each[:-1], r"weight 'known.offsets' has shape"),
+        ("weights.weight", lambda each: each[:-1], r"weight 'weights.weight' has shape"),
+        ("weights.weight", lambda each: each * float("nan"), r"weight 'weights.weight' holds .* not finite"),
+    ],
+)
+def test_a_bundle_with_wrong_weights_is_refused(
+    name: str, change: Callable[[Tensor], Tensor], problem: str, data: FeatureSpec, tmp_path: Path
+) -> None:
+    run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+    file = tmp_path / "run" / "bundle" / "weights.safetensors"
+    weights, _ = checkpoint.read_tensors(file)
+    weights[name] = change(weights[name])
+    checkpoint.write_tensors(file, weights, {"format": 1})
+    with pytest.raises(BundleError, match=problem):
+        bundle.load(tmp_path / "run", verify=False)
+
+
+def test_a_bundle_whose_settings_ask_for_other_shapes_is_refused(data: FeatureSpec, tmp_path: Path) -> None:
+    run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+    file = tmp_path / "run" / "bundle" / "bundle.json"
+    for form, problem in (("sparse", "weight 'weights.items' is missing"), ("dual", "'weights.leverage' is missing")):
+        card = json.loads(file.read_text())
+        file.write_text(json.dumps({**card, "settings": {**card["settings"], "form": form}}))
+        with pytest.raises(BundleError, match=problem):
+            bundle.load(tmp_path / "run", verify=False)
