@@ -67,7 +67,8 @@ class NegativeSampler:
     def __call__(self, share: Share, *, epoch: int, step: int) -> Batch:
         """The rows of the share, then n blocks of as many rows that differ in the item and have label 0.
 
-        With `beside`, the rows of the share, each with the ids of its n items and the logs of their expected counts.
+        With `beside`, the rows of the share, each with the ids of its n items and the logs of their expected counts,
+        which are those of the first draws: they know of no item that is drawn anew.
         """
         batch, size = share.batch, num_rows(share.batch)
         mine = slice(share.first_row, share.first_row + size)
