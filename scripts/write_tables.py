@@ -1,8 +1,9 @@
 """Write what the code knows into the documents: tables of settings, and the reference of commands.
 
 A table with the head `| setting | default | what it is |` is of what the heading above it names (a model or a dataset);
-one below no such heading is of training. The table of search spaces has a head of its own. All that follows `<!-- commands -->` is the reference of commands. `make docs`
-writes them anew, and tests/test_docs.py fails where that would change something.
+one below no such heading is of training. The table of what `recspec tune` searches has a head of its own. All that
+follows `<!-- commands -->` is the reference of commands. `make docs` writes them anew, and tests/test_docs.py fails
+where that would change something.
 """
 
 from __future__ import annotations
