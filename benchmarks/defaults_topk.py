@@ -179,7 +179,7 @@ def facts(spec: FeatureSpec) -> dict[str, Any]:
     return {
         "rows": known.num_pairs, "users": users, "items": items, "catalogue": known.num_items - 1,
         "rows_per_user": known.num_pairs / users, "rows_per_item": known.num_pairs / items,
-        "density": known.num_pairs / users / items, "scale": known.scale(),
+        "density": known.num_pairs / users / items, "scale": known.scale,
     }  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def run_classics(name: str, spec: FeatureSpec, results: Results, only: Sequence[
         grid = GRIDS[classic]
         for values in itertools.product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
-            own = {name: value * known.scale() if name == "l2" else value for name, value in settings.items()}
+            own = {name: value * known.scale if name == "l2" else value for name, value in settings.items()}
             label = " ".join([classic, *(f"{key}={value:g}" for key, value in settings.items())])
             key = {"set": name, "model": classic, "label": label, "settings": settings}
             results.add(key, partial(_of_classic, classic, own, known, spec))

@@ -193,7 +193,8 @@ def test_a_model_that_chooses_its_settings_is_shown_with_them(
     assert found.counts == "2 trials: 2 complete"
     assert found.defaults is not None
     assert found.best == found.defaults
-    assert found.best.settings == {"settings.factors": 12}
+    assert found.best.settings["settings.factors"] == 12
+    assert found.best.settings["settings.dropout"] == 0.0, "all of its settings, so that the recipe gives the same"
     assert config.load_recipe(tmp_path / "best.yaml").settings["factors"] == 12
     assert a_search(data, tmp_path, values=values, asked={"settings.factors": Range(4, 64)}, trials=2).run() == found
 

@@ -169,17 +169,17 @@ class Study:
     def complete(self, trial: optuna.Trial, value: float, chosen: Mapping[str, object]) -> None:
         """Record the value of a trial that trained to its end; lower is better.
 
-        `chosen` holds settings, by name and section, that the model chose itself instead of those drawn for it.
+        `chosen` holds the model's settings, with their section, if it chose some of them itself, instead of those drawn
+        for it or beside them.
         """
-        names = {each for name in self.space for each in name.split(",")}
-        if not (chosen := {name: each for name, each in chosen.items() if name in names}):
+        if not chosen:
             self.study.tell(trial, value)
             return
         kept = {name: trial.user_attrs[name] for name in ("start", "folder") if name in trial.user_attrs}
         anew = self.optuna.trial.create_trial(
             params={**trial.params, **self._stored(chosen)},
             distributions={name: each.distribution(self.optuna) for name, each in self.space.items()},
-            user_attrs={**kept, "chosen": chosen},
+            user_attrs={**kept, "chosen": dict(chosen)},
             value=value,
         )
         anew.datetime_start = trial.datetime_start
