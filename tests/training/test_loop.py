@@ -261,7 +261,7 @@ def test_a_run_without_epochs_goes_on_until_valid_stops_improving(clicks: Featur
     assert result.trace["rows/log_loss"][int(result.best_epoch) - 1] == min(result.trace["rows/log_loss"])
     assert len(result.trace["rows/auc"]) == len(result.trace["epoch"]) == done["epochs"]
     card = bundle.load(tmp_path / "run").card
-    assert card.settings["hidden"] == [64, 32], "the card holds what was proposed"
+    assert card.settings["hidden"] == [256, 128], "the card holds what was proposed"
     assert (card.train["patience"], card.train["metric"]) == (PATIENCE, "rows/log_loss")
     train("wide_deep", clicks, tmp_path / "run", settings=chosen, model_settings=own, resume=True)
     again = events(tmp_path / "run", "start")[1]
