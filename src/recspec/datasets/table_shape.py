@@ -22,6 +22,7 @@ from recspec.prepare import (
     ROW,
     SPLIT_WORDS,
     Backend,
+    ColumnRole,
     Notes,
     RawRows,
     column_of,
@@ -30,7 +31,6 @@ from recspec.prepare import (
     fetch,
     number_of,
 )
-from recspec.prepare.column_roles import ColumnRole
 
 CODE_NAME = re.compile(
     r"(^|[^A-Za-z])([Ii][Dd]|[Cc]ode|[Zz]ip|[Tt]ype|[Cc]ategory)$|[a-z](Id|ID|Code|Zip|Type|Category)$"
@@ -52,6 +52,8 @@ def settled(settings: Settings, rows: RawRows, raw: Path) -> tuple[Settings, tup
 
 
 class _Shape:
+    """Finds the roles of columns. One class because each role may only take columns that no earlier one has."""
+
     def __init__(self, settings: Settings, rows: RawRows) -> None:
         self.settings, self.rows, self.notes = settings, rows, rows.notes
         self.columns = [name for name in rows.table.columns if name not in (ROW, FILE_SPLIT)]

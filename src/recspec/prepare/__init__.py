@@ -2,7 +2,7 @@
 
 from recspec.prepare import clicks, interactions, prepared, splits
 from recspec.prepare.backend import Backend
-from recspec.prepare.column_roles import SPLIT_WORDS, column_of
+from recspec.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of
 from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
@@ -43,7 +43,7 @@ from recspec.prepare.times import check_time_format, columns_like_times, note_do
 
 __all__ = [
     "ENGINES", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES",
-    "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnType",
+    "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType",
     "Distribution", "HistorySettings", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared",
     "Progress", "RawLayout", "RawRows", "RawType", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter",
     "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "at_least", "blocks", "by_share", "by_time",
