@@ -77,6 +77,13 @@ def test_perfect_probabilities_err_as_chance_says(num_rows: int) -> None:
     assert all(calibration_error(*rows(5000, 3.0, seed=seed)).is_beyond_chance for seed in range(5))
 
 
+def test_many_rows_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_calibration, "MOST_ROWS", 100)
+    logits, labels = rows(250, 2.0)
+    assert calibration_error(logits, labels) == calibration_error(logits[::3], labels[::3])
+    assert fit(logits, labels, "temperature") == fit(logits[::3], labels[::3], "temperature")
+
+
 # --- the maps ---
 
 

@@ -63,6 +63,7 @@ def test_a_model_that_learnt_its_rows_by_heart_is_warned_about_everywhere(clicks
     kinds = [warning.kind for warning in greedy.warnings]
     assert kinds == ["worse_than_constant", "overconfident"]
     plain = [warning.to_dict() for warning in greedy.warnings]
+    assert json.loads(json.dumps(greedy.to_dict()))["warnings"] == plain
     logged = [{name: event[name] for name in ("kind", "message")} for event in events(folder, "warning")]
     assert logged == events(folder, "done")[0]["warnings"] == plain
     trained = bundle.load(folder)
@@ -80,6 +81,7 @@ def test_a_calibration_mends_it_and_ranks_as_before(
     assert result.calibration is not None
     assert result.calibration.method == method
     assert "worse_than_constant" not in {warning.kind for warning in result.warnings}
+    assert json.loads(json.dumps(result.to_dict()))["calibration"]["method"] == method
     (note,) = (event for event in events(tmp_path / "run", "note") if "calibrated" in str(event["message"]))
     assert str(note["message"]).startswith(f"calibrated on valid by {method}: log loss ")
     assert str(note["message"]).endswith("valid is used twice, for the epoch and for this, so judge it on test")

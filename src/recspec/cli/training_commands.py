@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +60,7 @@ def train(
         if ranks.is_first:
             print_result(result)
             if json_output:
-                print_json({**asdict(result), "bundle": str(result.bundle)})
+                print_json(result.to_dict())
 
 
 BUDGET = Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it.")

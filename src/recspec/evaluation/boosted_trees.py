@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.encoding import CrossEncoder, read_encoders
-from recspec.errors import require_extra
+from recspec.errors import DataError, require_extra
 from recspec.evaluation.labelled_rows import (
     Scorer,
     count_both_classes,
@@ -65,6 +65,8 @@ def boosted_trees(spec: FeatureSpec, splits: Sequence[str], *, most_values: int 
     num_rows, _ = count_both_classes(spec, splits)
     require_extra("lightgbm", "baselines")
     table = _Table(spec, splits)
+    if not table.width:
+        raise DataError(f"{spec.folder}: holds no feature that a model may read")
     share = min(1.0, most_values / (num_rows * max(1, table.width)))
     kept, held_out = _read_sample(spec, splits, table, share)
     booster, tried = _fit(kept, held_out, table.categorical)

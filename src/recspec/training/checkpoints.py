@@ -93,6 +93,7 @@ class RunCheckpoints:
 
     def load_best(self) -> None:
         """Give the model the weights of the best evaluation; every rank reads the rows that it holds."""
+        self.ranks.barrier()  # the first rank writes the file
         weights, _ = checkpoint.read_tensors(self.best, self.shards.held)
         self.model.load_state_dict(weights)
 

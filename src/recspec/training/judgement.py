@@ -23,15 +23,17 @@ class Judgement:
     notes: tuple[str, ...] = ()
 
 
-def judge(validation: Validation, progress: Progress) -> Judgement:
+def judge(validation: Validation, progress: Progress, last: Evaluation | None = None) -> Judgement:
     """Judge the weights that a run keeps, and calibrate the model if asked to; every rank takes part.
+
+    `last` is the evaluation of these very weights, if they are those of the last evaluation.
 
     Valid, which has chosen the epoch, is read again: numbers of it are a little too good, and test alone is unseen.
     """
     plan = validation.plan
     if not validation.split or progress.best is None:
         return Judgement()
-    found, calibration, notes = validation.evaluate(), None, list[str]()
+    found, calibration, notes = last or validation.evaluate(), None, list[str]()
     if plan.settings.calibration != "none":
         calibration, found, notes = _calibrated(validation, found, plan.settings.calibration)
     told = [

@@ -279,9 +279,11 @@ class TrainingRun:
             self.log.write("note", message=note)
         best, metric = self.checkpoints.best, self.validation.metric
         with self._averaged():
-            if keeps_best(self.built, state):
+            # The weights in memory are those of the best evaluation if no step has followed it.
+            last = self.validation.last if state.best_epoch == state.epochs(self.plan.steps_per_epoch) else None
+            if keeps_best(self.built, state) and last is None:
                 self.checkpoints.load_best()
-            judgement = judge(self.validation, state)
+            judgement = judge(self.validation, state, last)
             for note in judgement.notes:
                 self.log.write("note", message=note)
             result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)

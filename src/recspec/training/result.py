@@ -36,6 +36,12 @@ class Result:
     calibration: Calibration | None = None
     """The map that calibrates its probabilities."""
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        calibration = None if self.calibration is None else self.calibration.model_dump(mode="json")
+        told = {"bundle": str(self.bundle), "warnings": [each.to_dict() for each in self.warnings]}
+        return {**vars(self), **told, "calibration": calibration}
+
 
 def write_bundle(
     folder: Path, built: Built, progress: Progress, best: Path, metric: str, judgement: Judgement

@@ -51,7 +51,7 @@ class Validation:
         """Rows, users or groups behind the last value; of the rarer class for AUC."""
         self.error_of_rise: float | None = None
         """Standard error of the metric's difference between the last two evaluations, on the same rows or groups."""
-        self._last: Evaluation | None = None
+        self.last: Evaluation | None = None
 
     def resume(self, progress: Progress) -> list[str]:
         """Take up the metric by which the run that continues has chosen; a note if the run is over."""
@@ -69,7 +69,7 @@ class Validation:
 
     def measure(self) -> Metrics:
         """The metrics of the model as it is."""
-        found, before = self.evaluate(), self._last
+        found, before = self.evaluate(), self.last
         protocol, _, metric = self.metric.partition("/")
         about = {name: value for name, value in found.protocols[protocol].items() if isinstance(value, int)}
         if protocol == "rows":
@@ -77,7 +77,7 @@ class Validation:
         else:
             self.count = about["groups"]
         rise = difference(before, found, protocol, metric) if before is not None else None
-        self._last, self.error_of_rise = found, None if rise is None else rise[1]
+        self.last, self.error_of_rise = found, None if rise is None else rise[1]
         return found.metrics
 
     def evaluate(self) -> Evaluation:
