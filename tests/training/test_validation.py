@@ -58,6 +58,9 @@ def test_a_run_that_stopped_goes_on_only_with_more_of_what_stopped_it() -> None:
     assert resumed("minutes") == ("", [])
     assert resumed("target", target=0.65) == ("target", [f"{over} target, and train.target is 0.65"])
     assert resumed("target", target=0.75) == ("", [])
+    fresh = Progress(seconds=90, batch=5, stopped="minutes")
+    assert validation_by("rows/auc", minutes=2).resume(fresh) == []
+    assert not fresh.stopped, "no epoch was over yet"
     assert resumed("", epochs=3) == ("", [f"{over} epochs, and train.epochs is 3"])
 
 

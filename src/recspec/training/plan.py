@@ -19,7 +19,7 @@ from recspec.spec import FeatureSpec
 from recspec.storage import companions
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
-from recspec.training.defaults import pick_path, resolve
+from recspec.training.defaults import MOST_EPOCHS, pick_path, resolve
 from recspec.training.outline import Outline
 from recspec.training.settings import TrainSettings
 
@@ -78,7 +78,7 @@ class TrainingPlan:
     @property
     def is_open_ended(self) -> bool:
         """Whether the run goes on until valid stops improving, however many epochs that takes."""
-        return "train.epochs" in self.proposed and self.settings.patience is not None
+        return "train.epochs" in self.proposed and self.settings.epochs >= MOST_EPOCHS
 
     @property
     def steps_per_epoch(self) -> int:
