@@ -23,7 +23,7 @@ from recspec.spec import FeatureSpec
 
 METRIC = ItemModel.metric
 
-MOST_SCORES = 1 << 28
+MOST_SCORES = 1 << 26
 """Scores of users x items on valid for each combination of settings: more users are sampled."""
 
 FEWEST_USERS = 2_000

@@ -157,7 +157,7 @@ class Neighbours(Stored):
         if torch.compiler.is_compiling():
             return self._of_places(known.acted(users), torch.arange(users.shape[0], device=users.device), items)
         parts = []
-        step = max(1, min(ACTED // self.num_items, ENTRIES // max(1, self.k)))
+        step = max(1, min(ACTED // self.num_items, ENTRIES // max(1, self.k, known.longest)))
         for ours, theirs in zip(torch.split(users, step), torch.split(items, step), strict=True):
             distinct, places = torch.unique(ours, return_inverse=True)
             parts.append(self._of_places(known.acted(distinct), places, theirs))
