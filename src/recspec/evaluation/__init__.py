@@ -2,14 +2,16 @@
 
 from recspec.evaluation.evaluations import evaluate, evaluate_model
 from recspec.evaluation.interactions import id_feature, positives
-from recspec.evaluation.question import PROTOCOLS, EvaluateSettings
+from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import LOWER_IS_BETTER, Report
-from recspec.evaluation.scoring import as_batch, check_same_features
+from recspec.evaluation.scoring import ModelRanker, as_batch, check_same_features, score_rows
 
 __all__ = [
     "LOWER_IS_BETTER",
     "PROTOCOLS",
     "EvaluateSettings",
+    "ModelRanker",
+    "Question",
     "Report",
     "as_batch",
     "check_same_features",
@@ -17,4 +19,5 @@ __all__ = [
     "evaluate_model",
     "id_feature",
     "positives",
+    "score_rows",
 ]

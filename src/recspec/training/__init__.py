@@ -5,12 +5,13 @@ from recspec.training.loop import TrainingRun, plan_run, train
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
 from recspec.training.result import Result
-from recspec.training.search_space import default_space, describe, parse_space
+from recspec.training.run_folder import Event, has_checkpoint
+from recspec.training.search_space import OneOf, default_space, describe, parse_space
 from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Choice", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning", "arithmetic",
-    "default_space", "describe", "make_plan", "parse_space", "plan_run", "train",
+    "Choice", "Event", "Found", "OneOf", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning",
+    "arithmetic", "default_space", "describe", "has_checkpoint", "make_plan", "parse_space", "plan_run", "train",
 ]  # fmt: skip

@@ -1,0 +1,69 @@
+"""The models that a dataset's roles fill, and variants of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recspec import config
+from recspec.distributed import Ranks
+from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.training import OneOf, TrainingPlan, TrainSettings, default_space, plan_run
+
+Given = Mapping[str, Mapping[str, object]]
+"""Sections `settings` and `train`: what differs from what a plan would choose."""
+
+
+def is_fitted(model: str) -> bool:
+    """Whether a model is fitted in closed form, so that its training can't pause."""
+    return hasattr(MODELS[model], "fit")
+
+
+def suitable(
+    spec: FeatureSpec, only: Sequence[str] | None, train: Mapping[str, object], ranks: Ranks
+) -> tuple[dict[str, TrainingPlan], dict[str, str]]:
+    """The plan of each model that can train on the dataset, fitted ones first; and why each other one can't.
+
+    Raises:
+        SettingsError: if `only` names an unknown model, or no model can train.
+    """
+    strange = [name for name in only or () if name not in MODELS]
+    if strange:
+        raise SettingsError(f"--models: {unknown('model', strange, MODELS)}")
+    plans, left_out = {}, {}
+    for name in sorted(only or MODELS, key=lambda each: not is_fitted(each)):
+        try:
+            model_settings, train_settings = built(name, {"settings": {}, "train": train})
+            plans[name] = plan_run(name, spec, Path(), train_settings, model_settings, ranks, resume=False)
+        except RecspecError as error:
+            left_out[name] = str(error)
+    if not plans:
+        raise SettingsError.of(f"{spec.folder}: no model can train on it", [f"{n}: {w}" for n, w in left_out.items()])
+    return plans, left_out
+
+
+def built(model: str, given: Given) -> tuple[config.Settings, TrainSettings]:
+    """The settings of a model and its training from sections."""
+    own = config.build(MODELS[model].Settings, f"settings of {model}", given["settings"])
+    return own, config.build(TrainSettings, f"settings of {model}", given["train"])
+
+
+def variants(model: str, train: Mapping[str, object], seed: int) -> Iterator[Given]:
+    """Settings drawn evenly from the model's own space, without end; the same for the same seed."""
+    space, rng = default_space(model, {"settings": {}, "train": train}), np.random.default_rng([seed, *model.encode()])
+    while space:
+        drawn = {}
+        for name, each in space.items():
+            if isinstance(each, OneOf):
+                drawn[name] = each.values[int(rng.integers(len(each.values)))]
+            else:
+                low, high = (np.log([each.low, each.high]) if each.log else np.array([each.low, each.high])).tolist()
+                value = float(np.exp(rng.uniform(low, high)) if each.log else rng.uniform(low, high))
+                whole = isinstance(each.low, int) and isinstance(each.high, int)
+                drawn[name] = round(value) if whole else value
+        sections = config.assign(drawn, {"settings": MODELS[model].Settings, "train": TrainSettings})
+        yield {"settings": sections["settings"], "train": {**train, **sections["train"]}}

@@ -1,0 +1,274 @@
+"""The best model for a dataset within a time: every suitable model competes on valid, test is opened once."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+
+import yaml
+
+from recspec import __version__
+from recspec.auto import candidates, halving
+from recspec.auto.judging import sign_of
+from recspec.auto.leaderboard import Leaderboard, measure_places
+from recspec.auto.state import BEST, RECIPE, RUNS, WRITTEN, Line, State
+from recspec.bundle import folder as bundle
+from recspec.distributed import Ranks
+from recspec.errors import Interrupted, RecspecError, SettingsError
+from recspec.files import confine, local, locked_inside, made, put_in_place, staging, whole_file
+from recspec.spec import FeatureSpec
+from recspec.training import Event, Result, has_checkpoint, train
+
+KEPT_BACK = 0.2
+"""Share of the time kept for training the winner again, test and latency."""
+VARIANTS = 24
+"""Most candidates beyond each model's defaults; small data would take thousands."""
+TOGETHER = 4
+"""Variants that begin together, so that halving has something to halve."""
+OF_MODELS = 2
+"""Variants are of the best models, so many of them."""
+
+Look = Callable[[State, float], None]
+"""Receives the state after each slice, and the seconds that are left."""
+
+
+@dataclass
+class AutoSearch:
+    """A search over all models that a dataset's roles fill."""
+
+    spec: FeatureSpec
+    out: Path
+    minutes: float
+    metric: str | None = None
+    models: Sequence[str] | None = None
+    seed: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+    look: Look = lambda _, __: None
+    on_event: Callable[[str, Event], None] = lambda _, __: None
+    """Called with the name of a candidate and each event of its training."""
+    stop_requested: Callable[[], bool] = lambda: False
+
+    def run(self) -> Leaderboard:
+        """Train until the time is spent or nothing is left to train, then judge once.
+
+        The time is that of all calls together. The same command continues a search that was stopped or killed.
+
+        Raises:
+            SettingsError: if the folder holds another search, or no model can train on the dataset.
+            DataError: if another process searches in the folder.
+            Interrupted: if `stop_requested` says so.
+        """
+        self.out = local(self.out, "OUT")
+        with made(self.out), locked_inside(self.out, "searching in"):
+            confine(self.out, WRITTEN)
+            self._open()
+            while (line := self._next()) is not None:
+                self._slice(line)
+            if self.stop_requested():
+                raise Interrupted(f"{self.out}: stopped as asked; the same command goes on")
+            return self._finish()
+
+    # --- what to train -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.train: Mapping[str, object] = {"tensorboard": False, "seed": self.seed}
+        if self.metric is not None:
+            self.train = {**self.train, "metric": self.metric}
+        plans, left_out = candidates.suitable(self.spec, self.models, self.train, self.ranks)
+        planned = next(iter(plans.values()))
+        if not planned.valid.value:
+            raise SettingsError(f"{self.spec.folder}: no split to choose on: {planned.valid.reason}")
+        metric = self.metric or planned.metric.value
+        dataset = str(self.spec.folder.resolve())
+        found = State.load(self.out)
+        if found is None:
+            lines = [Line(name=name, model=name, train=dict(self.train)) for name in plans]
+            found = State(dataset=dataset, metric=metric, seed=self.seed, lines=lines, left_out=left_out)
+        asked = {"dataset": dataset, "metric": metric, "seed": self.seed}
+        if differing := [
+            f"{name} was {getattr(found, name)!r}, and is {value!r}"
+            for name, value in asked.items()
+            if getattr(found, name) != value
+        ]:
+            raise SettingsError.of(f"{self.out}: holds another search; name another folder", differing)
+        self.state, self.sign = found, sign_of(metric)
+
+    @property
+    def left(self) -> float:
+        """Seconds left of the whole time."""
+        return self.minutes * 60 - self.state.spent
+
+    @property
+    def left_to_train(self) -> float:
+        """Seconds left for training candidates."""
+        return self.left - KEPT_BACK * self.minutes * 60
+
+    def _next(self) -> Line | None:
+        """The candidate to train now; None if the time is over or nothing is left."""
+        if self.stop_requested() or self.left_to_train <= 0:
+            return None
+        for line in self.state.lines:
+            if candidates.is_fitted(line.model) and not line.is_over:
+                return line
+        pausable = [line for line in self.state.lines if not candidates.is_fitted(line.model)]
+        found = halving.next_of(pausable)
+        if found is None and self._add_variants(pausable):
+            return self._next()
+        assert found is None or isinstance(found, Line)
+        return found
+
+    def _add_variants(self, pausable: Sequence[Line]) -> bool:
+        """Add variants of the best models; False if there were enough."""
+        defaults = [line for line in pausable if line.name == line.model and not line.failed]
+        made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
+        if not defaults or made_so_far >= VARIANTS:
+            return False
+        best = sorted(defaults, key=lambda line: -self._best_of(line.model))[:OF_MODELS]
+        added = 0
+        for line in islice(cycle(best), TOGETHER):
+            number = sum(other.model == line.model for other in self.state.lines)
+            given = next(islice(candidates.variants(line.model, self.train, self.seed), number - 1, None), None)
+            if given is not None:
+                name = f"{line.model}-{number + 1}"
+                own, train_settings = dict(given["settings"]), dict(given["train"])
+                self.state.lines.append(Line(name=name, model=line.model, settings=own, train=train_settings))
+                added += 1
+        return bool(added)
+
+    def _best_of(self, model: str) -> float:
+        return max(line.best for line in self.state.lines if line.model == model)
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def _slice(self, line: Line) -> None:
+        """Train a candidate for its next slice, and note what it reached."""
+        started, before = time.monotonic(), line.seconds
+        line.began = 1 + max(other.began for other in self.state.lines)
+        defaults = sum(other.name == other.model for other in self.state.lines if not candidates.is_fitted(other.model))
+        slices = halving.first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * halving.GROWTH ** len(line.values)
+        until = min(max(slices, before + 1), before + max(1.0, self.left_to_train))
+        try:
+            result = self._train(line, until)
+        except Interrupted:
+            if self.stop_requested():
+                raise
+            line.failed = "it did not end in the time"
+        except RecspecError as error:
+            line.failed = str(error)
+        else:
+            self._note(line, result)
+        finally:
+            line.seconds = before + time.monotonic() - started
+            self.state.spent += time.monotonic() - started
+            self.state.save(self.out)
+        self.look(self.state, self.left)
+
+    def _note(self, line: Line, result: Result) -> None:
+        protocol, _, name = self.state.metric.partition("/")
+        value = result.metrics.get(protocol, {}).get(name, math.nan)
+        line.best_epoch = float(result.best_epoch)
+        if not math.isfinite(value):
+            line.failed = f"it has no {self.state.metric} on valid"
+            return
+        line.values.append(self.sign * value)
+        if result.stopped != "minutes":
+            line.ended = result.stopped
+        self._write_recipe(line)
+
+    def _train(self, line: Line, until: float) -> Result:
+        given = {"settings": line.settings, "train": dict(line.train)}
+        fitted = candidates.is_fitted(line.model)
+        if not fitted:
+            given["train"] = {**given["train"], "minutes": until / 60}
+        model_settings, train_settings = candidates.built(line.model, given)
+        run = self.run_of(line.name)
+        resume = has_checkpoint(run) and not fitted
+        if not resume:
+            shutil.rmtree(run, ignore_errors=True)
+        deadline = time.monotonic() + max(2.0, self.left_to_train)
+        return train(
+            line.model,
+            self.spec,
+            run,
+            settings=train_settings,
+            model_settings=model_settings,
+            ranks=self.ranks,
+            resume=resume,
+            on_event=lambda event: self._see(line, event),
+            stop_requested=lambda: self.stop_requested() or (fitted and time.monotonic() > deadline),
+        )
+
+    def _see(self, line: Line, event: Event) -> None:
+        if event["event"] == "epoch":
+            line.epoch = float(str(event["epoch"]))
+        self.on_event(line.name, event)
+
+    def run_of(self, name: str) -> Path:
+        """The folder of a candidate's run."""
+        return self.out / RUNS / name
+
+    def _write_recipe(self, line: Line) -> None:
+        """Write the recipe that repeats a candidate's training up to its best epoch."""
+        card = bundle.read_card(bundle.find(self.run_of(line.name)))
+        train_settings = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "minutes": None, "patience": None}
+        how = f"candidate {line.name} of `recspec auto`"
+        recipe = {
+            "about": {"dataset": self.state.dataset, "how": how, "recspec": __version__},
+            "model": line.model,
+            "settings": dict(card.settings),
+            "train": train_settings if not candidates.is_fitted(line.model) else dict(line.train),
+        }
+        with whole_file(self.run_of(line.name) / RECIPE) as temporary:
+            temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> Leaderboard:
+        """Choose the winner on valid, train it again on train and valid, open test, and write what was found."""
+        ranked = sorted((line for line in self.state.lines if line.values and not line.failed), key=lambda it: -it.best)
+        if not ranked:
+            failed = [f"{line.name}: {line.failed or 'it did not begin in the time'}" for line in self.state.lines]
+            raise SettingsError.of(f"{self.out}: no model was trained; give more --minutes", failed)
+        again = self._train_again(ranked[0])
+        winner = again or self.run_of(ranked[0].name)
+        with staging(self.out / BEST) as copied:
+            shutil.copytree(winner, copied, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".*"))
+            put_in_place(copied, self.out / BEST)
+            copied.mkdir()  # staging removes it
+        places = measure_places(
+            self.spec, self.state.metric, {line.name: self.run_of(line.name) for line in ranked}, again, self.ranks
+        )
+        board = Leaderboard.of(self.state, ranked, places, again=again is not None, folder=self.out)
+        board.save(self.out)
+        return board
+
+    def _train_again(self, line: Line) -> Path | None:
+        """The winner trained on train and valid up to its best epoch; None if time or data don't allow it."""
+        run = self.out / RUNS / f"{line.name}-again"
+        shutil.rmtree(run, ignore_errors=True)
+        if "valid" not in self.spec.splits:
+            return None
+        card = bundle.read_card(bundle.find(self.run_of(line.name)))
+        fitted = candidates.is_fitted(line.model)
+        needed = line.seconds * (1.0 if fitted else 1.5 * line.best_epoch / max(1.0, line.epoch))
+        if needed > max(self.left, 10.0):
+            return None
+        asked: dict[str, object] = {**(line.train if fitted else card.train), "train_splits": ["train", "valid"]}
+        if not fitted:
+            asked |= {"epochs": max(1, math.ceil(line.best_epoch)), "minutes": None, "patience": None}
+        own, train_settings = candidates.built(line.model, {"settings": card.settings, "train": asked})
+        try:
+            train(line.model, self.spec, run, settings=train_settings, model_settings=own, ranks=self.ranks,
+                  on_event=lambda event: self.on_event(f"{line.name}, again", event),
+                  stop_requested=self.stop_requested)  # fmt: skip
+        except RecspecError:
+            if self.stop_requested():
+                raise
+            return None
+        shutil.copyfile(self.run_of(line.name) / RECIPE, run / RECIPE)
+        return run
