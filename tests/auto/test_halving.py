@@ -20,7 +20,7 @@ class Made:
 
     def train(self) -> None:
         """Take the next slice."""
-        self.values.append(max(self.values[-1:] + [self.curve[len(self.values)]]))
+        self.values.append(max([*self.values[-1:], self.curve[len(self.values)]]))
         self.is_over = len(self.values) == len(self.curve)
 
 
@@ -35,7 +35,9 @@ def order(*made: Made) -> list[str]:
 
 
 def test_all_begin_and_the_better_half_goes_on_first() -> None:
-    a, b, c, d = (Made(name, (best, best + 0.01, best + 0.02)) for name, best in zip("abcd", (0.1, 0.4, 0.3, 0.2)))
+    a, b, c, d = (
+        Made(name, (best, best + 0.01, best + 0.02)) for name, best in zip("abcd", (0.1, 0.4, 0.3, 0.2), strict=True)
+    )
     # b is the better of two, so it goes on at once; of four, b and c do. b ends first, then what waits, best first.
     assert "".join(order(a, b, c, d)) == "abbcdcbcddaa"
 

@@ -81,7 +81,7 @@ def of_rows(name: str, logits: Values, labels: NDArray[np.bool_]) -> Judged:
 
 
 def _shares(positive: Values, negative: Values) -> tuple[Values, Values]:
-    """For each positive the share of negatives below (M,), for each negative that of positives above (N,); ties half."""
+    """Of each positive the share of negatives below (M,), of each negative that of positives above (N,); ties half."""
     ordered, other = np.sort(negative), np.sort(positive)
     under = (np.searchsorted(ordered, positive, "left") + np.searchsorted(ordered, positive, "right")) / 2
     over = (np.searchsorted(other, negative, "left") + np.searchsorted(other, negative, "right")) / 2
