@@ -260,6 +260,11 @@ def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) 
         raise SettingsError.of(where, settings_problems(error, model)) from None
 
 
+def complete(settings: SettingsType) -> SettingsType:
+    """The same settings as if every one had been given, so that none is proposed in its place."""
+    return settings.model_copy(update=dict(settings))
+
+
 SHAPES = {
     "string_type": "text; put it in quotes",
     "tuple_type": "a list, as [a, b]; a list of lists is [[a, b], [c, d]]",

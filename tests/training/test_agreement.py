@@ -13,4 +13,5 @@ from recspec.training.loop import Agreement
 def test_a_run_that_stops_writes_a_checkpoint_first(minutes: float, asked: bool, stop: bool, due: bool) -> None:
     agreement = Agreement(Ranks(), minutes, lambda: asked)
     agreement.start(5)
-    assert agreement.after(6) == (stop, due)
+    assert agreement.after(6) == (stop, due, False)
+    assert agreement.after(7, late=True) == (stop, due, True)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -27,8 +27,12 @@ from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from recspec.storage.random_data import synthesize
 from recspec.training import choices
-from recspec.training.loop import train
+from recspec.training.checkpoints import Progress
+from recspec.training.choices import Choice
+from recspec.training.defaults import MOST_EPOCHS, PATIENCE
+from recspec.training.loop import TrainingRun, train
 from recspec.training.settings import TrainSettings
+from recspec.training.validation import Validation
 from tests import made_up
 
 SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2}
@@ -209,7 +213,7 @@ def test_a_run_with_an_average_resumes_and_saves_it(data: FeatureSpec, tmp_path:
     assert_equal_weights(straight, resumed)
     plain = run(data, tmp_path / "plain", epochs=3, keep_best=False)
     assert any(not torch.equal(weights(plain)[name], weights(straight)[name]) for name in weights(plain))
-    best = run(data, tmp_path / "best", epochs=3, average=0.9)
+    best = run(data, tmp_path / "best", epochs=3, average=0.9, metric="sampled/ndcg@10")
     found = evaluate_model(bundle.load(best).model, data, "valid", protocols=("sampled",)).metrics
     assert found["sampled"] == pytest.approx(bundle.load(best).card.metrics["sampled"], abs=1e-6)
 
@@ -224,7 +228,8 @@ def test_a_target_ends_the_run_and_the_bundle_is_written(data: FeatureSpec, tmp_
 
 
 def test_patience_ends_the_run_and_the_best_epoch_is_kept(data: FeatureSpec, tmp_path: Path) -> None:
-    folder = run(data, tmp_path / "run", epochs=40, patience=2, learning_rate=0.2, model={"dropout": 0.0})
+    folder = run(data, tmp_path / "run", epochs=40, patience=2, learning_rate=0.2, model={"dropout": 0.0},
+                 metric="sampled/ndcg@10")  # fmt: skip
     epochs = events(folder, "epoch")
     values = [event["metrics"]["sampled"]["ndcg@10"] for event in epochs]  # type: ignore[index]
     done = events(folder, "done")[0]
@@ -244,6 +249,67 @@ def test_the_saved_weights_are_those_of_the_best_epoch(data: FeatureSpec, tmp_pa
 
 def test_no_epoch_at_all_leaves_the_first_weights(data: FeatureSpec, tmp_path: Path) -> None:
     assert bundle.load(run(data, tmp_path / "run", epochs=0)).card.trained["steps"] == 0
+
+
+def test_a_run_without_epochs_goes_on_until_valid_stops_improving(clicks: FeatureSpec, tmp_path: Path) -> None:
+    own = MODELS["wide_deep"].Settings(embedding_dim=4)
+    chosen = TrainSettings(learning_rate=0.05, tensorboard=False, precision="fp32", batch_size=2000)
+    result = train("wide_deep", clicks, tmp_path / "run", settings=chosen, model_settings=own)
+    start, done = events(tmp_path / "run", "start")[0], events(tmp_path / "run", "done")[0]
+    assert start["train"]["epochs"] == MOST_EPOCHS > done["epochs"]  # type: ignore[index]
+    assert result.stopped in ("patience", "falling")
+    assert result.trace["rows/log_loss"][int(result.best_epoch) - 1] == min(result.trace["rows/log_loss"])
+    assert len(result.trace["rows/auc"]) == len(result.trace["epoch"]) == done["epochs"]
+    card = bundle.load(tmp_path / "run").card
+    assert card.settings["hidden"] == [64, 32], "the card holds what was proposed"
+    assert (card.train["patience"], card.train["metric"]) == (PATIENCE, "rows/log_loss")
+    train("wide_deep", clicks, tmp_path / "run", settings=chosen, model_settings=own, resume=True)
+    again = events(tmp_path / "run", "start")[1]
+    assert again["train"] == start["train"]
+    assert again["choices"]["train.patience"] == f"{PATIENCE}: as at the start of the run"  # type: ignore[index]
+    assert "the run is over: it was stopped by" in str(events(tmp_path / "run", "note")[-1]["message"])
+
+
+def test_more_patience_continues_a_run_that_had_stopped(data: FeatureSpec, tmp_path: Path) -> None:
+    values = {"learning_rate": 0.2, "model": {"dropout": 0.0}, "metric": "rows/log_loss", "keep_best": False}
+    straight = run(data, tmp_path / "straight", epochs=9, **values)  # type: ignore[arg-type]
+    halted = run(data, tmp_path / "halted", epochs=9, patience=1, **values)  # type: ignore[arg-type]
+    assert events(halted, "done")[0]["stopped"] == "patience"
+    run(data, halted, epochs=9, patience=20, resume=True, **values)  # type: ignore[arg-type]
+    assert events(halted, "done")[1]["stopped"] == "epochs"
+    assert_equal_weights(straight, halted)
+
+
+def test_minutes_end_a_run_within_an_epoch_and_more_minutes_continue_it(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"batch_size": 500, "epochs": 2, "keep_best": False}
+    straight = run(data, tmp_path / "straight", **values)  # type: ignore[arg-type]
+    halted = tmp_path / "halted"
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingRun, "_is_late", lambda training: training.progress.step >= 7)
+        run(data, halted, minutes=1, **values)  # type: ignore[arg-type]
+    done = events(halted, "done")[0]
+    steps = events(halted, "start")[0]["steps_per_epoch"]
+    assert (done["stopped"], done["best_epoch"]) == ("minutes", 7 / steps)  # type: ignore[operator]
+    assert events(halted, "epoch")[0]["metrics"], "it is evaluated where it ends"
+    assert bundle.load(halted).card.trained["steps"] == 7
+    run(data, halted, minutes=1000, resume=True, **values)  # type: ignore[arg-type]
+    assert events(halted, "done")[1]["stopped"] == "epochs"
+    assert_equal_weights(straight, halted)
+
+
+def test_log_loss_and_auc_that_disagree_are_noted() -> None:
+    plan = SimpleNamespace(valid=Choice("valid", ""), metric=Choice("rows/auc", ""), steps_per_epoch=1)
+    validation = Validation(SimpleNamespace(plan=plan, model=None))  # type: ignore[arg-type]
+    trace = {"epoch": [1.0, 2.0], "rows/auc": [0.7, 0.72], "rows/log_loss": [0.5, 1.1]}
+    (note,) = validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100))
+    assert note == (
+        "rows/log_loss and rows/auc disagree: rows/log_loss: the best 0.5000 (epoch 1), the bundle's 1.1000 (epoch 2); "
+        "train.metric=rows/log_loss would keep the other"
+    )
+    trace["rows/log_loss"] = [0.5, 0.51]
+    assert not validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100)), "within the error"
 
 
 # --- parts and sparse gradients --------------------------------------------------------------------------------------
@@ -513,7 +579,7 @@ def test_lists_shorter_than_the_usual_cut_off_are_judged_by_a_shorter_one(tmp_pa
     """Drawn negatives repeat where items are few, so lists of 101 rows hold fewer than ten candidates."""
     few = made_up.interactions(tmp_path / "data", num_users=60, num_items=12, num_rows=300, num_negatives=100)
     for resume in (False, True):  # a run that is over evaluates nothing more, and remembers
-        folder = run(few, tmp_path / "run", epochs=1, resume=resume)
+        folder = run(few, tmp_path / "run", epochs=1, metric=None, resume=resume)
         trained = json.loads((folder / "bundle" / "bundle.json").read_text())["trained"]
         assert trained["valid_metric"] == "sampled/ndcg@5"
 
@@ -580,7 +646,7 @@ def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: Feat
 
 def test_prepared_negatives_are_learned_from_and_no_others_unless_asked(tmp_path: Path) -> None:
     spec = made_up.interactions(tmp_path / "data", train_negatives=1, num_negatives=1, num_rows=600)
-    given = events(run(spec, tmp_path / "given", epochs=1), "start")[0]
+    given = events(run(spec, tmp_path / "given", epochs=1, metric=None), "start")[0]
     drawn = events(run(spec, tmp_path / "drawn", epochs=1, negatives=2), "start")[0]
     assert (given["negatives"], drawn["negatives"]) == (0, 2)
     assert given["rows"] == 2 * drawn["rows"], "the rows of label 0 give way to drawn ones"
@@ -599,7 +665,13 @@ def test_a_valid_split_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> No
     spec = FeatureSpec.load(tmp_path)
     model_settings = MODELS["wide_deep"].Settings(hidden=(4,), embedding_dim=2, dropout=0.0)
     with pytest.raises(SettingsError, match=r"rows of 'valid' are of one class, so AUC has no value there"):
-        train("wide_deep", spec, tmp_path / "run", settings=settings(batch_size=4), model_settings=model_settings)
+        train(
+            "wide_deep",
+            spec,
+            tmp_path / "run",
+            settings=settings(batch_size=4, metric="rows/auc"),
+            model_settings=model_settings,
+        )
 
 
 def test_a_run_goes_on_with_the_batch_size_that_it_began_with(

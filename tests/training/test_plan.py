@@ -46,8 +46,8 @@ def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec],
     start = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
     choices = start["choices"]
     assert list(choices) == [
-        "batch_size", "precision", "threads", "freed_memory", "optimizer", "negatives", "rows", "valid", "metric",
-        "tables", "embedding_backend", "sparse_gradients", "compile",
+        "path", "batch_size", "precision", "threads", "freed_memory", "optimizer", "negatives", "rows", "valid",
+        "metric", "tables", "embedding_backend", "sparse_gradients", "compile",
     ]  # fmt: skip
     assert start["batch_size"] == 256
     assert choices["batch_size"].startswith("256: ")

@@ -35,7 +35,10 @@ def end_by_force(why: str) -> None:
 def settings_of(
     model: str, recipe: Path | None, assignments: Sequence[str], *, amp: bool
 ) -> tuple[config.Settings, TrainSettings]:
-    """The model's settings and the trainer's: a recipe's, with `--set` over them."""
+    """The model's settings and the trainer's: a recipe's, with `--set` over them.
+
+    A recipe is complete: of what it leaves out the classes' defaults hold, so that its result stays the same.
+    """
     from recspec.models import MODELS
     from recspec.training import TrainSettings
 
@@ -53,7 +56,8 @@ def settings_of(
     problems: list[str] = []
     for section, layers in (("settings", (loaded.settings,)), ("train", (loaded.train, faster))):
         try:
-            made.append(config.build(types[section], where, *layers, assigned[section]))
+            built = config.build(types[section], where, *layers, assigned[section])
+            made.append(config.complete(built) if recipe is not None else built)
         except SettingsError as error:
             problems += error.problems
     if problems:

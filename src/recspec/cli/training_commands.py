@@ -93,8 +93,8 @@ def tune(
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     model_settings, train_settings = settings_of(model, recipe, settings or [], amp=False)
     values = {
-        "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
-        "train": {"tensorboard": False, **train_settings.model_dump(mode="json", exclude_defaults=True)},
+        "settings": model_settings.model_dump(mode="json", exclude_unset=True),
+        "train": {"tensorboard": False, **train_settings.model_dump(mode="json", exclude_unset=True)},
     }
     sections: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
     if search:

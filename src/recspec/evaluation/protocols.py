@@ -106,7 +106,7 @@ def _full(answers: SplitScores) -> tuple[Ranking, str, None]:
     """Ranks the positives of this rank's share of the users among all items, then joins the results of all ranks."""
     question, ranks, progress = answers.question, answers.ranks, answers.progress
     truth, ranker = question.truth, answers.ranker()
-    users = np.flatnonzero(np.diff(truth.offsets))
+    users = question.ranked_users
     step = max(1, SCORES_PER_BLOCK // truth.num_items)
     blocks = range(0, len(users), step)
     share = ranks.share(len(blocks))
@@ -126,6 +126,8 @@ def _full(answers: SplitScores) -> tuple[Ranking, str, None]:
     if earlier and history_of_items(question.spec) is not None:
         earlier += ", histories included"
     described = f"all items without those of the user in {earlier}" if earlier else "all items"
+    if len(users) < (known := np.count_nonzero(np.diff(truth.offsets))):
+        described += f"; {len(users):,} of {known:,} users, seed {question.settings.seed}"
     return Ranking.of_positives(group, higher, tied, candidates), described, None
 
 

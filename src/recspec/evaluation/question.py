@@ -38,7 +38,10 @@ class EvaluateSettings(config.Settings):
         "list of candidates is shorter",
     )
     num_negatives: int = Field(default=99, ge=1, description="negatives drawn for each user, if the split lists none")
-    seed: int = Field(default=0, ge=0, description="seed of the drawn negatives")
+    users: int | None = Field(
+        default=None, ge=1, description="number of users, drawn with the seed, whom protocol full ranks; by default all"
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the drawn negatives and users")
 
 
 class Question:
@@ -162,6 +165,14 @@ class Question:
         known = rows.labels & (rows.items >= self.first_item)
         num_users, num_items = self.spec.num_ids(self.spec.user_id), self.spec.num_ids(self.spec.item_id)
         return Interactions.from_pairs(rows.users[known], rows.items[known], num_users=num_users, num_items=num_items)
+
+    @cached_property
+    def ranked_users(self) -> Ids:
+        """The users of protocol `full`, ascending: those with positives, or a sample of them."""
+        users, most = np.flatnonzero(np.diff(self.truth.offsets)), self.settings.users
+        if most is None or len(users) <= most:
+            return users
+        return np.sort(np.random.default_rng(self.settings.seed).choice(users, most, replace=False))
 
     @cached_property
     def candidates(self) -> Rows:

@@ -5,11 +5,15 @@ from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
+from recspec.models.facts import DataFacts, IdFacts, Proposals, Task
 from recspec.models.neumf import NeuMF
 from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
-__all__ = ["INDICATOR_MOST_IDS", "MODELS", "Deep", "Model", "Wide", "WideDeep", "WideDeepSettings", "counts_of"]
+__all__ = [
+    "INDICATOR_MOST_IDS", "MODELS", "DataFacts", "Deep", "IdFacts", "Model", "Proposals", "Task", "Wide",
+    "WideDeep", "WideDeepSettings", "counts_of",
+]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
     NeuMF.name: NeuMF,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
+from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Embeddings, RowsHeld, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
@@ -85,6 +86,14 @@ class Model(nn.Module, ABC):
 
     steady_shapes: ClassVar[bool] = True
     """Whether products have the same shapes at every step; products of a batch's events have not."""
+
+    @classmethod
+    def defaults(cls, facts: DataFacts) -> Proposals:  # noqa: ARG003
+        """Settings of the model and of training that suit the data, each with its reason.
+
+        Names are those of `--set`. A setting that the user gives wins, and the class's default holds for the others.
+        """
+        return {}
 
     def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:  # noqa: ARG002
         """Build the model with its first values.

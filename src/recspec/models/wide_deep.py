@@ -25,6 +25,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError, unknown
 from recspec.models import base
 from recspec.models.base import POSITIVE, Model, Widths, scores_of_sums
+from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Embeddings, Mlp, RowsHeld, aligned_linear, embedding_widths, ids_and_numbers, may_replace
 from recspec.spec import FeatureSpec
 
@@ -33,6 +34,9 @@ INDICATOR_MOST_IDS = 10_000
 
 HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
 """Odd 64-bit constants (xxHash's second and fourth prime) that spread a cross over its buckets."""
+
+HIDDEN_BY_ROWS = ((100_000, (64, 32)), (1_000_000, (128, 64)), (10_000_000, (256, 128, 64)))
+"""Default widths of the MLP up to so many training rows; the published ones beyond."""
 
 
 class WideDeepSettings(config.Settings):
@@ -100,6 +104,12 @@ class WideDeep(Model):
             self.wide = Wide(spec, _chosen(spec, settings.wide_features), settings, held)
         if settings.use_deep:
             self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings, held)
+
+    @classmethod
+    def defaults(cls, facts: DataFacts) -> Proposals:
+        """Widths of the MLP by the number of rows: on 40,000 rows, 5 x 1024 take 300 times as long as 64, 32."""
+        hidden = next((widths for rows, widths in HIDDEN_BY_ROWS if facts.rows <= rows), None)
+        return {} if hidden is None else {"hidden": (hidden, f"{facts.rows:,} training rows")}
 
     def features(self) -> tuple[str, ...]:
         """The features of both parts."""

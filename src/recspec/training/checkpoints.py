@@ -24,7 +24,7 @@ from recspec.training.weight_average import WeightAverage
 MAY_CHANGE = frozenset(
     {
         "affinity", "checkpoint_minutes", "embedding_backend", "keep_checkpoints", "log_every", "tensorboard",
-        "threads", *PlacementSettings.model_fields,
+        "threads", "minutes", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
     }
 )  # fmt: skip
 """Settings that a continued run may change."""
@@ -42,8 +42,16 @@ class Progress:
     best: float | None = None
     best_epoch: float = 0.0
     best_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    stale: int = 0
+    trace: dict[str, list[float]] = field(default_factory=dict)
+    """Values by metric, and `epoch`, of each evaluation at the end of an epoch."""
+    count: int = 0
+    """Rows, users or groups behind the metric; of the rarer class for AUC."""
     stopped: str = ""
+    """`patience`, `falling`, `target` or `minutes`; empty while training goes on, and after the last epoch."""
+
+    def epochs(self, steps_per_epoch: int) -> float:
+        """Epochs behind the run, with the share of the one under way."""
+        return self.epoch + self.batch / steps_per_epoch if self.batch else self.epoch
 
     @property
     def samples_per_second(self) -> float:
@@ -75,7 +83,7 @@ class RunCheckpoints:
         else:
             checkpoint.take_part(run.tensors)
 
-    def save_best(self, epoch: int) -> None:
+    def save_best(self, epoch: float) -> None:
         """Write the model's weights as those of the best evaluation."""
         whole = self.shards.whole(self.model.state_dict())
         if self.ranks.is_first:

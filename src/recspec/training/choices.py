@@ -46,7 +46,7 @@ class Choice(Generic[T]):
         if isinstance(value, int):
             shown = f"{value:,}"
         else:
-            shown = (", ".join(value) if isinstance(value, tuple) else str(value)) or "none"
+            shown = (", ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
         return f"{shown}: {self.reason}"
 
 

@@ -84,8 +84,8 @@ def plan_run(
     resume: bool,
 ) -> TrainingPlan:
     """The plan of `train` with the same arguments; raises what `make_plan` raises and writes nothing."""
-    so_far = run_folder.batch_size_of(run) if resume and settings.batch_size is None else None
-    return make_plan(model_name, spec, settings, model_settings, ranks, batch_size_so_far=so_far)
+    so_far = run_folder.settings_of(run) if resume else None
+    return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ class TrainingRun:
         if resume:
             self.progress, more = self.checkpoints.restore()
             notes += more
-            self.validation.resume(self.progress)
+            notes += self.validation.resume(self.progress)
         elif self.ranks.is_first:
             run_folder.start_afresh(self.folder)
         if self.ranks.is_first:
@@ -153,12 +153,16 @@ class TrainingRun:
                     loss_sum += loss * (state.samples - counted)  # the last batch of an epoch has fewer rows
                     self.last_loss, counted = loss, state.samples
                     state.seconds = time.monotonic() - started
-                    self._after_step(loss)
-                state.epoch, state.batch = state.epoch + 1, 0
+                    if self._after_step(loss):
+                        break
+                if state.batch >= self.plan.steps_per_epoch:
+                    state.epoch, state.batch = state.epoch + 1, 0
                 seconds, samples = time.monotonic() - epoch_started, state.samples - epoch_samples
                 train_loss, speed = self._finite(loss_sum / max(1, samples)), samples / max(seconds, 1e-9)
                 self._finish_epoch(train_loss=train_loss, samples_per_second=speed, seconds=seconds)
                 state.seconds = time.monotonic() - started
+                if not state.stopped and self.ranks.any(self._is_late()):
+                    state.stopped = "minutes"
                 self._save()
         return self._finish()
 
@@ -183,22 +187,29 @@ class TrainingRun:
             state.samples += share.total_rows * plan.samples_per_row
             yield loss
 
-    def _after_step(self, loss: Tensor) -> None:
-        """Log, checkpoint and stop when it is time. Reads the loss only then, so that a GPU is not kept waiting."""
+    def _is_late(self) -> bool:
+        """Whether this rank has trained for `train.minutes`."""
+        return self.settings.minutes is not None and self.progress.seconds >= 60 * self.settings.minutes
+
+    def _after_step(self, loss: Tensor) -> bool:
+        """Log, checkpoint and stop when it is time; returns whether the minutes of training are over.
+
+        Reads the loss only to log it, so that a GPU is not kept waiting.
+        """
         state, settings = self.progress, self.settings
         if state.step % settings.log_every == 0:
             self.log.write(
                 "step",
                 step=state.step,
                 steps=settings.epochs * self.plan.steps_per_epoch,
-                epoch=state.epoch + state.batch / self.plan.steps_per_epoch,
+                epoch=state.epochs(self.plan.steps_per_epoch),
                 loss=self._finite(loss),
                 learning_rate=next(iter(self.optimizers.learning_rates.values())),
                 learning_rates=self.optimizers.learning_rates,
                 samples_per_second=state.samples_per_second,
                 seconds=state.seconds,
             )
-        stop, due = self.agreement.after(state.step)
+        stop, due, late = self.agreement.after(state.step, late=self._is_late())
         if due:
             self._save()
         if stop:
@@ -206,6 +217,9 @@ class TrainingRun:
             self.log.write("interrupted", step=state.step)
             done = f"stopped at step {state.step} as asked"
             raise Interrupted(f"{done}; nothing is lost: the same command with --resume continues")
+        if late:
+            state.stopped = "minutes"
+        return late
 
     def _finite(self, loss: Tensor) -> float:
         """The mean loss over all ranks, which must be a number; the checkpoints written so far are whole."""
@@ -225,20 +239,21 @@ class TrainingRun:
         self.checkpoints.save(self.progress)
 
     def _finish_epoch(self, **figures: float) -> None:
-        """Evaluate when it is time and keep the best weights."""
+        """Evaluate when it is time and keep the best weights; a run may also end within an epoch."""
         state, settings = self.progress, self.settings
+        is_last = state.epoch == settings.epochs or bool(state.stopped)
         found: Mapping[str, Mapping[str, float]] = {}
         evaluation_seconds = 0.0
-        if self.validation.split and (state.epoch % settings.evaluate_every == 0 or state.epoch == settings.epochs):
+        if self.validation.split and (is_last or state.epoch % settings.evaluate_every == 0):
             started = time.monotonic()
             with self._averaged():
                 found = self.validation.measure()
                 if self.validation.is_best(found, state):
-                    self.checkpoints.save_best(state.epoch)
+                    self.checkpoints.save_best(state.best_epoch)
             evaluation_seconds = time.monotonic() - started
         self.log.write(
             "epoch",
-            epoch=state.epoch,
+            epoch=state.epochs(self.plan.steps_per_epoch),
             epochs=settings.epochs,
             step=state.step,
             **figures,
@@ -252,6 +267,8 @@ class TrainingRun:
     def _finish(self) -> Result:
         """Write the bundle and the last log line."""
         state = self.progress
+        for note in self.validation.disagreements(state):
+            self.log.write("note", message=note)
         with self._averaged():
             result = write_bundle(
                 self.folder / run_folder.BUNDLE, self.built, state, self.checkpoints.best, self.validation.metric
@@ -260,7 +277,7 @@ class TrainingRun:
             "done",
             bundle=str(result.bundle),
             stopped=result.stopped,
-            epochs=state.epoch,
+            epochs=state.epochs(self.plan.steps_per_epoch),
             best_epoch=result.best_epoch,
             best=state.best,
             metric=self.validation.metric,
@@ -287,21 +304,21 @@ class Agreement:
         self.saved_at = self.agreed_at = time.monotonic()
         self.agreed_step = self.agree_at = step
 
-    def after(self, step: int) -> tuple[bool, bool]:
-        """Whether to stop after this step, and whether to write a checkpoint; the same on all ranks.
+    def after(self, step: int, *, late: bool = False) -> tuple[bool, bool, bool]:
+        """Whether to stop after this step, to write a checkpoint, and whether any rank is `late`; as all ranks say.
 
         Several ranks ask each other every `AGREEING` seconds or so, at a step that all of them know.
         """
-        stop, due = False, self.checkpoint_minutes == 0
+        stop, due, over = False, self.checkpoint_minutes == 0, False
         if self.ranks.world_size == 1 or step >= self.agree_at:  # agreeing costs a message
             now = time.monotonic()
             steps = round((step - self.agreed_step) * AGREEING / max(1e-3, now - self.agreed_at))
-            late = now - self.saved_at >= 60 * self.checkpoint_minutes
-            asked = self.ranks.sum(torch.tensor([self.stop_requested(), late, steps], dtype=torch.int64))
+            unsaved = now - self.saved_at >= 60 * self.checkpoint_minutes
+            asked = self.ranks.sum(torch.tensor([self.stop_requested(), unsaved, late, steps], dtype=torch.int64))
             self.agreed_at, self.agreed_step = time.monotonic(), step
-            self.agree_at = step + max(1, int(asked[2]) // self.ranks.world_size)
-            stop, due = bool(asked[0]), due or bool(asked[1])
-        return stop, stop or due
+            self.agree_at = step + max(1, int(asked[3]) // self.ranks.world_size)
+            stop, due, over = bool(asked[0]), due or bool(asked[1]), bool(asked[2])
+        return stop, stop or due, over
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from recspec.spec import FeatureSpec
 from recspec.storage import companions
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
+from recspec.training.defaults import pick_path, resolve
 from recspec.training.outline import Outline
 from recspec.training.settings import TrainSettings
 
@@ -30,10 +31,12 @@ class TrainingPlan:
     model: str
     spec: FeatureSpec
     settings: TrainSettings
-    """The settings with the batch size filled in."""
+    """The settings with the proposed ones and the batch size filled in."""
     model_settings: config.Settings
     make: Callable[[RowsHeld | None], Model] = field(repr=False, compare=False)
     """Builds the model, with the rows of its tables that a rank holds."""
+    path: Choice[str]
+    """The kind of data, and with it the negatives and the metric."""
     batch_size: Choice[int]
     precision: Choice[str]
     threads: Choice[int]
@@ -60,12 +63,17 @@ class TrainingPlan:
     notes: tuple[str, ...]
     device: torch.device
     world_size: int
+    proposed: Mapping[str, Choice[object]] = field(default_factory=dict)
+    """Settings that were not given and suit the data, as `train.epochs` or `settings.dropout`."""
 
     @property
     def choices(self) -> dict[str, Choice[object]]:
         """The choices by name; a setting of the same name overrides most of them."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in named if isinstance(value, Choice)}
+        chosen = {name: value for name, value in named if isinstance(value, Choice)}
+        others = {name: each for name, each in self.proposed.items() if name.partition(".")[2] not in chosen}
+        reasons = {name.partition(".")[2]: each.reason for name, each in self.proposed.items()}
+        return {name: replace(each, reason=reasons.get(name, each.reason)) for name, each in chosen.items()} | others
 
     @property
     def steps_per_epoch(self) -> int:
@@ -123,9 +131,19 @@ def make_plan(
     model_settings: config.Settings,
     ranks: Ranks,
     *,
-    batch_size_so_far: int | None = None,
+    propose: bool = False,
+    so_far: Mapping[str, Mapping[str, object]] | None = None,
 ) -> TrainingPlan:
-    """Make every choice of a run; `batch_size_so_far` is that of the run that continues.
+    """Make every choice of a run.
+
+    Args:
+        model_name: name of the model in `MODELS`.
+        spec: the dataset.
+        settings: settings of training.
+        model_settings: the model's own settings.
+        ranks: the processes that train.
+        propose: replace settings that were not given by those that suit the data (`Model.defaults`).
+        so_far: sections `train` and `settings` of the run that continues.
 
     Raises:
         SpecError: if the dataset lacks a role that the model needs, or a split.
@@ -137,6 +155,10 @@ def make_plan(
     device = ranks.device
     precision = choices.pick_precision(settings.precision, device, steady=MODELS[model_name].steady_shapes)
     choices.check_splits(spec, settings.train_splits)
+    proposed: Mapping[str, Choice[object]] = {}
+    if propose:
+        resolved = resolve(MODELS[model_name], spec, settings, model_settings, device, so_far)
+        settings, model_settings, proposed = resolved.settings, resolved.model_settings, resolved.proposed
     companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec, settings)
     make = partial(MODELS[model_name], spec, model_settings)
@@ -149,7 +171,10 @@ def make_plan(
         spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles
     )
     samples = 1 + negatives.value
-    batch_size = choices.pick_batch_size(settings.batch_size, batch_size_so_far, loader.num_rows * samples, device)
+    before = so_far.get("train", {}).get("batch_size") if so_far else None
+    batch_size = choices.pick_batch_size(
+        settings.batch_size, before if isinstance(before, int) else None, loader.num_rows * samples, device
+    )
     backend, fused = choices.pick_embedding_backend(outline, settings, ranks, divided, compiles)
     sparse = choices.pick_sparse_gradients(
         outline, settings, ranks, rows_per_step=batch_size.value, divided=divided, fused=fused, compiles=compiles
@@ -164,6 +189,7 @@ def make_plan(
         settings=settings.model_copy(update={"batch_size": batch_size.value}),
         model_settings=model_settings,
         make=make,
+        path=pick_path(spec),
         batch_size=batch_size,
         precision=precision,
         threads=Choice(*threads),
@@ -185,4 +211,5 @@ def make_plan(
         notes=tuple(choices.notes_of(outline.model, spec, settings, ranks)),
         device=device,
         world_size=ranks.world_size,
+        proposed=proposed,
     )

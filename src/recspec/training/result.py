@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,9 @@ class Result:
     samples_per_second: float
     seconds: float
     stopped: str
+    """`epochs`, `patience`, `falling`, `target` or `minutes`."""
+    trace: Mapping[str, Sequence[float]]
+    """Values by metric, and `epoch`, of each evaluation at the end of an epoch."""
 
 
 def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, metric: str) -> Result:
@@ -34,11 +37,12 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
     model.eval()
     weights = built.shards.whole(model.state_dict())
     use_best = plan.settings.keep_best and progress.best is not None
-    epoch = progress.best_epoch if use_best else progress.epoch
+    behind = progress.epochs(plan.steps_per_epoch)
+    epoch = progress.best_epoch if use_best else behind
     stopped = progress.stopped or "epochs"
     trained = {
         "epoch": epoch,
-        "epochs": progress.epoch,
+        "epochs": behind,
         "steps": progress.step,
         "samples": progress.samples,
         "seconds": round(progress.seconds, 3),
@@ -63,7 +67,9 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
     elif not use_best:
         checkpoint.take_part(weights)
     ranks.barrier()
-    return Result(folder, epoch, progress.best_metrics, progress.samples_per_second, progress.seconds, stopped)
+    return Result(
+        folder, epoch, progress.best_metrics, progress.samples_per_second, progress.seconds, stopped, progress.trace
+    )
 
 
 def _seen(spec: FeatureSpec) -> Seen | None:

@@ -39,11 +39,12 @@ def has_checkpoint(folder: Path) -> bool:
     return checkpoint.newest(folder / CHECKPOINTS) is not None
 
 
-def batch_size_of(folder: Path) -> int | None:
-    """The batch size of the run so far."""
-    settings = checkpoint.newest_state(folder / CHECKPOINTS).get("train")
-    size = settings.get("batch_size") if isinstance(settings, dict) else None
-    return size if isinstance(size, int) else None
+def settings_of(folder: Path) -> dict[str, dict[str, object]] | None:
+    """The sections `train` and `settings` of the run so far; None if no checkpoint holds them."""
+    state = checkpoint.newest_state(folder / CHECKPOINTS)
+    found = {"train": state.get("train"), "settings": state.get("model_settings")}
+    held = {section: values for section, values in found.items() if isinstance(values, dict)}
+    return held if len(held) == len(found) else None
 
 
 def how_to_go_on(folder: Path) -> str:

@@ -25,7 +25,17 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         "cuda_graphs": config.OldName("compile", {"auto": "auto", "always": "auto"})
     }
 
-    epochs: int = Field(10, ge=0, description="passes over the training rows")
+    epochs: int = Field(
+        10,
+        ge=0,
+        description="passes over the training rows; unless given, training goes on until valid stops improving",
+    )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="minutes of training after which it stops and keeps the best epoch, those before a resume "
+        "included; no limit by default",
+    )
     batch_size: int | None = Field(
         None,
         ge=1,
@@ -76,18 +86,34 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         ("train",), min_length=1, description="splits to train on: train, or train and valid"
     )
     valid_share: float = Field(
-        0.0, ge=0, lt=1, description="share of train held out for validation if there is no valid split"
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of train held out for validation if there is no valid split; unless given, 0.1 of labelled "
+        "rows",
     )
     metric: str | None = Field(
         None,
         description="PROTOCOL/METRIC on valid that selects the best epoch, for example sampled/ndcg@10; by default "
-        "sampled/ndcg@10 if positives have more than 10 candidates, otherwise rows/auc",
+        "rows/log_loss if rows have labels, and full/ndcg@10 or sampled/ndcg@10 for interactions",
+    )
+    valid_users: int | None = Field(
+        None,
+        ge=1,
+        description="number of users, drawn with the seed, whose items are ranked between epochs under protocol full; "
+        "unless given, all, or fewer if that would cost more than an epoch",
     )
     evaluate_every: int = Field(1, ge=1, description="number of epochs between evaluations on valid")
     patience: int | None = Field(
         None,
         ge=1,
-        description="number of evaluations without improvement after which training stops; no limit by default",
+        description="number of evaluations without improvement after which training stops; no limit if epochs is given",
+    )
+    falling_patience: int | None = Field(
+        None,
+        ge=1,
+        description="number of evaluations in a row that are worse than the best one by more than its standard error, "
+        "after which training stops; no limit if epochs is given",
     )
     target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")

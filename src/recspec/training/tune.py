@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from recspec import __version__, config
+from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError
 from recspec.files import local, made, put_in_place, turn, whole_file
@@ -170,7 +171,10 @@ class Tuning:
         folders = {trial.number: trial.user_attrs.get("folder") for trial in study.study.get_trials(deepcopy=False)}
         if study.run_of(str(folders[best.number])) == run and (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
-        model_settings, train_settings = self._settings(best.settings)
+        # A recipe is complete: it holds what was proposed for the data too.
+        card = bundle.read_card(self.out / BUNDLE)
+        model_settings = config.build(MODELS[self.model].Settings, BUNDLE, card.settings)
+        train_settings = config.build(TrainSettings, BUNDLE, card.train)
         recipe = {
             "about": {
                 "dataset": self.spec.metadata.get("dataset") or self.spec.folder.name,

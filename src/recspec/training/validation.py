@@ -11,14 +11,21 @@ import torch
 from recspec import metrics
 from recspec.batch import take
 from recspec.errors import SettingsError, listed, unknown
-from recspec.evaluation import LOWER_IS_BETTER, evaluate_model
+from recspec.evaluation import LOWER_IS_BETTER, EvaluateSettings, evaluate_model
 from recspec.loading import Loader
 from recspec.training.build import Built
 from recspec.training.checkpoints import Progress
 from recspec.training.choices import HELD_OUT, open_rows
+from recspec.training.stopping import standard_error, stop_reason
 
 Metrics = Mapping[str, Mapping[str, float]]
 """Values by protocol and metric."""
+
+WATCHED = ("rows/log_loss", "rows/auc")
+"""Metrics of labelled rows that are followed whichever of them chooses: AUC does not see overconfidence."""
+
+MORE = {"minutes": "minutes", "patience": "patience", "falling": "falling_patience", "target": "target"}
+"""Why a run stopped -> the setting that lets it go on."""
 
 
 class Validation:
@@ -27,40 +34,99 @@ class Validation:
     def __init__(self, built: Built) -> None:
         self.built, self.plan, self.model = built, built.plan, built.model
         self.split, self.metric = self.plan.valid.value, self.plan.metric.value
+        self.count = 0
+        """Rows, users or groups behind the last value; of the rarer class for AUC."""
 
-    def resume(self, progress: Progress) -> None:
-        """Take up the metric by which the run that continues has chosen."""
+    def resume(self, progress: Progress) -> list[str]:
+        """Take up the metric by which the run that continues has chosen; a note if the run is over."""
+        settings = self.plan.settings
         if progress.best_metrics:
             self._value(progress.best_metrics)
+        if progress.stopped:  # the settings that stopped it may have changed
+            late = settings.minutes is not None and progress.seconds >= 60 * settings.minutes
+            progress.stopped = self._why_stop(progress) or ("minutes" if late else "")
+        if not progress.stopped and progress.epoch < settings.epochs:
+            return []
+        by = MORE.get(progress.stopped, "epochs")
+        asked = f"train.{by} is {getattr(settings, by)}"
+        return [f"the run is over: it was stopped by {progress.stopped or by}, and {asked}"]
 
     def measure(self) -> Metrics:
         """The metrics of the model as it is."""
         self.model.eval()
         if self.split == HELD_OUT:
             return {"rows": self._of_held_out()}
-        protocols, ranks = (self.metric.partition("/")[0],), self.built.shards.evaluating
-        return evaluate_model(self.model, self.plan.spec, self.split, protocols=protocols, ranks=ranks).metrics
+        protocol, ranks = self.metric.partition("/")[0], self.built.shards.evaluating
+        asked = EvaluateSettings(users=self.plan.settings.valid_users)
+        found = evaluate_model(
+            self.model, self.plan.spec, self.split, protocols=(protocol,), settings=asked, ranks=ranks
+        )
+        about = {name: value for name, value in found.protocols[protocol].items() if isinstance(value, int)}
+        if protocol == "rows":
+            self._count_rows(about["rows"], about["positives"])
+        else:
+            self.count = about["groups"]
+        return found.metrics
 
     def is_best(self, found: Metrics, progress: Progress) -> bool:
         """Note in `progress` what was found and whether to stop; returns whether it is the best so far."""
-        settings = self.plan.settings
-        value, lower = self._value(found), self.metric.partition("/")[2] in LOWER_IS_BETTER
-        better = progress.best is None or (value < progress.best if lower else value > progress.best)
+        value = self._value(found)
+        better = progress.best is None or (value < progress.best if self._lower else value > progress.best)
+        epoch = progress.epochs(self.plan.steps_per_epoch)
+        progress.count = self.count
         if better:
-            progress.best, progress.best_epoch, progress.stale = value, progress.epoch, 0
+            progress.best, progress.best_epoch = value, epoch
             progress.best_metrics = {of: dict(values) for of, values in found.items()}
-        else:
-            progress.stale += 1
-        if settings.target is not None and (value <= settings.target if lower else value >= settings.target):
-            progress.stopped = "target"
-        elif settings.patience is not None and progress.stale >= settings.patience:
-            progress.stopped = "patience"
+        if progress.batch == 0:  # a run that ended within an epoch may go on as if it had not
+            watched = {name: value for name, value in _flat(found).items() if name in (self.metric, *WATCHED)}
+            for name, each in {"epoch": float(epoch), **watched}.items():
+                progress.trace.setdefault(name, []).append(each)
+            progress.stopped = progress.stopped or self._why_stop(progress)
         return better
+
+    def disagreements(self, progress: Progress) -> list[str]:
+        """A note if the kept epoch is much worse than another by the watched metric that did not choose it."""
+        others = [name for name in WATCHED if name != self.metric and name in progress.trace]
+        if self.metric not in WATCHED or progress.best_epoch not in progress.trace.get("epoch", []):
+            return []
+        kept = progress.trace["epoch"].index(progress.best_epoch)
+        notes = []
+        for name in others:
+            values, lower = progress.trace[name], _is_lower(name)
+            at = values.index(min(values) if lower else max(values))
+            if abs(values[at] - values[kept]) > standard_error(values[at], progress.count, bounded=not lower):
+                told = (f"{each} {values[place]:.4f} (epoch {progress.trace['epoch'][place]:g})"
+                        for each, place in (("the best", at), ("the bundle's", kept)))  # fmt: skip
+                notes.append(f"{name} and {self.metric} disagree: {name}: {', '.join(told)}; "
+                             f"train.metric={name} would keep the other")  # fmt: skip
+        return notes
+
+    @property
+    def _lower(self) -> bool:
+        return _is_lower(self.metric)
+
+    def _why_stop(self, progress: Progress) -> str:
+        """The reason to stop after the evaluations so far."""
+        settings, values = self.plan.settings, progress.trace.get(self.metric, [])
+        target, best = settings.target, progress.best
+        if target is not None and best is not None and (best <= target if self._lower else best >= target):
+            return "target"
+        return stop_reason(
+            values,
+            count=progress.count,
+            lower=self._lower,
+            patience=settings.patience,
+            falling_patience=settings.falling_patience,
+        )
+
+    def _count_rows(self, rows: int, positives: int) -> None:
+        self.count = rows if self._lower else min(positives, rows - positives)
 
     def _value(self, found: Metrics) -> float:
         """The metric that picks the best epoch."""
-        known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
-        if self.metric not in known and self.plan.settings.metric is None:  # lists too short for the chosen cut-off
+        known = _flat(found)
+        asked = self.plan.settings.metric is not None and "train.metric" not in self.plan.proposed
+        if self.metric not in known and not asked:  # lists too short for the chosen cut-off
             name = self.metric.rpartition("@")[0] + "@"
             self.metric = next((each for each in known if each.startswith(name)), self.metric)
         if self.metric in known:
@@ -89,5 +155,16 @@ class Validation:
                 labels.append(batch[self.plan.spec.label].float().cpu())
         ranks = self.built.shards.evaluating
         scores, truth = ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy()
+        self._count_rows(len(truth), int(truth.sum()))
         found = {"auc": metrics.auc(scores, truth), "log_loss": metrics.log_loss(scores, truth)}
         return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _flat(found: Metrics) -> dict[str, float]:
+    """Values under `PROTOCOL/METRIC`."""
+    return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+
+
+def _is_lower(metric: str) -> bool:
+    """Whether lower values are better."""
+    return metric.partition("/")[2] in LOWER_IS_BETTER

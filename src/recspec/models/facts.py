@@ -1,0 +1,56 @@
+"""What the rules for a model's default settings may look at: sizes and densities of a dataset, never its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Task = Literal["clicks", "interactions"]
+"""`clicks`: rows have labels of their own. `interactions`: train rows are positives, and negatives are drawn."""
+
+Proposals = Mapping[str, tuple[object, str]]
+"""Setting, named as in `--set` (`dropout`, `train.learning_rate`), -> value and reason."""
+
+
+@dataclass(frozen=True)
+class IdFacts:
+    """A categorical feature."""
+
+    num_ids: int
+    """Rows of its embedding table."""
+    rows_per_id: float
+    """Mean number of training rows, or of events in lists, that hold an id."""
+    is_list: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """Sizes and densities of a prepared dataset."""
+
+    task: Task
+    rows: int
+    """Training rows as stored."""
+    samples: int
+    """Samples of an epoch: the rows and the negatives drawn for them."""
+    positive_share: float
+    """Share of positives among the samples."""
+    ids: Mapping[str, IdFacts] = field(default_factory=dict)
+    """Categorical features in the roles user, item, context and history."""
+    numbers: int = 0
+    """Number of numerical features in these roles."""
+    users: int = 0
+    """Ids of users; 0 without users."""
+    items: int = 0
+    """Ids of items; 0 without items."""
+    history: float = 0.0
+    """Mean number of events in a row's history; 0 without histories."""
+    longest_history: int = 0
+    valid_rows: int = 0
+    """Rows of the split valid; 0 without one."""
+    device: str = "cpu"
+
+    @property
+    def density(self) -> float:
+        """Training rows per pair of user and item; 0 without users or items."""
+        return self.rows / (self.users * self.items) if self.users and self.items else 0.0

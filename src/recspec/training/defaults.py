@@ -1,0 +1,307 @@
+"""Settings that were not given, proposed from the data, each with its reason."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from recspec import config
+from recspec.evaluation import id_feature
+from recspec.files import PathError, read_text
+from recspec.loading import holds_negatives, negatives_by_default
+from recspec.models import DataFacts, IdFacts, Model, Proposals, Task
+from recspec.spec import FeatureSpec
+from recspec.storage import PREPARE_FILE, Ragged, open_split
+from recspec.training.choices import Choice
+from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.training.settings import TrainSettings
+
+MOST_LABELS = 1 << 20
+"""Rows whose labels are read to estimate the share of positives."""
+
+MOST_EPOCHS = 1000
+"""Passes over the data after which an open-ended run stops in any case."""
+
+PATIENCE, FALLING_PATIENCE = 10, 3
+"""Evaluations without improvement, and clearly below the best one, after which an open-ended run stops."""
+
+HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST_ROWS_TO_DIVIDE = 0.1, 1_000_000, 200
+"""Share of train held out where there is no valid split, the most rows of it, and the smallest dataset to divide."""
+
+FULL_PAIRS, PAIRS_PER_SAMPLE, FEWEST_USERS = 10_000_000, 2, 500
+"""Pairs of user and item that an evaluation between epochs may always score; pairs for each sample of an epoch, since
+a training step costs three forward passes; and the fewest users that a full ranking is worth it for."""
+
+FEW_CANDIDATES = 10
+"""A list of no more candidates says little about a ranking."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings of a run: those that were given, the proposed ones, and the classes' defaults for the others."""
+
+    settings: TrainSettings
+    model_settings: config.Settings
+    proposed: Mapping[str, Choice[object]]
+    """What was proposed and took effect, as `train.epochs` or `settings.dropout`."""
+
+
+def resolve(
+    model: type[Model],
+    spec: FeatureSpec,
+    settings: TrainSettings,
+    model_settings: config.Settings,
+    device: torch.device,
+    so_far: Mapping[str, Mapping[str, object]] | None = None,
+) -> Resolved:
+    """Fill in the settings that were not given: those in no recipe, no `--set` and no argument.
+
+    `so_far` holds the sections `train` and `settings` of the run that continues, whose settings stay as they are.
+    """
+    facts = gather_facts(spec, settings, device)
+    merged = _Merged(settings, model_settings)
+    if so_far is not None:
+        merged.fill(dict(_as_at_the_start(so_far, merged)))
+    else:
+        merged.fill(merged.suited(model.defaults(facts)))
+        # The metric and the length depend on what the model's rules have chosen.
+        merged.fill(_validation_defaults(model, spec, merged.settings, facts))
+        merged.fill(_length_defaults(spec, merged.settings))
+    return Resolved(merged.settings, merged.model_settings, merged.proposed)
+
+
+class _Merged:
+    """Given settings with proposals beside them."""
+
+    def __init__(self, settings: TrainSettings, model_settings: config.Settings) -> None:
+        self.settings, self.model_settings = settings, model_settings
+        self.proposed: dict[str, Choice[object]] = {}
+
+    def suited(self, proposals: Proposals) -> Proposals:
+        """Without those for another optimizer than the one that was given: a learning rate suits one optimizer."""
+        named = {self._named(name): value for name, value in proposals.items()}
+        theirs = named.get("train.optimizer", (TrainSettings.model_fields["optimizer"].default, ""))[0]
+        if "optimizer" in self.settings.model_fields_set and self.settings.optimizer != theirs:
+            return {name: each for name, each in named.items() if name.partition(".")[2] not in _OF_OPTIMIZERS}
+        return named
+
+    def fill(self, proposals: Proposals) -> None:
+        """Take each proposal for a setting that has no value yet, unless a given setting does not go with it."""
+        wanted = {self._named(name): each for name, each in proposals.items()}
+        free = {name: each for name, each in wanted.items() if not self._is_given(name)}
+        if not self._take(free):
+            for name, each in free.items():
+                self._take({name: each})
+
+    def _named(self, name: str) -> str:
+        section, dot, _ = name.partition(".")
+        if dot and section in ("train", "settings"):
+            return name
+        return f"{'settings' if name in type(self.model_settings).model_fields else 'train'}.{name}"
+
+    def _is_given(self, name: str) -> bool:
+        section, _, setting = name.partition(".")
+        return setting in (self.settings if section == "train" else self.model_settings).model_fields_set
+
+    def _take(self, proposals: Proposals) -> bool:
+        sections: dict[str, dict[str, object]] = {"train": {}, "settings": {}}
+        for name, (value, _) in proposals.items():
+            section, _, setting = name.partition(".")
+            sections[section][setting] = value
+        try:
+            own = _with(self.model_settings, sections["settings"])
+            train = _with(self.settings, sections["train"])
+        except ValidationError:
+            return False
+        self.settings, self.model_settings = train, own
+        self.proposed |= {name: Choice(value, reason) for name, (value, reason) in proposals.items()}
+        return True
+
+
+_OF_OPTIMIZERS = frozenset(OptimizerSettings.model_fields)
+
+
+def _with(settings: config.SettingsType, values: Mapping[str, object]) -> config.SettingsType:
+    """Settings with some more values, checked together."""
+    if not values:
+        return settings
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return type(settings).model_validate({**given, **values})
+
+
+def _as_at_the_start(
+    so_far: Mapping[str, Mapping[str, object]], merged: _Merged
+) -> Iterator[tuple[str, tuple[object, str]]]:
+    """The settings of the run that continues which are not the classes' defaults."""
+    classes = {"train": type(merged.settings), "settings": type(merged.model_settings)}
+    for section, values in so_far.items():
+        plain = classes[section].model_construct().model_dump(mode="json")
+        for name, value in values.items():
+            if name in plain and value != plain[name]:
+                yield f"{section}.{name}", (value, "as at the start of the run")
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.device) -> DataFacts:
+    """What the rules look at: counts from the files' own metadata, and the labels of `MOST_LABELS` rows at most."""
+    splits = settings.train_splits
+    inputs = dict.fromkeys(name for role in ("user", "item", "context", "history") for name in spec.role(role))
+    held = [name for name in inputs if all(name in spec.columns(split) for split in splits)]
+    readers = [open_split(spec, split, (*held, spec.label)) for split in splits]
+    rows = sum(reader.num_rows for reader in readers)
+    values = {name: sum(reader.num_values[name] for reader in readers) for name in held}
+    task = task_of(spec)
+    negatives = settings.negatives if settings.negatives is not None else negatives_by_default(spec)
+    share = 1.0 if task == "interactions" and not holds_negatives(spec) else _positive_share(spec, splits)
+    is_id = {name: spec.features[name].is_categorical for name in held}
+    ids = {
+        name: IdFacts(spec.num_ids(name), values[name] / spec.num_ids(name), spec.features[name].is_list)
+        for name in held
+        if is_id[name]
+    }
+    histories = [name for name in spec.role("history") if name in held]
+    sides = {role: id_feature(spec, role) for role in ("user", "item")}
+    counts = {role: spec.num_ids(name) - int(spec.reserves_unknown(name)) for role, name in sides.items() if name}
+    return DataFacts(
+        task=task,
+        rows=rows,
+        samples=rows * (1 + negatives),
+        positive_share=share / (1 + negatives),
+        ids=ids,
+        numbers=sum(not each for each in is_id.values()),
+        users=counts.get("user", 0),
+        items=counts.get("item", 0),
+        history=max((values[name] / max(1, rows) for name in histories), default=0.0),
+        longest_history=max((spec.features[name].length or 0 for name in histories), default=0),
+        valid_rows=open_split(spec, "valid", (spec.label,)).num_rows if "valid" in spec.splits else 0,
+        device=device.type,
+    )
+
+
+def task_of(spec: FeatureSpec) -> Task:
+    """Interactions if the splits were prepared for ranking: a positive and its candidates."""
+    sides = [id_feature(spec, role) for role in ("user", "item")]
+    return "interactions" if spec.has_series and all(sides) else "clicks"
+
+
+def _positive_share(spec: FeatureSpec, splits: tuple[str, ...]) -> float:
+    """The share of positive labels among evenly spread rows."""
+    positive = read = 0
+    for split in splits:
+        reader = open_split(spec, split, (spec.label,))
+        cuts = reader.blocks(MOST_LABELS // 16).tolist()
+        step = max(1, math.ceil(reader.num_rows * len(splits) / MOST_LABELS))
+        for start, stop in list(pairwise(cuts))[::step]:
+            labels = reader.read(start, min(stop, start + MOST_LABELS // 16))[spec.label]
+            assert not isinstance(labels, Ragged)
+            positive += int(np.count_nonzero(np.greater(labels, 0)))
+            read += len(labels)
+    return positive / max(1, read)
+
+
+# --- the path --------------------------------------------------------------------------------------------------------
+
+
+def pick_path(spec: FeatureSpec) -> Choice[str]:
+    """The kind of data, which decides the negatives and the metric, and whether its splits are by time."""
+    prepared = _prepare_settings(spec)
+    threshold = prepared.get("positive_from", prepared.get("min_rating"))
+    if task_of(spec) == "clicks":
+        kind, why = "labelled", "rows have labels of their own: no negatives are drawn, log loss and AUC judge"
+        if threshold is not None:
+            kind, why = "rated", f"labels are ratings from {threshold} on: no negatives are drawn"
+    elif holds_negatives(spec):
+        kind, why = "implicit", "rows are interactions, with negatives from the preparation; ranking judges"
+    else:
+        kind, why = "implicit", "rows are interactions without labels: negatives are drawn, ranking judges"
+        if threshold is not None:
+            kind, why = "rated", f"rows are ratings from {threshold} on, taken as interactions: negatives are drawn"
+    summary = spec.metadata.get("summary")
+    split = prepared.get("split") or (summary.get("split") if isinstance(summary, Mapping) else None)
+    if split == "time" or (isinstance(summary, Mapping) and summary.get("split") == "time"):
+        return Choice(f"{kind}, split by time", f"{why}; valid and test are the latest rows")
+    return Choice(kind, why)
+
+
+def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
+    """The settings that the dataset was prepared with, if they are known."""
+    with suppress(OSError, PathError, ValueError):
+        file = spec.folder / PREPARE_FILE
+        record = json.loads(read_text(file, most=config.MOST_RECIPE_BYTES)) if file.is_file() else {}
+        found = record.get("settings") if isinstance(record, dict) else None
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+# --- the metric and the length of a run ------------------------------------------------------------------------------
+
+
+def _validation_defaults(model: type[Model], spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
+    """Rows to validate on where there is no valid split, and the metric."""
+    return dict([*_held_out(spec, settings, facts), *_metric(model, spec, settings, facts)])
+
+
+def _held_out(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Iterator[tuple[str, tuple[object, str]]]:
+    if "valid" in spec.splits or facts.task != "clicks" or settings.negatives:
+        return
+    if facts.rows >= FEWEST_ROWS_TO_DIVIDE:
+        share = min(HELD_OUT_SHARE, MOST_HELD_OUT / facts.rows)
+        yield "train.valid_share", (share, "the dataset has no split valid, so rows of train choose the epoch")
+
+
+def _metric(
+    model: type[Model], spec: FeatureSpec, settings: TrainSettings, facts: DataFacts
+) -> Iterator[tuple[str, tuple[object, str]]]:
+    rows = "rows/log_loss", "rows have labels; AUC alone would not see overconfidence"
+    if facts.task == "clicks" or "valid" not in spec.splits:
+        yield "train.metric", rows
+        return
+    candidates = int(str(spec.metadata.get("test_samples_per_series", 1)))
+    users = max(1, min(facts.users, facts.valid_rows // max(1, candidates)))
+    pairs = max(
+        FULL_PAIRS // max(1, facts.longest_history if "history" in model.needs else 1),
+        PAIRS_PER_SAMPLE * facts.samples,
+    )
+    ranked = pairs // max(1, facts.items)
+    described = f"{users:,} users x {facts.items:,} items"
+    if users <= ranked:
+        yield "train.metric", ("full/ndcg@10", f"rows are interactions; ranking {described} costs little")
+    elif ranked >= FEWEST_USERS and "valid_users" not in settings.model_fields_set:
+        yield "train.metric", ("full/ndcg@10", f"rows are interactions; of {described}, a sample of users is ranked")
+        yield "train.valid_users", (ranked, f"ranking {described} would cost more than the epoch")
+    elif candidates > FEW_CANDIDATES or candidates == 1:
+        yield "train.metric", ("sampled/ndcg@10", f"ranking {described} would cost more than the epoch")
+    else:
+        yield "train.metric", (rows[0], f"positives have {candidates} candidates, and {described} are too many to rank")
+
+
+def _length_defaults(spec: FeatureSpec, settings: TrainSettings) -> Proposals:
+    """Passes over the data, and when to stop before; nothing if the number of epochs was given."""
+    if "epochs" in settings.model_fields_set:
+        return {}
+    fixed = TrainSettings.model_fields["epochs"].default
+    scheduled = [each.schedule for each in (settings, *settings.part_settings.values())]
+    decaying = next((each for each in scheduled if each in ("linear", "polynomial")), None)
+    has_valid = ("valid" in spec.splits and "valid" not in settings.train_splits) or (
+        "valid" not in spec.splits and settings.valid_share > 0
+    )
+    if decaying:
+        return {"train.epochs": (fixed, f"train.schedule {decaying} needs a length")}
+    if not has_valid:
+        why = "train.train_splits trains on valid" if "valid" in spec.splits else "there are no rows to validate on"
+        return {"train.epochs": (fixed, f"{why}, so nothing says when to stop")}
+    return {
+        "train.epochs": (MOST_EPOCHS, "until valid stops improving (train.patience), at most"),
+        "train.patience": (PATIENCE, "a metric may be flat for several epochs and then climb"),
+        "train.falling_patience": (FALLING_PATIENCE, "evaluations clearly below the best one"),
+    }

@@ -1,0 +1,229 @@
+"""Settings that were not given: the facts, the proposals, and what wins over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from pydantic import Field
+
+from recspec import config
+from recspec.models import MODELS, DataFacts, IdFacts, Model, Proposals
+from recspec.spec import FeatureSpec
+from recspec.training import defaults
+from recspec.training.defaults import gather_facts, pick_path, resolve
+from recspec.training.settings import TrainSettings
+from tests import made_up
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("defaults")
+    clicks = made_up.clicks(folder / "clicks")
+    return {
+        "interactions": made_up.interactions(folder / "interactions"),
+        "clicks": clicks,
+        "sequences": made_up.sequences(folder / "sequences"),
+        "without_valid": clicks.replace(sources={split: clicks.sources[split] for split in ("train", "test")}),
+    }
+
+
+class Ruled(Model):
+    """A model with rules."""
+
+    name = "ruled"
+    proposals: ClassVar[Proposals] = {}
+
+    class Settings(config.Settings):
+        """Its settings."""
+
+        width: int = Field(8, description="width")
+        dropout: float = Field(0.0, lt=1, description="dropout")
+
+    @classmethod
+    def defaults(cls, facts: DataFacts) -> Proposals:  # noqa: ARG003
+        return cls.proposals
+
+
+def resolved(
+    spec: FeatureSpec,
+    proposals: Proposals = {},  # noqa: B006
+    own: Mapping[str, object] = {},
+    so_far: Mapping[str, Mapping[str, object]] | None = None,
+    model: type[Model] | None = None,
+    **train: object,
+) -> defaults.Resolved:
+    class Chosen(Ruled):
+        """With these rules."""
+
+    Chosen.proposals = proposals
+    chosen = model or Chosen
+    settings = TrainSettings.model_validate(train)
+    return resolve(chosen, spec, settings, chosen.Settings.model_validate(own), CPU, so_far)
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_interactions(data: Mapping[str, FeatureSpec]) -> None:
+    facts = gather_facts(data["interactions"], TrainSettings(), CPU)
+    rows = facts.rows
+    assert (facts.task, facts.users, facts.items) == ("interactions", 120, 60)
+    assert (facts.samples, facts.positive_share) == (5 * rows, 0.2)
+    assert facts.density == rows / (120 * 60)
+    assert facts.ids["item_id"] == IdFacts(61, rows / 61)
+    assert gather_facts(data["interactions"], TrainSettings(negatives=1), CPU).samples == 2 * rows
+
+
+def test_facts_of_labelled_rows_and_of_histories(data: Mapping[str, FeatureSpec]) -> None:
+    facts = gather_facts(data["clicks"], TrainSettings(), CPU)
+    assert (facts.task, facts.samples, facts.history) == ("clicks", facts.rows, 0)
+    assert 0 < facts.positive_share < 1
+    assert facts.numbers == len(data["clicks"].inputs(categorical=False))
+    facts = gather_facts(data["sequences"], TrainSettings(), CPU)
+    assert facts.ids["history_item_id"].is_list
+    assert 0 < facts.history < facts.longest_history == 10
+
+
+def test_the_share_of_positives_is_read_of_a_part_of_the_rows(
+    data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gather_facts(data["clicks"], TrainSettings(), CPU).positive_share
+    monkeypatch.setattr(defaults, "MOST_LABELS", 800)
+    assert gather_facts(data["clicks"], TrainSettings(), CPU).positive_share == pytest.approx(whole, abs=0.1)
+
+
+# --- what wins -------------------------------------------------------------------------------------------------------
+
+
+def test_a_given_setting_wins_even_at_its_default(data: Mapping[str, FeatureSpec]) -> None:
+    rules: Proposals = {"width": (16, "rows"), "dropout": (0.3, "rows"), "train.learning_rate": (0.01, "rows")}
+    found = resolved(data["clicks"], rules, {"width": 8}, learning_rate=0.001)
+    assert found.model_settings.model_dump() == {"width": 8, "dropout": 0.3}
+    assert found.settings.learning_rate == 0.001
+    assert str(found.proposed["settings.dropout"]) == "0.3: rows"
+    assert not {"settings.width", "train.learning_rate"} & set(found.proposed)
+    complete = resolve(Ruled, data["clicks"], config.complete(TrainSettings()), config.complete(Ruled.Settings()), CPU)
+    assert not complete.proposed
+    assert complete.settings == TrainSettings()
+
+
+def test_a_rate_for_another_optimizer_is_not_taken(data: Mapping[str, FeatureSpec]) -> None:
+    rules: Proposals = {"train.learning_rate": (0.01, "rows"), "train.batch_size": (64, "rows")}
+    found = resolved(data["clicks"], rules, optimizer="sgd")
+    assert (found.settings.learning_rate, found.settings.batch_size) == (0.001, 64)
+    assert resolved(data["clicks"], rules, optimizer="adam").settings.learning_rate == 0.01
+
+
+def test_a_proposal_that_does_not_go_with_a_given_setting_gives_way(data: Mapping[str, FeatureSpec]) -> None:
+    rules: Proposals = {"train.accumulate": (8, "rows"), "dropout": (0.2, "rows")}
+    found = resolved(data["clicks"], rules, batch_size=4)
+    assert (found.settings.accumulate, found.model_settings.model_dump()["dropout"]) == (1, 0.2)
+
+
+def test_a_run_goes_on_with_the_settings_that_it_began_with(data: Mapping[str, FeatureSpec]) -> None:
+    began = {"train": {"epochs": 7, "seed": 3, "of_an_older_release": 1}, "settings": {"width": 32}}
+    found = resolved(data["clicks"], {"width": (16, "rows")}, so_far=began, seed=4)
+    assert (found.settings.epochs, found.settings.seed, found.model_settings.model_dump()["width"]) == (7, 4, 32)
+    assert found.settings.patience is None
+    assert found.proposed["train.epochs"].reason == "as at the start of the run"
+
+
+# --- the length of a run ---------------------------------------------------------------------------------------------
+
+
+def test_epochs_that_are_given_are_all_made(data: Mapping[str, FeatureSpec]) -> None:
+    found = resolved(data["clicks"], epochs=3).settings
+    assert (found.epochs, found.patience, found.falling_patience) == (3, None, None)
+    found = resolved(data["clicks"], patience=4).settings
+    assert (found.epochs, found.patience) == (defaults.MOST_EPOCHS, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "reason"),
+    [
+        ("clicks", {"schedule": "linear"}, "train.schedule linear needs a length"),
+        ("clicks", {"parts": {"head": {"schedule": "polynomial"}}}, "train.schedule polynomial needs a length"),
+        ("clicks", {"train_splits": ("train", "valid")}, "train.train_splits trains on valid, so nothing says when"),
+        ("without_valid", {"valid_share": 0.0}, "there are no rows to validate on, so nothing says when to stop"),
+    ],
+)
+def test_a_run_that_nothing_can_stop_has_a_fixed_length(
+    data: Mapping[str, FeatureSpec], kind: str, given: dict[str, object], reason: str
+) -> None:
+    found = resolved(data[kind], **given)  # type: ignore[arg-type]
+    assert (found.settings.epochs, found.settings.patience) == (10, None)
+    assert reason in found.proposed["train.epochs"].reason
+
+
+def test_rows_are_held_out_where_there_is_no_valid_split(
+    data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = resolved(data["without_valid"])
+    assert (found.settings.valid_share, found.settings.epochs) == (0.1, defaults.MOST_EPOCHS)
+    assert "no split valid" in found.proposed["train.valid_share"].reason
+    assert resolved(data["clicks"]).settings.valid_share == 0
+    monkeypatch.setattr(defaults, "FEWEST_ROWS_TO_DIVIDE", 10**6)
+    assert resolved(data["without_valid"]).settings.epochs == 10
+
+
+# --- the metric ------------------------------------------------------------------------------------------------------
+
+
+def test_labelled_rows_are_judged_by_log_loss(data: Mapping[str, FeatureSpec]) -> None:
+    assert resolved(data["clicks"]).settings.metric == "rows/log_loss"
+    assert resolved(data["clicks"], metric="rows/auc").settings.metric == "rows/auc"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "given", "metric", "users"),
+    [
+        (120 * 60, {}, "full/ndcg@10", None),
+        (100 * 60, {}, "full/ndcg@10", 100),
+        (100 * 60, {"valid_users": 7}, "sampled/ndcg@10", 7),
+        (49 * 60, {}, "sampled/ndcg@10", None),
+    ],
+)
+def test_interactions_are_judged_by_full_ranking_where_it_costs_little(
+    data: Mapping[str, FeatureSpec],
+    monkeypatch: pytest.MonkeyPatch,
+    pairs: int,
+    given: dict[str, object],
+    metric: str,
+    users: int | None,
+) -> None:
+    monkeypatch.setattr(defaults, "FULL_PAIRS", pairs)
+    monkeypatch.setattr(defaults, "PAIRS_PER_SAMPLE", 0)
+    monkeypatch.setattr(defaults, "FEWEST_USERS", 50)
+    found = resolved(data["interactions"], **given).settings  # type: ignore[arg-type]
+    assert (found.metric, found.valid_users) == (metric, users)
+
+
+def test_the_path_says_how_the_data_is_taken(data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
+    assert pick_path(data["interactions"]).value == "implicit"
+    assert pick_path(data["clicks"]).value == "labelled"
+    (tmp_path / "prepare.json").write_text('{"settings": {"positive_from": 4, "split": "time"}}')
+    rated = pick_path(data["clicks"].replace(folder=tmp_path))
+    assert str(rated) == (
+        "rated, split by time: labels are ratings from 4 on: no negatives are drawn; valid and test are the latest rows"
+    )
+    assert pick_path(data["interactions"].replace(folder=tmp_path)).value == "rated, split by time"
+    for damaged in ("[", "[]", '{"settings": 3}'):
+        (tmp_path / "prepare.json").write_text(damaged)
+        assert pick_path(data["clicks"].replace(folder=tmp_path)).value == "labelled"
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("rows", [10, 10**5, 10**7, 10**9])
+def test_every_models_rules_give_settings_that_it_has(name: str, rows: int) -> None:
+    facts = DataFacts(task="clicks", rows=rows, samples=rows, positive_share=0.3, ids={"a": IdFacts(10, rows / 10)})
+    for setting, (value, reason) in MODELS[name].defaults(facts).items():
+        section, _, bare = setting.rpartition(".")
+        owner = TrainSettings if section == "train" else MODELS[name].Settings
+        assert getattr(owner.model_validate({bare: value}), bare) == value
+        assert reason
