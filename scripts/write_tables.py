@@ -158,7 +158,7 @@ def _describe(command: Command) -> str:
 
 
 def _meaning(parameter: Parameter) -> str:
-    if parameter.default in (None, False):
+    if parameter.default is None or parameter.default is False:
         return parameter.help
     return f"{parameter.help} (default {_default(parameter.default)})".strip()
 

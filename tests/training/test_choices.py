@@ -14,8 +14,8 @@ from recspec.training.choices import Choice, pick_batch_size, pick_precision
     [
         (7, 9, 10, "cpu", 7, "as asked"),
         (None, 9, 10, "cpu", 9, "as at the start of the run"),
-        (None, None, 0, "cpu", 256, "the fewest chosen, for an epoch of 0 samples"),
-        (None, None, 10_000, "cpu", 256, "the fewest chosen, for an epoch of 10,000 samples"),
+        (None, None, 0, "cpu", 256, "the smallest automatic size, for an epoch of 0 samples"),
+        (None, None, 10_000, "cpu", 256, "the smallest automatic size, for an epoch of 10,000 samples"),
         (None, None, 1_000_000, "cpu", 4096, "200 to 400 steps for an epoch of 1,000,000 samples"),
         (None, None, 10**8, "cpu", 65536, "the most chosen on a cpu, for an epoch of 100,000,000 samples"),
         (None, None, 10**8, "cuda", 131072, "the most chosen on a cuda, for an epoch of 100,000,000 samples"),

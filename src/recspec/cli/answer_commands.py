@@ -61,7 +61,7 @@ def evaluate(
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "
-                 "ids of a split.")  # fmt: skip
+                 "ids and the label of a split.")  # fmt: skip
 
 
 def predict(

@@ -19,7 +19,7 @@ PROFILED_STEPS = 5
 
 
 def bench_train(
-    model: Annotated[str, Argument(help="Name from `recspec models`.")],
+    model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Annotated[Path | None, Option(help="Prepared dataset; by default made-up data of a published shape.")] = None,
     recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
@@ -55,7 +55,7 @@ def bench_train(
 
 def bench_infer(
     paths: Annotated[list[Path], Argument(metavar="RUN|EXPORT...", help="Runs and exports to compare.")],
-    batch_sizes: Annotated[str, Option(metavar="A,B", help="Rows of a call.")] = "1,64,512,4096",
+    batch_sizes: Annotated[str, Option(metavar="A,B", help="Rows per call.")] = "1,64,512,4096",
     threads: Annotated[str | None, Option(metavar="A,B", help="Numbers of threads; by default one per core.")] = None,
     form: Annotated[
         str, Option(metavar="rows|ranker", help="Form in which runs are called; an export has its own.")
@@ -81,12 +81,12 @@ def bench_infer(
 
 
 def bench_serve(
-    url: Annotated[str, Argument(help="URL of a running server, such as http://127.0.0.1:8000.")],
+    url: Annotated[str, Argument(metavar="URL", help="URL of a running server, such as http://127.0.0.1:8000.")],
     model: Annotated[str | None, Option(help="Model name; optional if the server has one model.")] = None,
     concurrency: Annotated[
         str, Option(metavar="A,B", help="Numbers of clients that send requests at once.")
     ] = "1,2,4,8",
-    rows: Annotated[int, Option(min=1, help="Rows of a request.")] = 1,
+    rows: Annotated[int, Option(min=1, help="Rows per request.")] = 1,
     seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 5.0,
     warmup: Annotated[float, Option(min=0, help="Seconds of requests before the measurement starts.")] = 1.0,
     token_file: Annotated[

@@ -19,8 +19,8 @@ NOTES = ("inferred", "dropped", "changed")
 
 
 def prepare(
-    dataset: Annotated[str, Argument(help="Name from `recspec datasets`.")],
-    raw: Annotated[Path, Argument(help="The publisher's files: a folder, a file or a zip.")],
+    dataset: Annotated[str, Argument(metavar="DATASET", help="Name from `recspec datasets`.")],
+    raw: Annotated[Path, Argument(metavar="RAW", help="Raw files: a folder, a file or a zip.")],
     out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder to write.")],
     settings: Set = None,
     engine: Annotated[str, Option(metavar="duckdb|spark", help="Query engine.")] = "duckdb",
@@ -74,7 +74,7 @@ def describe(data: Data, json_output: Json = False, allow_outside: Outside = Fal
 
 
 def synthesize(
-    spec: Annotated[Path, Argument(help="Specification that defines the shape of the data.")],
+    spec: Annotated[Path, Argument(metavar="SPEC", help="Specification that defines the shape of the data.")],
     out_folder: Out,
     rows: Annotated[int, Option(min=1, help="Rows of the train split; other splits get a tenth.")] = 1000,
     to: Annotated[str, Option(help="Chunk type to write.")] = "parquet",

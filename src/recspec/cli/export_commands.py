@@ -36,7 +36,10 @@ def verify(
 
 
 def import_tf(
-    model: Annotated[Path, Argument(help="Folder of a SavedModel or of checkpoints, or the prefix of a checkpoint.")],
+    model: Annotated[
+        Path,
+        Argument(metavar="MODEL", help="Folder of a SavedModel or of checkpoints, or the prefix of a checkpoint."),
+    ],
     out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder for the bundle.")],
     columns: Annotated[Path, Option(metavar="FILE", help="JSON file that describes the feature columns.")],
     force: Annotated[bool, Option("--force", help="Replace an existing bundle.")] = False,
@@ -67,7 +70,7 @@ def export(
     tolerance: Annotated[
         float | None, Option(help="Allowed mean difference of probabilities; the largest may be 20 times that.")
     ] = None,
-    allow_drift: Annotated[bool, Option(help="Write a program that drifts beyond the tolerance.")] = False,
+    allow_drift: Annotated[bool, Option(help="Write the program even if it drifts beyond the tolerance.")] = False,
     name: Annotated[str | None, Option(help="Model name in the Triton repository.")] = None,
     triton_backend: Annotated[
         str,

@@ -45,16 +45,22 @@ def serve(
         Path | None, Option(help="Certificate in PEM, with its chain; turns on TLS for HTTP and gRPC.")
     ] = None,
     tls_key: Annotated[Path | None, Option(help="Private key of the certificate in PEM, without a password.")] = None,
-    max_batch: Annotated[int, Option(min=1, help="Most rows computed together.")] = 4096,
+    max_batch: Annotated[int, Option(min=1, help="Maximum number of rows computed together.")] = 4096,
     max_delay_ms: Annotated[
-        float, Option(min=0, help="Milliseconds an idle model waits for more requests to batch.")
+        float, Option(min=0, help="Milliseconds that an idle model waits for more requests to batch.")
     ] = 0.0,
-    queue: Annotated[int, Option(min=1, help="Requests of a model that may wait; more get 503.")] = 512,
-    max_rows: Annotated[int, Option(min=1, help="Most rows of a request; larger requests get 413.")] = 65_536,
-    max_body_mb: Annotated[float, Option(help="MiB of a request; a larger one gets 413.")] = 32,
-    max_held_mb: Annotated[float, Option(help="MiB of all requests in progress; more get 503.")] = 512,
-    max_requests: Annotated[int, Option(min=1, help="Requests answered at once, by protocol; more get 503.")] = 1024,
-    timeout: Annotated[float, Option(help="Seconds from a request to its answer; a later one gets 504.")] = 30.0,
+    queue: Annotated[int, Option(min=1, help="Requests that may wait for one model; further requests get 503.")] = 512,
+    max_rows: Annotated[
+        int, Option(min=1, help="Maximum number of rows per request; larger requests get 413.")
+    ] = 65_536,
+    max_body_mb: Annotated[float, Option(help="Maximum MiB per request; larger requests get 413.")] = 32,
+    max_held_mb: Annotated[
+        float, Option(help="Maximum MiB of all requests in progress; further requests get 503.")
+    ] = 512,
+    max_requests: Annotated[
+        int, Option(min=1, help="Requests answered at once over each protocol; further requests get 503.")
+    ] = 1024,
+    timeout: Annotated[float, Option(help="Seconds to answer a request; after that, it gets 504.")] = 30.0,
     threads: Annotated[
         int | None, Option(min=1, help="Threads that compute a batch; by default torch's number.")
     ] = None,

@@ -20,7 +20,7 @@ from recspec.spec import FeatureSpec
 
 
 def train(
-    model: Annotated[str, Argument(help="Name from `recspec models`.")],
+    model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Data,
     run: Annotated[Path, Argument(help="Folder for the run: checkpoints, log and bundle.", metavar="RUN")],
     recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
@@ -70,7 +70,7 @@ SPACE = Option(metavar="NAME=VALUES", help="Values to search: '[16, 32, 64]', '0
 
 
 def tune(
-    model: Annotated[str, Argument(help="Name from `recspec models`.")],
+    model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Data,
     out_folder: Out,
     trials: Annotated[int, Option(min=1, help="Total number of trials, including earlier calls.")] = 20,

@@ -48,7 +48,7 @@ class TrainingDisplay:
 
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
-        drawn = f" and {negatives:.0f} drawn negatives each" if negatives else ""
+        drawn = f" and {negatives:.0f} drawn {'negative' if negatives == 1 else 'negatives'} each" if negatives else ""
         steps = _number(event, "steps_per_epoch")
         epochs = _number(event, "steps") / max(1, steps)
         measured = f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"
@@ -134,7 +134,7 @@ def print_found(found: Found) -> None:
         )
     out.print(table)
     if found.best is not None:
-        out.print(f"{found.recipe}: the best recipe; its bundle lies beside")
+        out.print(f"{found.recipe}: the best recipe; its bundle is in the folder best beside it")
     if found.left:
         out.print(f"{found.left} trials are left; the same command goes on")
 

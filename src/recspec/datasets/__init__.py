@@ -36,11 +36,11 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType({
     "movielens": _dataset(movielens, "MovieLens 100K, 1M, 10M, 20M, 25M, latest: the zip or its folder"),
     "ncf": _dataset(ncf, "the NCF paper's split: PREFIX.train.rating, .test.rating, .test.negative"),
     "outbrain": _dataset(outbrain, "Outbrain's click prediction tables: Kaggle's zip, or a folder of them"),
-    "table": _dataset(table, "your own CSV or Parquet file, with columns that you name"),
+    "table": _dataset(table, "your own CSV, JSON lines or Parquet files, with columns that you name"),
     "adult": _dataset(adult, "UCI Adult (Census Income): the zip or its folder"),
     "criteo": _dataset(criteo, "Criteo's click logs: Kaggle's train.txt, or a folder of day_0 to day_23"),
     "amazon": _dataset(amazon, "Amazon's reviews of 2014, 2018, 2023: a category's files, or SIM's records"),
-    "synthetic": _dataset(synthetic, "made-up rows whose best possible score is known; RAW is not read"),
+    "synthetic": _dataset(synthetic, "generated rows with a known best possible score; RAW is not read"),
 })  # fmt: skip
 
 __all__ = ["DATASETS", "Dataset", "write_movielens_like"]

@@ -170,7 +170,7 @@ def _write_clean(raw: Path, path: Path, notes: Notes) -> int:
             clean.write(",".join((name, str(label), *told)) + "\n")
     if problems:
         raise DataError.of(str(raw), problems)
-    notes.dropped.append("column 'fnlwgt': how many people a row stands for says nothing about them")
+    notes.dropped.append("column 'fnlwgt': it is a weight of the row and describes no person")
     notes.changed += [f"{count:,} values '{MISSING}' of column '{name}' count as missing"
                       for name, count in missing.items()]  # fmt: skip
     return positives

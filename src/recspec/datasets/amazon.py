@@ -68,7 +68,7 @@ class Settings(HistorySettings, TimeSplitSettings):
     min_item_reviews: int = Field(1, ge=1, description="items with fewer reviews are left out, before users are")
     min_reviews: int = Field(20, ge=1, description="users with fewer reviews are left out")
     categories: Literal["last", "path"] = Field(
-        "last", description="the most specific category of an item; path: also all its categories as a list"
+        "last", description="last: the most specific category of an item; path: also all its categories, as a list"
     )
     brand: bool = Field(False, description="add the item's brand as a category")
     valid: bool = Field(
@@ -93,7 +93,7 @@ class Settings(HistorySettings, TimeSplitSettings):
     format: Literal["parquet", "tfrecord"] = Field(
         "parquet", description="format of the rows; tfrecord: with the published layout, names and padding"
     )
-    prebatch: int = Field(0, ge=0, description="tfrecord: rows per record, feature by feature; one if 0")
+    prebatch: int = Field(0, ge=0, description="tfrecord: rows per record, stored feature by feature; 0: one row")
     train_files: int = Field(8, ge=1, description="tfrecord: files of train")
     test_files: int = Field(4, ge=1, description="tfrecord: files of valid and of test")
 

@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     train_days: tuple[int, ...] | None = Field(None, description="days for train; all others if null")
     valid_days: tuple[int, ...] | None = Field(None, description="days for valid; the last if null")
     test_days: tuple[int, ...] | None = Field(
-        None, description="days for test; the last if null. A day in both is halved: test, then valid"
+        None, description="days for test; the last if null; a day in both settings is halved: test, then valid"
     )
     valid: float = Field(0.1, ge=0, lt=1, description="share of rows for valid, after train")
     test: float = Field(0.1, ge=0, lt=1, description="share of rows for test, at the end")

@@ -76,11 +76,11 @@ class Settings(BaseSettings):
         5,
         ge=0,
         le=100,
-        description="number of folds of train; click rates exclude the row's own fold; 0, as published: they include "
-        "the row's own label",
+        description="number of folds of train; a train row's click rates come from the other folds; 0, as published: "
+        "from all of train, the row's own label included",
     )
     cardinalities: dict[str, int] = Field({}, description="numbers of ids of hashed features, if not as published")
-    page_views: bool = Field(False, description="add features of the reader from page_views.csv, and the leak")
+    page_views: bool = Field(False, description="add features of the reader from page_views.csv, and the flag is_leak")
     submission: bool = Field(False, description="also write the raw rows of clicks_test.csv, for `recspec predict`")
     seed: int = Field(0, ge=0, description="seed of the splits and folds")
     max_unpacked: str | None = Field(

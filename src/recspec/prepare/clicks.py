@@ -88,7 +88,7 @@ def _fit(backend: Backend, rows: Table, source: Source, folder: Path) -> Fitted:
     for name in source.kept:
         fitted.add(name, NumberEncoder(), None)
     given: dict[Literal["user", "item"], Catalogue | None] = {"user": source.users, "item": source.items}
-    few = "stand in no train row" if source.min_count <= 1 else f"stand in fewer than {source.min_count} train rows"
+    few = "occur in no train row" if source.min_count <= 1 else f"occur in fewer than {source.min_count} train rows"
     for role, column in source.ids.items():
         catalogue = fitted.add_catalogue(role, column.name, given[role], notes=source.notes, unseen=few)
         catalogue.write(folder / f"{role}s.parquet")

@@ -81,7 +81,7 @@ def prepare_columns(
     """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
     fitted, notes = Fitted(missing_values=source.missing_values), source.notes
     train = rows.filter(rows[SPLIT] == "train")
-    known, unseen = (rows, "stand in no row") if source.vocabularies == "all" else (train, "stand in no train row")
+    known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
     counted = fetch(backend, counts_by(known, ITEM))
     named = counted.column(ITEM)
     if source.candidates is not None:

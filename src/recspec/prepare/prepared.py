@@ -106,7 +106,7 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
     if force:
         return False
     problems = [_difference(name, earlier.get(name), identity[name]) for name in differences]
-    raise DataError.of(f"{out}: was prepared otherwise; pass --force to replace it, or name another place", problems)
+    raise DataError.of(f"{out}: was prepared differently; pass --force to replace it, or name another place", problems)
 
 
 def _difference(name: str, earlier: object, now: object) -> str:

@@ -94,7 +94,7 @@ def pick_batch_size(asked: int | None, so_far: int | None, samples: int, device:
     if wanted > most:
         return Choice(most, f"the most chosen on a {device.type}, for an epoch of {samples:,} samples")
     if wanted < FEWEST_ROWS:
-        return Choice(FEWEST_ROWS, f"the fewest chosen, for an epoch of {samples:,} samples")
+        return Choice(FEWEST_ROWS, f"the smallest automatic size, for an epoch of {samples:,} samples")
     return Choice(wanted, f"200 to 400 steps for an epoch of {samples:,} samples")
 
 
