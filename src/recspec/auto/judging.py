@@ -52,8 +52,10 @@ def lead(first: Judged, second: Judged) -> tuple[float, float]:
     return first.value - second.value, standard_error(parts) if len(parts) == len(first.parts) else math.nan
 
 
-def judge(model: Model, spec: FeatureSpec, split: str, metric: str, ranks: Ranks | None = None) -> Judged:
-    """The value of `PROTOCOL/METRIC` of a model on a split.
+def judge(
+    model: Model, spec: FeatureSpec, split: str, metric: str, ranks: Ranks | None = None, *, users: int | None = None
+) -> Judged:
+    """The value of `PROTOCOL/METRIC` of a model on a split; of so many users, if full ranking is asked of fewer.
 
     Raises:
         SettingsError: if the split has no such metric.
@@ -63,7 +65,8 @@ def judge(model: Model, spec: FeatureSpec, split: str, metric: str, ranks: Ranks
         question = Question(spec, split, (protocol,), EvaluateSettings())
         return of_rows(name, score_rows(model, spec, split, ranks).astype(np.float64), question.rows.labels)
     _, _, k = name.partition("@")
-    settings = EvaluateSettings(ks=(int(k),)) if k.isdecimal() and int(k) > 0 else EvaluateSettings()
+    ks = (int(k),) if k.isdecimal() and int(k) > 0 else None
+    settings = EvaluateSettings(ks=ks, users=users if protocol == "full" else None)
     found = evaluate_model(model, spec, split, protocols=(protocol,), settings=settings, ranks=ranks)
     if name not in (known := found.metrics.get(protocol, {})):
         raise SettingsError(f"metric {metric}: {unknown('metric', name, known)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -13,16 +13,13 @@ from typing import Self
 import torch
 
 from recspec import latency
+from recspec.auto.cost import one_request
 from recspec.auto.judging import Judged, judge, lead, sign_of
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, Line, State
-from recspec.batch import to_device
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
-from recspec.evaluation import EvaluateSettings, ModelRanker, Question, as_batch
 from recspec.files import whole_file
-from recspec.models import Model
 from recspec.spec import FeatureSpec
-from recspec.storage import open_split
 
 JUDGED = 5
 """Best candidates that are measured again for standard errors, and on test."""
@@ -47,35 +44,26 @@ class Place:
 
 
 def measure_places(
-    spec: FeatureSpec, metric: str, runs: Mapping[str, Path], again: Path | None, ranks: Ranks
+    spec: FeatureSpec, metric: str, runs: Mapping[str, Path], again: Path | None, ranks: Ranks, *, users: int | None
 ) -> dict[str, Place]:
-    """Measure the best candidates, and under the name `AGAIN` the winner that was trained again."""
+    """Measure some candidates by their runs, and under the name `AGAIN` the winner that was trained again.
+
+    With `users`, so many of them are ranked.
+    """
     found = {}
-    named = {**dict(list(runs.items())[:JUDGED]), **({AGAIN: again} if again is not None else {})}
+    named = {**runs, **({AGAIN: again} if again is not None else {})}
     for name, run in named.items():
         opened = bundle.load(run, device=ranks.device)
         model, folder = opened.model.eval(), bundle.find(run)
         with torch.inference_mode():
             judged = name != AGAIN and "valid" in spec.splits  # the second training of the winner has seen valid
-            valid = judge(model, spec, "valid", metric, ranks) if judged else None
-            test = judge(model, spec, "test", metric, ranks) if "test" in spec.splits else None
-            call = _one_request(model, spec, metric.partition("/")[0])
+            valid = judge(model, spec, "valid", metric, ranks, users=users) if judged else None
+            test = judge(model, spec, "test", metric, ranks, users=users) if "test" in spec.splits else None
+            call, _ = one_request(model, spec, metric.partition("/")[0])
             taken = latency.measure(call, 1, seconds=SECONDS, warmup=3, at_least=5).p50
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         found[name] = Place(valid, test, sum(each.numel() for each in model.state_dict().values()), size, taken)
     return found
-
-
-def _one_request(model: Model, spec: FeatureSpec, protocol: str) -> Callable[[], object]:
-    """Scores every item for one user, or one row where rows are judged."""
-    split = "valid" if "valid" in spec.splits else "train"
-    if protocol != "full":
-        row = as_batch(open_split(spec, split, model.features()).read(0, 1), spec)
-        on_device = to_device(row, model.device)
-        return lambda: model(on_device).cpu()
-    ranker = ModelRanker(model, Question(spec, split, (protocol,), EvaluateSettings(), reads=model.features()))
-    user = ranker.users[:1]
-    return lambda: ranker.score_users(user)
 
 
 @dataclass(frozen=True)

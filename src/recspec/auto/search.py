@@ -13,19 +13,21 @@ from pathlib import Path
 import yaml
 
 from recspec import __version__
-from recspec.auto import candidates, halving
+from recspec.auto import candidates, cost, halving
 from recspec.auto.judging import sign_of
-from recspec.auto.leaderboard import Leaderboard, measure_places
+from recspec.auto.leaderboard import JUDGED, Leaderboard, measure_places
 from recspec.auto.state import BEST, RECIPE, RUNS, WRITTEN, Line, State
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError
 from recspec.files import confine, local, locked_inside, made, put_in_place, staging, whole_file
 from recspec.spec import FeatureSpec
-from recspec.training import Event, Result, has_checkpoint, train
+from recspec.training import Event, Result, TrainingPlan, has_checkpoint, train
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
+MOST_FOR_JUDGING = 0.2
+"""Share of the time that one evaluation of a model may take; a model that takes longer is left out."""
 VARIANTS = 24
 """Most candidates beyond each model's defaults; small data would take thousands."""
 TOGETHER = 4
@@ -76,27 +78,49 @@ class AutoSearch:
     # --- what to train -----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.train: Mapping[str, object] = {"tensorboard": False, "seed": self.seed}
-        if self.metric is not None:
-            self.train = {**self.train, "metric": self.metric}
-        plans, left_out = candidates.suitable(self.spec, self.models, self.train, self.ranks)
+        """Take up the search in the folder, or begin one: find the models, the metric and what an evaluation costs."""
+        asked: dict[str, object] = {} if self.metric is None else {"metric": self.metric}
+        plans, left_out = candidates.suitable(self.spec, self.models, asked, self.ranks)
         planned = next(iter(plans.values()))
         if not planned.valid.value:
             raise SettingsError(f"{self.spec.folder}: no split to choose on: {planned.valid.reason}")
-        metric = self.metric or planned.metric.value
-        dataset = str(self.spec.folder.resolve())
+        metric = self.metric or candidates.common_metric(self.spec, planned)
+        about = {"dataset": str(self.spec.folder.resolve()), "metric": metric, "seed": self.seed}
         found = State.load(self.out)
         if found is None:
-            lines = [Line(name=name, model=name, train=dict(self.train)) for name in plans]
-            found = State(dataset=dataset, metric=metric, seed=self.seed, lines=lines, left_out=left_out)
-        asked = {"dataset": dataset, "metric": metric, "seed": self.seed}
+            started = time.monotonic()
+            found = State(**about, left_out=left_out)
+            self.sign, self.state = sign_of(metric), found
+            self._plan_cost(plans)
+            found.spent = time.monotonic() - started
         if differing := [
             f"{name} was {getattr(found, name)!r}, and is {value!r}"
-            for name, value in asked.items()
+            for name, value in about.items()
             if getattr(found, name) != value
         ]:
             raise SettingsError.of(f"{self.out}: holds another search; name another folder", differing)
         self.state, self.sign = found, sign_of(metric)
+        found.save(self.out)
+
+    def _plan_cost(self, plans: Mapping[str, TrainingPlan]) -> None:
+        """Begin with every model whose evaluation is not too long."""
+        state, protocol = self.state, self.state.metric.partition("/")[0]
+        for name, plan in plans.items():
+            if not candidates.is_fitted(name):
+                state.each[name], state.size = cost.seconds_each(plan.make(None), self.spec, protocol, self.ranks)
+        most = MOST_FOR_JUDGING * self.minutes * 60
+        too_slow = [name for name, each in state.each.items() if protocol != "full" and each * state.size > most]
+        if protocol == "full":
+            state.users, too_slow = cost.users_to_rank(state.each, state.size or cost.MOST_USERS, most)
+        for name in too_slow:
+            takes = state.each[name] * (state.users or state.size)
+            state.left_out[name] = f"one evaluation takes {takes:.0f} of {60 * self.minutes:.0f} s; give more --minutes"
+        train_settings: dict[str, object] = {"tensorboard": False, "seed": self.seed, "metric": state.metric}
+        if state.users is not None:
+            train_settings["valid_users"] = state.users
+        state.lines = [
+            Line(name=name, model=name, train=dict(train_settings)) for name in plans if name not in too_slow
+        ]
 
     @property
     def left(self) -> float:
@@ -132,7 +156,7 @@ class AutoSearch:
         added = 0
         for line in islice(cycle(best), TOGETHER):
             number = sum(other.model == line.model for other in self.state.lines)
-            given = next(islice(candidates.variants(line.model, self.train, self.seed), number - 1, None), None)
+            given = next(islice(candidates.variants(line.model, line.train, self.seed), number - 1, None), None)
             if given is not None:
                 name = f"{line.model}-{number + 1}"
                 own, train_settings = dict(given["settings"]), dict(given["train"])
@@ -240,12 +264,18 @@ class AutoSearch:
             shutil.copytree(winner, copied, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".*"))
             put_in_place(copied, self.out / BEST)
             copied.mkdir()  # staging removes it
+        judged = {line.name: self.run_of(line.name) for line in ranked[:JUDGED]}
         places = measure_places(
-            self.spec, self.state.metric, {line.name: self.run_of(line.name) for line in ranked}, again, self.ranks
+            self.spec, self.state.metric, judged, again, self.ranks, users=self._users_at_the_end(ranked)
         )
         board = Leaderboard.of(self.state, ranked, places, again=again is not None, folder=self.out)
         board.save(self.out)
         return board
+
+    def _users_at_the_end(self, ranked: Sequence[Line]) -> int | None:
+        """Users ranked for the leaderboard: all if the time left allows it."""
+        needed = 2 * self.state.size * sum(self.state.each.get(line.model, 0.0) for line in ranked[:JUDGED])
+        return self.state.users if needed > max(self.left, 20.0) else None
 
     def _train_again(self, line: Line) -> Path | None:
         """The winner trained on train and valid up to its best epoch; None if time or data don't allow it."""

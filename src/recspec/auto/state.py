@@ -60,6 +60,9 @@ class State(BaseModel):
     metric: str
     seed: int
     spent: float = 0.0
+    users: int | None = Field(None, description="users ranked on valid, with protocol full; null: all")
+    each: dict[str, float] = Field({}, description="seconds to judge a model on one user or row, by model")
+    size: int = Field(0, description="users or rows of valid")
     lines: list[Line] = []
     left_out: dict[str, str] = {}
 
