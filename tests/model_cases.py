@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recspec.models import MODELS
+from recspec.models import MODELS, FittedModel
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """Settings of a model for tests."""
+    """Settings of a model for tests; those of a fitted model leave nothing to choose."""
 
     fits: Mapping[str, object]
     """Under these, the model fits the made-up data in seconds."""
@@ -18,6 +18,8 @@ class ModelCase:
     """Under these, a step takes milliseconds and is free of randomness."""
     part: str = "head"
     """A part of the model that may have an optimizer of its own."""
+    reaches: float = 0.75
+    """Share of the best possible ranking that it reaches at least; less for a model that knows no tastes."""
 
 
 MODEL_CASES: Mapping[str, ModelCase] = {
@@ -54,7 +56,15 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8], "auxiliary_hidden": [8], "search_hidden": [8],
          "short_length": 2, "top_k": 2, "heads": 2},
     ),
+    "popularity": ModelCase({}, {}, reaches=0.5),
+    "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
+    "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),
+    "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
 }  # fmt: skip
+
+TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))
+"""Models of which the promises of gradient training are asked."""
+FITTED = sorted(set(MODELS) - set(TRAINED_BY_STEPS))
 
 
 def kind_of_data(name: str) -> str:

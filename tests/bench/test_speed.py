@@ -23,6 +23,7 @@ from recspec.spec.signature import Port, Signature
 from recspec.storage import Ragged, open_split
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.model_cases import TRAINED_BY_STEPS
 from tests.models.test_models import build
 
 FEW_ROWS = 500
@@ -58,7 +59,7 @@ def test_clicks_have_the_features_that_were_published_for_outbrain(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", TRAINED_BY_STEPS)
 def test_every_model_is_measured_without_data_of_ones_own(model: str) -> None:
     figures = bench_training(
         model,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch
 from recspec.bundle import Bundle, Card
-from recspec.evaluation.interactions import Interactions
+from recspec.models import Interactions
 from recspec.models.base import Model
 from recspec.spec import FeatureSpec
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,11 @@ import pytest
 
 from recspec.errors import SettingsError
 from recspec.evaluation import evaluations
-from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.interactions import Interactions
-from recspec.evaluation.item_baselines import BASELINES, popularity
+from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Report
 from recspec.evaluation.row_baselines import logistic_regression
+from recspec.models import Interactions, ItemModel
 from recspec.spec import Chunk, FeatureSpec
 from tests import made_up
 from tests.evaluation.tables import (
@@ -48,7 +48,7 @@ def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) 
     question = Question(spec, "test", ["rows", "sampled"], EvaluateSettings())
     found, missing = evaluate_baselines(question, names=(name,))
     assert missing == {}
-    assert found[name].fitted == {"users_known_by": "rows and histories of train and valid"}
+    assert found[name].fitted["users_known_by"] == "rows and histories of train and valid"
     assert set(found[name].metrics) == {"rows", "sampled"}
     assert {"auc", "group_auc"} == set(found[name].metrics["rows"])
     of_users = found[name].values["sampled"]["hit_rate@1"].tolist()
@@ -59,7 +59,7 @@ def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) 
 def test_baselines_have_the_users_they_were_fitted_on_where_there_are_no_histories(tmp_path: Path) -> None:
     spec, _ = liked_items(tmp_path)
     found, _ = evaluate_baselines(Question(spec, "test", ["sampled"], EvaluateSettings(ks=(1,))), names=("item_knn",))
-    assert found["item_knn"].fitted == {}
+    assert "users_known_by" not in found["item_knn"].fitted
 
 
 def liked_items(tmp_path: Path) -> tuple[FeatureSpec, np.ndarray]:
@@ -114,10 +114,10 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
 ) -> None:
     spec, taste = liked_items(tmp_path)
 
-    def too_large(interactions: Interactions) -> TableRanker:  # noqa: ARG001
+    def too_large(*_: object) -> None:
         raise SettingsError("too many items")
 
-    monkeypatch.setattr(evaluations, "BASELINES", {"popularity": popularity, "ease": too_large})
+    monkeypatch.setattr(BASELINES["ease"], "_fit", too_large)
     question = Question(spec, "test", None, EvaluateSettings())
     found, missing = evaluate_baselines(question, names=("popularity", "ease"))
     assert set(found) == {"popularity"}
@@ -132,16 +132,36 @@ def test_baselines_are_fitted_on_what_the_model_was_trained_on(tmp_path: Path, m
     spec = dataset(tmp_path, splits)
     sizes = []
 
-    def counting(interactions: Interactions) -> TableRanker:
+    def counting(_: ItemModel, interactions: Interactions, *, seed: int = 0) -> None:  # noqa: ARG001
         sizes.append(interactions.num_pairs)
-        return TableRanker(np.eye(4, 6))
+        raise SettingsError("counted")
 
-    monkeypatch.setattr(evaluations, "BASELINES", dict.fromkeys(BASELINES, counting))
+    monkeypatch.setattr(ItemModel, "fit", counting)
     model = TableModel(spec, np.eye(4, 6))
     settings = EvaluateSettings(ks=(1,))
     for train in ({}, {"train_splits": ["train", "valid"]}):
-        evaluate(trained(model, train), spec, "test", baselines=True, settings=settings)
+        evaluate(trained(model, train), spec, "valid", baselines=True, settings=settings)
     assert sizes == [1] * 4 + [2] * 4
+
+
+def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path: Path) -> None:
+    spec = made_up.interactions(tmp_path / "data", num_users=40, num_rows=600)
+    found = {}
+    for split in ("test", "valid"):
+        found[split] = evaluate_baselines(Question(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
+    facts = found["test"]["ease"].fitted
+    assert str(facts["chosen_by"]).startswith("valid full/ndcg@10 0.")
+    assert str(facts["chosen_by"]).endswith(", the best of 4")
+    assert facts["settings"]["form"] == "dual"  # type: ignore[index]
+    assert "chosen_by" not in found["valid"]["ease"].fitted  # valid is judged: nothing may be chosen on it
+
+
+def test_a_model_is_not_put_beside_itself(tmp_path: Path) -> None:
+    spec, taste = liked_items(tmp_path)
+    one = trained(TableModel(spec, taste))
+    card = one.card.model_copy(update={"model": "ease"})
+    report = evaluate(replace(one, card=card), spec, "test", baselines=True, protocols=["sampled"])
+    assert list(report.baselines) == ["popularity", "item_knn", "ials"]
 
 
 def test_a_click_model_stands_beside_logistic_regression_under_every_protocol_of_rows(tmp_path: Path) -> None:

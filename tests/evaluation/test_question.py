@@ -7,11 +7,10 @@ import pytest
 
 from recspec import config
 from recspec.errors import SettingsError, SpecError
-from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.interactions import Interactions
-from recspec.evaluation.item_baselines import BASELINES
+from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.models import Interactions
 from recspec.spec import FeatureSpec
 from tests.evaluation.tables import (
     HELD_OUT,

@@ -15,7 +15,7 @@ from recspec.models.base import Model, counts_of
 from recspec.spec import FeatureSpec
 from recspec.training.weight_average import WeightAverage
 from tests import made_up
-from tests.model_cases import MODEL_CASES
+from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
 from tests.variants import variants
 
 FURTHER: Mapping[str, Mapping[str, object]] = {
@@ -23,7 +23,7 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
 }  # fmt: skip
 """Settings of further branches of a model."""
 TINY = {name: {**case.tiny, **FURTHER.get(name, {})} for name, case in MODEL_CASES.items()}
-NAMES = sorted(MODELS)
+NAMES = TRAINED_BY_STEPS
 OF_HISTORIES = [name for name in NAMES if "history" in MODELS[name].needs]
 LENGTH = 7
 

@@ -29,9 +29,9 @@ from recspec.storage import Ragged, open_split
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
-from tests.model_cases import MODEL_CASES
+from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
 
-NAMES = sorted(MODELS)
+NAMES = TRAINED_BY_STEPS
 SMALL: Mapping[str, Mapping[str, object]] = {
     name: {**case.tiny, **({"dropout": 0.2} if "dropout" in case.tiny else {})} for name, case in MODEL_CASES.items()
 }

@@ -23,6 +23,7 @@ from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
 from recspec.training.tune import Tuning
 from tests import made_up
+from tests.model_cases import FITTED, TRAINED_BY_STEPS
 
 SECTIONS: dict[str, type[BaseModel]] = {"settings": MODELS["neumf"].Settings, "train": TrainSettings}
 VALUES = MappingProxyType(
@@ -83,12 +84,32 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert "'linear' behind the range; expected 'log' or nothing" in told
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", TRAINED_BY_STEPS)
 def test_every_model_has_something_to_search(name: str) -> None:
     search = default_space(name, {"settings": {}, "train": {"learning_rate": 0.02}})
     assert search["train.learning_rate"] == Range(0.002, 0.2, log=True)
     sections: dict[str, type[BaseModel]] = {"settings": MODELS[name].Settings, "train": TrainSettings}
     assert parse_space({each: drawn.written() for each, drawn in search.items()}, sections) == search
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_fitted_models_search_their_own_settings(name: str) -> None:
+    nothing: dict[str, dict[str, object]] = {"settings": {}, "train": {}}
+    if not MODELS[name].Settings.model_fields:
+        with pytest.raises(SettingsError, match=f"there is nothing to search: {name} has no settings"):
+            default_space(name, nothing)
+        return
+    assert default_space(name, nothing)
+    assert all(each.startswith("settings.") for each in default_space(name, nothing))
+
+
+def test_a_fitted_model_is_searched_like_any_other(data: FeatureSpec, tmp_path: Path) -> None:
+    values: dict[str, dict[str, object]] = {"settings": {}, "train": {"tensorboard": False}}
+    found = Tuning("ease", data, tmp_path, values, default_space("ease", values), trials=3).run()
+    assert [trial.state for trial in found.trials] == ["complete"] * 3
+    assert found.metric == "full/ndcg@10"
+    assert found.best is not None
+    assert bundle.load(tmp_path / "best").card.settings["l2"] == found.best.settings["settings.l2"]
 
 
 def test_the_best_trial_leaves_its_recipe_and_its_bundle(data: FeatureSpec, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from recspec import config
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, SettingsError, unknown
-from recspec.models import MODELS
+from recspec.models import MODELS, FittedModel
 from recspec.spec import FeatureSpec
-from recspec.training import OneOf, TrainingPlan, TrainSettings, default_space, plan_run
+from recspec.training import FitPlan, OneOf, TrainingPlan, TrainSettings, default_space, plan_run
 
 Given = Mapping[str, Mapping[str, object]]
 """Sections `settings` and `train`: what differs from what a plan would choose."""
@@ -20,12 +20,12 @@ Given = Mapping[str, Mapping[str, object]]
 
 def is_fitted(model: str) -> bool:
     """Whether a model is fitted in closed form, so that its training can't pause."""
-    return hasattr(MODELS[model], "fit")
+    return issubclass(MODELS[model], FittedModel)
 
 
 def suitable(
     spec: FeatureSpec, only: Sequence[str] | None, train: Mapping[str, object], ranks: Ranks
-) -> tuple[dict[str, TrainingPlan], dict[str, str]]:
+) -> tuple[dict[str, TrainingPlan | FitPlan], dict[str, str]]:
     """The plan of each model that can train on the dataset, fitted ones first; and why each other one can't.
 
     Raises:
@@ -46,7 +46,7 @@ def suitable(
     return plans, left_out
 
 
-def common_metric(spec: FeatureSpec, planned: TrainingPlan) -> str:
+def common_metric(spec: FeatureSpec, planned: TrainingPlan | FitPlan) -> str:
     """The metric for all models: full ranking of interactions, whatever one model's plan takes to save time."""
     if planned.valid.value in spec.splits and planned.metric.value.partition("/")[0] != "rows":
         return "full/ndcg@10"

@@ -22,7 +22,7 @@ from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError
 from recspec.files import confine, local, locked_inside, made, put_in_place, staging, whole_file
 from recspec.spec import FeatureSpec
-from recspec.training import Event, Result, TrainingPlan, has_checkpoint, train
+from recspec.training import Event, FitPlan, Result, TrainingPlan, has_checkpoint, train
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
@@ -102,7 +102,7 @@ class AutoSearch:
         self.state, self.sign = found, sign_of(metric)
         found.save(self.out)
 
-    def _plan_cost(self, plans: Mapping[str, TrainingPlan]) -> None:
+    def _plan_cost(self, plans: Mapping[str, TrainingPlan | FitPlan]) -> None:
         """Begin with every model whose evaluation is not too long."""
         state, protocol = self.state, self.state.metric.partition("/")[0]
         for name, plan in plans.items():

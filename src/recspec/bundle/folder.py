@@ -278,8 +278,9 @@ def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSett
 
 def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Give a model built without memory its weights; every name and shape must agree."""
+    problems = model.make_room(weights)
     expected = model.state_dict()
-    problems = [f"weight '{name}' is missing" for name in expected if name not in weights]
+    problems += [f"weight '{name}' is missing" for name in expected if name not in weights]
     for name, tensor in weights.items():
         wanted = expected.get(name)
         if wanted is None:

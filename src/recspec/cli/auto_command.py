@@ -73,7 +73,7 @@ def print_board(board: Leaderboard) -> None:
         )
         out.print(f"{first['name']} was trained again on train and valid{reached}")
     for name, why in board.left_out.items():
-        err.print(f"left out: {name}: {why.splitlines()[0]}")
+        err.print(f"left out: {name}: {'; '.join(line.strip(' -') for line in why.splitlines())}")
     share = board.seconds_of_losers / max(board.seconds, 1e-9)
     out.print(f"{board.seconds:,.0f} s, {share:.0%} of them for models that did not win")
     out.print(f"{board.best}: the winner; evaluate, recommend, serve and export take it", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from recspec.cli.console import cell, err, first_line, out, print_json, titled_table
 
 if TYPE_CHECKING:
-    from recspec.training import Found, Result, TrainingPlan
+    from recspec.training import FitPlan, Found, Result, TrainingPlan
 
 FEW_STEPS = 5
 
@@ -36,7 +36,9 @@ class TrainingDisplay:
         """Show one event of the run."""
         kind = event["event"]
         if kind == "start":
-            self._start(event)
+            self._start_fit(event) if event.get("fitted") else self._start(event)
+        elif kind == "tried":
+            err.print(_tried_line(event))
         elif kind == "step" and self.task is not None:
             loss, speed = _number(event, "loss"), _number(event, "samples_per_second")
             text = f"epoch {_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s"
@@ -45,6 +47,12 @@ class TrainingDisplay:
             err.print(_epoch_line(event))
         elif kind == "note":
             err.print(f"note: {event['message']}")
+
+    def _start_fit(self, event: Mapping[str, object]) -> None:
+        choices = event.get("choices")
+        for name, what in choices.items() if isinstance(choices, Mapping) else ():
+            if self.verbose or name in ("method", "chosen"):
+                err.print(f"{name}: {what}")
 
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
@@ -111,6 +119,13 @@ def _epoch_line(event: Mapping[str, object]) -> str:
     return line
 
 
+def _tried_line(event: Mapping[str, object]) -> str:
+    settings = event.get("settings")
+    named = ", ".join(f"{name} {cell(value)}" for name, value in settings.items()) if isinstance(settings, dict) else ""
+    best = " (best)" if event.get("best") else ""
+    return f"{named or 'as given'}  valid {event['metric']} {_number(event, 'value'):.4f}{best}"
+
+
 def show_trial(trial: int, event: Mapping[str, object]) -> None:
     """One line an epoch of each trial, while it goes."""
     if event["event"] == "epoch":
@@ -139,7 +154,7 @@ def print_found(found: Found) -> None:
         out.print(f"{found.left} trials are left; the same command goes on")
 
 
-def print_plan(plan: TrainingPlan, json_output: bool) -> None:
+def print_plan(plan: TrainingPlan | FitPlan, json_output: bool) -> None:
     """Every choice of a run and its reason."""
     if json_output:
         print_json(plan.to_dict())
@@ -152,6 +167,9 @@ def print_plan(plan: TrainingPlan, json_output: bool) -> None:
 
 def print_result(result: Result) -> None:
     """Print what a training reached, and where its bundle is."""
+    if result.stopped == "fitted":
+        err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s")
+        return
     where = f"{result.bundle}: bundle of epoch {result.best_epoch:g}"
     speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
     why = "" if result.stopped == "epochs" else f", stopped by {result.stopped}"

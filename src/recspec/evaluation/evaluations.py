@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from recspec.bundle import Bundle
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
-from recspec.evaluation.interactions import history_of_items, positives
-from recspec.evaluation.item_baselines import BASELINES, Ranker
+from recspec.evaluation.fitting import ItemFit
+from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels
-from recspec.evaluation.scoring import Progress, SplitScores, check_same_features, scores_of, silent
-from recspec.models import Model
+from recspec.evaluation.scoring import Progress, Ranker, SplitScores, check_same_features, scores_of, silent
+from recspec.models import MODELS, ItemModel, Model
 from recspec.spec import FeatureSpec
+
+BASELINES: Mapping[str, type[ItemModel]] = MappingProxyType(
+    {name: model for name, model in MODELS.items() if issubclass(model, ItemModel)}
+)
+"""Models of users' interactions alone, beside which any other model of users and items is put."""
 
 
 def evaluate(
@@ -46,7 +52,9 @@ def evaluate(
         return Report(split, model)
     splits = trained.card.train.get("train_splits")
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
-    return Report(split, model, *evaluate_baselines(question.under(tuple(model.metrics)), fitted_on, progress=progress))
+    names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
+    question = question.under(tuple(model.metrics))
+    return Report(split, model, *evaluate_baselines(question, fitted_on, names=names, progress=progress))
 
 
 def evaluate_model(
@@ -75,6 +83,8 @@ def evaluate_baselines(
 
     `BASELINES` need users and items. `ROW_BASELINES` need rows of both classes, and are evaluated if rows are scored.
 
+    On test, the settings of `BASELINES` are chosen on valid first, as those of a model are.
+
     If rows hold histories, a model knows the user's earlier events at each row. To match that, a baseline learns item
     similarities from `fitted_on`, but knows every item that the user acted on before the split.
     """
@@ -89,17 +99,22 @@ def evaluate_baselines(
     missing = dict.fromkeys(recommending, question.lacks) if question.lacks else {}
     if recommending and not question.lacks:
         fits += recommending
-        interactions = positives(spec, fitted_on)
+    valid = "valid" if "valid" in spec.splits and question.split != "valid" else ""
 
     def fit(name: str) -> tuple[SplitScores, Mapping[str, object]]:
         if name in ROW_BASELINES:
             scorer = ROW_BASELINES[name](spec, fitted_on)
             return scores_of(scorer, question.under(scored)), scorer.facts
-        baseline = BASELINES[name](interactions)
-        if not question.before or history_of_items(spec) is None:
-            return scores_of(baseline, question), {}
-        facts = {"users_known_by": f"rows and histories of {' and '.join(question.before)}"}
-        return scores_of(baseline.knowing(question.seen), question), facts
+        kind = BASELINES[name]
+        fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid).run()
+        facts: dict[str, object] = {}
+        if fitted.value is not None and kind.Settings.model_fields:
+            chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
+            facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
+        if question.before and history_of_items(spec) is not None:
+            facts["users_known_by"] = f"rows and histories of {' and '.join(question.before)}"
+            fitted.model.know(question.seen)
+        return scores_of(fitted.model, question), facts
 
     found: dict[str, Evaluation] = {}
     for number, name in enumerate(fits):

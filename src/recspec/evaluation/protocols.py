@@ -21,12 +21,12 @@ from torch import Tensor
 
 from recspec import metrics
 from recspec.errors import DataError
-from recspec.evaluation.interactions import Ids, Scores, history_of_items
-from recspec.evaluation.item_baselines import Ranker
+from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Evaluation
-from recspec.evaluation.scoring import ModelRanker, SplitScores
+from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
 from recspec.metrics import Ranking
+from recspec.models import Ids, Scores
 
 SCORES_PER_BLOCK = 1 << 22  # scores of users x items held at once: 16 MB in fp32, which still fits a core's caches
 

@@ -13,8 +13,9 @@ from pydantic import Field
 
 from recspec import config
 from recspec.errors import SettingsError, SpecError, listed, unknown
-from recspec.evaluation.interactions import Ids, Interactions, Rows, group_of, id_feature, positives, read_rows
+from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_rows
 from recspec.metrics import Ranking
+from recspec.models import Ids, Interactions
 from recspec.spec import FeatureSpec
 
 ProtocolName = Literal["rows", "sampled", "full"]

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from recspec import metrics
 from recspec.errors import DataError, require_extra
-from recspec.evaluation.interactions import Scores, blocks, scalar
+from recspec.evaluation.interactions import blocks, scalar
+from recspec.models import Scores
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,12 +19,11 @@ from torch import Tensor
 from recspec.batch import Batch, concatenate, num_rows, take, to_device
 from recspec.distributed import Ranks
 from recspec.errors import SpecError, unknown
-from recspec.evaluation.interactions import ROWS_PER_BLOCK, Ids, Rows, Scores, blocks
-from recspec.evaluation.item_baselines import Ranker
+from recspec.evaluation.interactions import ROWS_PER_BLOCK, Rows, blocks
 from recspec.evaluation.question import Question
 from recspec.evaluation.row_baselines import Scorer
 from recspec.loading import item_features
-from recspec.models import Model
+from recspec.models import Ids, Model, Scores
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
@@ -34,6 +34,16 @@ ROWS_PER_FORWARD = 16_384  # rows a model scores at once: 64 MB for each layer o
 
 def silent(stage: str, done: float, total: float | None) -> None:
     """Progress without a display."""
+
+
+class Ranker(Protocol):
+    """Scores of users' items. Only the order of one user's scores has a meaning."""
+
+    def score_pairs(self, users: Ids, items: Ids) -> Scores:
+        """(P,) score of each pair."""
+
+    def score_users(self, users: Ids) -> Scores:
+        """(R, N) scores of every item for each user, in an array that the caller may change; the caller bounds R."""
 
 
 class ModelRanker:
@@ -101,7 +111,8 @@ def scores_of(
     ranks = ranks or Ranks()
     if isinstance(model, Model):
         rows = cache(partial(score_rows, model, question.spec, question.split, ranks, progress))
-        return SplitScores(question, rows, partial(ModelRanker, model, question), ranks=ranks, progress=progress)
+        ranker = partial(ModelRanker, model, question)
+        return SplitScores(question, rows, ranker, model.gives_logits, ranks=ranks, progress=progress)
     if isinstance(model, Scorer):
         return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
     question.spec.require(("user", "item"), "a ranker")

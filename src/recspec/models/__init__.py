@@ -5,14 +5,20 @@ from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
+from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, Proposals, Task
+from recspec.models.fitted import FittedModel, ItemModel
+from recspec.models.ials import Ials
+from recspec.models.interactions import Ids, Interactions, Scores
+from recspec.models.item_knn import ItemKnn
 from recspec.models.neumf import NeuMF
+from recspec.models.popularity import Popularity
 from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "DataFacts", "Deep", "IdFacts", "Model", "Proposals", "Task", "Wide",
-    "WideDeep", "WideDeepSettings", "counts_of",
+    "INDICATOR_MOST_IDS", "MODELS", "DataFacts", "Deep", "FittedModel", "IdFacts", "Ids", "Interactions", "ItemModel",
+    "Model", "Proposals", "Scores", "Task", "Wide", "WideDeep", "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
@@ -23,4 +29,8 @@ MODELS: dict[str, type[Model]] = {
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,
+    Popularity.name: Popularity,
+    ItemKnn.name: ItemKnn,
+    Ease.name: Ease,
+    Ials.name: Ials,
 }

@@ -6,7 +6,7 @@ Shapes: B rows; R requests (users); N items.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, TypeVar, cast
 
 import torch
@@ -164,6 +164,15 @@ class Model(nn.Module, ABC):
             pairs = {**repeat_rows(block, candidates), **tile_rows(items, num_rows(block))}
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows)
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether `forward` gives logits, whose sigmoid is a probability; otherwise only the order has a meaning."""
+        return True
+
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:  # noqa: ARG002
+        """Size the buffers whose size depends on the data as in a file; returns the problems of their contents."""
+        return []
 
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""

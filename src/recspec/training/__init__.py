@@ -1,6 +1,7 @@
 """Training: settings, plan, loop, checkpoints, optimizers and the search for settings."""
 
 from recspec.training.choices import Choice
+from recspec.training.fit import FitPlan
 from recspec.training.loop import TrainingRun, plan_run, train
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
@@ -12,6 +13,6 @@ from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Choice", "Event", "Found", "OneOf", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning",
+    "Choice", "Event", "FitPlan", "Found", "OneOf", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning",
     "arithmetic", "default_space", "describe", "has_checkpoint", "make_plan", "parse_space", "plan_run", "train",
 ]  # fmt: skip

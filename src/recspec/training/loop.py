@@ -20,10 +20,12 @@ from recspec import config
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, TrainingError
 from recspec.files import confine, local, locked_inside
+from recspec.models import MODELS, FittedModel
 from recspec.spec import FeatureSpec
 from recspec.training import run_folder
 from recspec.training.build import build_model, make_sampler
 from recspec.training.checkpoints import Progress, RunCheckpoints
+from recspec.training.fit import FitPlan, make_fit_plan, run_fit
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
 from recspec.training.result import Result, write_bundle
@@ -68,6 +70,8 @@ def train(
         resume = resume or (ranks.restarted and ranks.any(continues))
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
         with _threads(plan.threads.value):
+            if isinstance(plan, FitPlan):
+                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume)
             training = TrainingRun(plan, run, ranks, on_event, stop_requested)
             with closing(training.log):
                 return training.train(resume)
@@ -82,8 +86,10 @@ def plan_run(
     ranks: Ranks,
     *,
     resume: bool,
-) -> TrainingPlan:
+) -> TrainingPlan | FitPlan:
     """The plan of `train` with the same arguments; raises what `make_plan` raises and writes nothing."""
+    if model_name in MODELS and issubclass(MODELS[model_name], FittedModel):
+        return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
     so_far = run_folder.settings_of(run) if resume else None
     return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)
 

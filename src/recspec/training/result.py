@@ -26,7 +26,7 @@ class Result:
     samples_per_second: float
     seconds: float
     stopped: str
-    """`epochs`, `patience`, `falling`, `target` or `minutes`."""
+    """`epochs`, `patience`, `falling`, `target` or `minutes`; `fitted` for a model that is fitted in one go."""
     trace: Mapping[str, Sequence[float]]
     """Values by metric, and `epoch`, of each evaluation at the end of an epoch."""
 
@@ -63,7 +63,7 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
         metrics=progress.best_metrics if use_best else {},
     )
     if ranks.is_first:
-        bundle.save(folder, model, card, seen=_seen(plan.spec), weights=best if use_best else weights)
+        bundle.save(folder, model, card, seen=seen_of(plan.spec), weights=best if use_best else weights)
     elif not use_best:
         checkpoint.take_part(weights)
     ranks.barrier()
@@ -72,7 +72,7 @@ def write_bundle(folder: Path, built: Built, progress: Progress, best: Path, met
     )
 
 
-def _seen(spec: FeatureSpec) -> Seen | None:
+def seen_of(spec: FeatureSpec) -> Seen | None:
     """The items that each user acted on, which recommendations leave out."""
     if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
         return None

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from recspec import config
 from recspec.errors import SettingsError, listed
-from recspec.models import MODELS
+from recspec.models import MODELS, FittedModel
 from recspec.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ def parse_space(entries: Mapping[str, object], sections: Mapping[str, type[BaseM
 
 def default_space(model: str, values: Mapping[str, Mapping[str, object]]) -> dict[str, OneOf | Range]:
     """The learning rate around that of `values["train"]`, and those of the usual settings that the model has."""
+    own = MODELS[model]
+    if issubclass(own, FittedModel):
+        if not own.space:
+            raise SettingsError(f"there is nothing to search: {model} has no settings")
+        return parse_space(own.space, {"settings": own.Settings})
     rate = values["train"].get("learning_rate", TrainSettings.model_fields["learning_rate"].default)
     assert isinstance(rate, (int, float))
     space: dict[str, OneOf | Range] = {"train.learning_rate": Range(float(rate) / 10, float(rate) * 10, log=True)}

@@ -204,13 +204,16 @@ class _Watch:
     def see(self, event: Event) -> None:
         """Report each evaluation; a trial below the median of the others at its epoch is stopped."""
         self.tuning.on_event(self.trial.number, event)
-        if event["event"] != "epoch" or event.get("best") is None:
+        fitted = event["event"] == "done" and event.get("stopped") == "fitted"
+        if not (fitted or event["event"] == "epoch") or event.get("best") is None:
             return
         metric = str(event["metric"])
         if "metric" not in self.trial.study.user_attrs:
             self.trial.study.set_user_attr("metric", metric)
         self.sign = sign_of(metric)
         self.best = float(str(event["best"]))
+        if fitted:
+            return
         epoch = int(float(str(event["epoch"])))
         self.trial.report(self.best * self.sign, epoch)
         self.pruned = epoch < int(float(str(event["epochs"]))) and bool(self.trial.should_prune())

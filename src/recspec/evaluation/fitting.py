@@ -1,0 +1,226 @@
+"""Fits a model of users' interactions: settings that were not given are chosen on valid, then scores become logits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec import config
+from recspec.errors import SettingsError, unknown
+from recspec.evaluation.interactions import history_of_items, positives
+from recspec.evaluation.protocols import run_protocols
+from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
+from recspec.evaluation.report import LOWER_IS_BETTER, Metrics
+from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
+from recspec.models import Interactions, ItemModel, Scores
+from recspec.nn import without_memory
+from recspec.spec import FeatureSpec
+
+METRIC = "full/ndcg@10"
+"""Metric on valid by which settings are chosen."""
+
+MOST_SCORES = 1 << 28
+"""Scores of users x items on valid for each combination of settings: more users are sampled."""
+
+FEWEST_USERS = 2_000
+"""Users that are never sampled away: their NDCG has a standard error of about .005."""
+
+CALIBRATION_ROWS = 200_000
+"""Most rows that the line from scores to logits is fitted to."""
+
+FEWEST_OF_A_CLASS = 10
+"""Positives and negatives without which no line is fitted."""
+
+DRAWN = 4
+"""Negatives for each positive to calibrate on if valid lists none: as many as training draws."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A combination of settings and its metric on valid."""
+
+    settings: Mapping[str, object]
+    value: float
+    best: bool
+    """Whether it is better than all before."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model, and how its settings were chosen."""
+
+    model: ItemModel
+    tried: tuple[Tried, ...] = ()
+    metric: str = ""
+    """Empty if nothing was measured."""
+    value: float | None = None
+    metrics: Metrics = field(default_factory=dict)
+    """Of the best combination on valid."""
+    calibrated_on: str = "nothing"
+    num_pairs: int = 0
+    """Interactions that the model is fitted to."""
+
+
+@dataclass
+class ItemFit:
+    """The fit of one kind of model to the interactions of some splits."""
+
+    kind: type[ItemModel]
+    spec: FeatureSpec
+    settings: config.Settings
+    """Those that were given are kept; the others are chosen."""
+    splits: Sequence[str] = ("train",)
+    valid: str = ""
+    """The split to choose on; empty for none. If it is fitted on too, the choice is made without it."""
+    metric: str = METRIC
+    seed: int = 0
+    users: int | None = None
+    """Most users whose items are ranked on valid; by default a number that takes seconds."""
+    on_tried: Callable[[Tried], None] = lambda _: None
+    """Called after each combination."""
+    enough: Callable[[], bool] = lambda: False
+    """Whether to try no more combinations."""
+    _named: str = ""
+
+    def run(self) -> Fitted:
+        """Choose, fit and calibrate.
+
+        Raises:
+            DataError: without a single positive.
+            SettingsError: for a metric that valid does not give.
+        """
+        before = [split for split in self.splits if split != self.valid]
+        question = self._question() if self.valid and before else None
+        interactions = positives(self.spec, before or self.splits)
+        best: Fitted | None = None
+        if question is not None:
+            best = self._choose(interactions, question)
+        if best is not None:
+            chosen = best.model.settings
+        else:
+            chosen = self.settings.model_copy(update=dict(_combinations(self.kind, interactions, self.settings)[0]))
+        if best is not None and before == list(self.splits):
+            return best
+        if before and before != list(self.splits):
+            interactions = positives(self.spec, self.splits)
+        model = self._fitted(chosen, interactions)
+        if best is None:
+            return Fitted(model, num_pairs=interactions.num_pairs)
+        model.calibrate(*best.model.calibration.tolist())
+        return replace(best, model=model, num_pairs=interactions.num_pairs)
+
+    def _question(self) -> Question | None:
+        """What valid asks; None if it holds no positive of known items."""
+        protocol, _, name = self.metric.partition("/")
+        cut_off = name.rpartition("@")[2]
+        # By default the data set's own cut-off holds, or a shorter one where lists are short.
+        asked = self.metric != METRIC and cut_off.isdecimal() and int(cut_off) > 0
+        most = self.users or max(FEWEST_USERS, MOST_SCORES // self.spec.num_ids(self.spec.item_id))
+        settings = EvaluateSettings(ks=(int(cut_off),) if asked else None, users=most)
+        question = Question(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
+        return question if question.truth.num_pairs else None
+
+    def _choose(self, interactions: Interactions, question: Question) -> Fitted:
+        """The best combination of the model's grid, without what was given."""
+        lower = self.metric.partition("/")[2] in LOWER_IS_BETTER
+        tried: list[Tried] = []
+        best: Fitted | None = None
+        for combination in _combinations(self.kind, interactions, self.settings):
+            if best is not None and self.enough():
+                break
+            model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
+            found = self._measure(model, question)
+            value = self._value(found)
+            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
+            tried.append(Tried(combination, value, better))
+            self.on_tried(tried[-1])
+            if better:
+                best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
+        assert best is not None
+        return replace(best, tried=tuple(tried), calibrated_on=_calibrate(best.model, question))
+
+    def _fitted(self, settings: config.Settings, interactions: Interactions) -> ItemModel:
+        model = without_memory(lambda: self.kind(self.spec, settings))
+        model.how()
+        model.fit(interactions, seed=self.seed)
+        return model.eval()
+
+    def _measure(self, model: ItemModel, question: Question) -> Metrics:
+        if question.before and history_of_items(self.spec) is not None:
+            model = copy.deepcopy(model)
+            model.know(question.seen)
+        return run_protocols(scores_of(model, question)).metrics
+
+    def _value(self, found: Metrics) -> float:
+        known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+        self._named = self.metric
+        if self.metric not in known and self.metric == METRIC:
+            self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
+        if self._named not in known:
+            raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
+        return known[self._named]
+
+
+def _combinations(
+    kind: type[ItemModel], interactions: Interactions, settings: config.Settings
+) -> list[Mapping[str, object]]:
+    """The combinations of the model's grid that differ in settings which were not given."""
+    distinct: list[Mapping[str, object]] = []
+    for combination in kind.grid(interactions) if interactions.num_pairs else [{}]:
+        free = {name: value for name, value in combination.items() if name not in settings.model_fields_set}
+        if free not in distinct:
+            distinct.append(free)
+    return distinct
+
+
+# --- scores become logits ---------------------------------------------------------------------------------------------
+
+
+def _calibrate(model: ItemModel, question: Question) -> str:
+    """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
+    rows, weight = question.rows, 1.0
+    if rows.has_both_classes:
+        scores, described = score_rows(model, question.spec, question.split), f"the rows of {question.split}"
+    else:
+        rows = draw_candidates(question.truth, question.seen, num_negatives=DRAWN, first_item=question.first_item)
+        described = f"the positives of {question.split}, with {DRAWN} drawn negatives each"
+        assert rows.users is not None
+        assert rows.items is not None
+        scores = ModelRanker(model, question).score_pairs(rows.users, rows.items)
+        weight = DRAWN * rows.labels.sum() / max(1, (~rows.labels).sum())
+    step = -(-len(scores) // CALIBRATION_ROWS)
+    line = fit_line(scores[::step], rows.labels[::step], weight)
+    if line is None:
+        return "nothing"
+    model.calibrate(*line)
+    return described
+
+
+def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> tuple[float, float] | None:
+    """Slope and intercept with the least log loss of slope * score + intercept; None if it would not rise.
+
+    Returns None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight
+    penalty on the slope keeps it finite where scores separate the labels.
+    """
+    spread = float(scores.std())
+    if not spread or min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS:
+        return None
+    middle = float(scores.mean())
+    inputs = np.column_stack([(scores - middle) / spread, np.ones(len(scores))]).astype(np.float64)
+    weights = np.where(labels, 1.0, weight)
+    penalty = np.diag([1e-4 * weights.sum(), 0.0])
+    line = np.zeros(2)
+    for _ in range(50):  # Newton's steps, halved until the loss falls
+        probability = 1 / (1 + np.exp(-inputs @ line))
+        gradient = inputs.T @ (weights * (probability - labels)) + penalty @ line
+        curvature = (inputs * (weights * probability * (1 - probability))[:, None]).T @ inputs + penalty
+        step = np.linalg.solve(curvature + 1e-9 * np.eye(2) * weights.sum(), gradient)
+        line = line - step / max(1.0, float(np.abs(step).max()))
+        if np.abs(step).max() < 1e-8:
+            break
+    slope, intercept = line[0] / spread, line[1] - line[0] * middle / spread
+    return (float(slope), float(intercept)) if slope > 0 else None

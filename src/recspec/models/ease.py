@@ -1,0 +1,305 @@
+"""EASE: the linear item-to-item model with a zero diagonal, in closed form.
+
+Steck: Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019, equation 8:
+
+    P = (X'X + l2 I)^-1;  B = I - P diagMat(1 / diag(P));  scores = X B.
+
+Three forms, with one result where they overlap:
+
+    primal   inverts X'X + l2 I, items x items
+    dual     inverts K = X X' + l2 I, users x users. With D = X X' K^-1 and h_i = x_i' K^-1 x_i (x_i: column i of X),
+             P = (I - X' K^-1 X) / l2, so score(u, i) = ((D X)_ui - h_i x_ui) / (1 - h_i)
+    sparse   column i of B is the ridge regression of x_i on the other columns; here on the m columns that occur with
+             it most often: w = (X_m' X_m + l2 I)^-1 X_m' x_i. With all other columns it is EASE
+
+Shapes: U users; N items; m neighbours; B rows; R requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from recspec import config, machine
+from recspec.errors import SettingsError, require_extra
+from recspec.models.fitted import MEMORY_SHARE, Grid, KnownItemsModel, rounded
+from recspec.models.interactions import Interactions
+from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
+from recspec.nn import RowsHeld
+from recspec.spec import FeatureSpec
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+MOST_DENSE = 20_000
+"""Rows of the largest matrix that is inverted unasked: 20,000 take 4.8 GB and some minutes on two cores."""
+
+BYTES_DENSE = 16
+"""Memory of a number of that matrix: 8 in the inversion, 4 in the model, 4 in the best model so far."""
+
+BLOCK = 1 << 24
+"""Numbers of a matrix computed at once: 128 MB in fp64."""
+
+STRENGTHS = (30.0, 10.0, 100.0, 300.0)
+"""L2 strengths compared on valid, times `Interactions.scale`; the first one is used where there is no valid.
+
+On nine datasets the first stays within .8 standard errors of the best NDCG@10 on valid; dense ones want 10 to 30,
+sparse ones 100 to 300."""
+
+Form = Literal["auto", "primal", "dual", "sparse"]
+
+
+class EaseSettings(config.Settings):
+    """Settings of EASE."""
+
+    l2: float = Field(
+        500.0,
+        gt=0,
+        description="L2 penalty on the weights between items; by default chosen on valid, or without valid from the "
+        "number of interactions",
+    )
+    form: Form = Field(
+        "auto",
+        description="matrix that is inverted: primal, items x items; dual, users x users; sparse, one small matrix an "
+        "item, an approximation; auto: the smaller of the first two up to 20,000 rows, otherwise sparse",
+    )
+    neighbours: int = Field(
+        100, ge=1, description="items from which the sparse form predicts an item: those seen with it most often"
+    )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    form: Form
+    reason: str
+
+
+class Ease(KnownItemsModel):
+    """EASE (Steck, 2019): a linear item-to-item model, fitted in closed form in one of three forms."""
+
+    name = "ease"
+    Settings = EaseSettings
+    settings: EaseSettings
+    space = MappingProxyType({"l2": "3..10000 log"})
+
+    def __init__(self, spec: FeatureSpec, settings: EaseSettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.choice = _pick_form(settings, self.num_users, self.num_items)
+        self.settings = settings.model_copy(update={"form": self.choice.form})
+        self.weights: ItemWeights | UserWeights | Neighbours
+        if self.choice.form == "dual":
+            self.weights = UserWeights(self.num_users, self.num_items)
+        elif self.choice.form == "sparse":
+            self.weights = Neighbours(self.num_items, settings.neighbours)
+        else:
+            self.weights = ItemWeights(self.num_items)
+
+    @classmethod
+    def grid(cls, interactions: Interactions) -> Grid:
+        return [{"l2": rounded(strength * interactions.scale)} for strength in STRENGTHS]
+
+    def how(self) -> str:
+        _check_room(self.settings, self.num_users, self.num_items)
+        super().how()
+        return f"form {self.choice.form}: {self.choice.reason}"
+
+    def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
+        self.known.set(interactions)
+        matrix, l2 = interactions.matrix(), self.settings.l2
+        if isinstance(self.weights, ItemWeights):
+            self.weights.weight = torch.from_numpy(fit_primal(matrix, l2))
+        elif isinstance(self.weights, UserWeights):
+            self.weights.fit(interactions, l2)
+        else:
+            items, weight = fit_sparse(matrix, l2, self.weights.k)
+            self.weights.items, self.weights.weight = torch.from_numpy(items), torch.from_numpy(weight)
+
+    def know(self, interactions: Interactions) -> None:
+        if isinstance(self.weights, UserWeights):
+            self.weights.know(interactions, self.settings.l2)
+        super().know(interactions)
+
+    def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        return self.weights.score_pairs(self.known, users, items)
+
+    def score_users(self, users: Tensor) -> Tensor:
+        return self.weights.score_users(self.known, users)
+
+
+class UserWeights(nn.Module):
+    """The dual form: weights from the users that it was fitted to, whose items are in `of_items`."""
+
+    weight: Tensor
+    leverage: Tensor
+
+    def __init__(self, num_users: int, num_items: int) -> None:
+        super().__init__()
+        self.of_items = KnownItems(num_items, num_users)  # the users of each item
+        self.register_buffer("weight", torch.zeros(num_users, num_users))  # D
+        self.register_buffer("leverage", torch.zeros(num_items))  # h / (1 - h)
+
+    def fit(self, interactions: Interactions, l2: float) -> None:
+        """Invert X X' + l2 I."""
+        matrix = interactions.matrix()
+        self.of_items.set(interactions.by_item())
+        inverse = _inverse_of_gram(matrix.T.tocsr(), l2, "users")
+        leverage = np.empty(matrix.shape[1])
+        by_item = matrix.T.tocsr().astype(np.float64)
+        for rows in _blocks(matrix.shape[1], matrix.shape[0]):
+            part = by_item[rows]
+            leverage[rows] = part.multiply(part @ inverse).sum(axis=1)
+        self.leverage = torch.from_numpy(leverage / (1 - leverage)).float()
+        inverse *= -l2
+        inverse.flat[:: len(inverse) + 1] += 1.0  # X X' K^-1 = I - l2 K^-1
+        self.weight = torch.from_numpy(inverse).float()
+
+    def know(self, interactions: Interactions, l2: float) -> None:
+        """D of users with other interactions: (Y X') K^-1."""
+        fitted = self.of_items.interactions().matrix()  # X'
+        inverse = (torch.eye(len(self.weight)) - self.weight.cpu()).double().numpy() / l2
+        found = np.empty((interactions.num_users, len(inverse)), np.float32)
+        together = interactions.matrix().astype(np.float64)
+        for rows in _blocks(*found.shape):
+            found[rows] = (together[rows] @ fitted) @ inverse
+        self.weight = torch.from_numpy(found).to(self.weight.device)
+
+    def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores of pairs."""
+        parts = []
+        for rows in self.of_items.blocks(items):
+            others, held = self.of_items.lists(items[rows])
+            parts.append((self.weight[users[rows].unsqueeze(1), others] * held).sum(1))
+        own = []
+        for rows in known.blocks(users):
+            lists, held = known.lists(users[rows])
+            own.append(((lists == items[rows].unsqueeze(1)) & held).any(1))
+        return self._joined(torch.cat(parts), torch.cat(own), self.leverage[items])
+
+    def score_users(self, known: KnownItems, users: Tensor) -> Tensor:
+        """(R, N) scores of every item."""
+        if torch.compiler.is_compiling():
+            everything = torch.arange(len(self.leverage), device=users.device)
+            linear = self.weight[users] @ self.of_items.acted(everything).float().T
+        else:
+            others, first = self.of_items.bags(torch.arange(len(self.leverage), device=users.device))
+            linear = F.embedding_bag(others, self.weight[users].T.contiguous(), first, mode="sum").T
+        return self._joined(linear, known.acted(users), self.leverage)
+
+    @staticmethod
+    def _joined(linear: Tensor, own: Tensor, leverage: Tensor) -> Tensor:
+        return linear * (1 + leverage) - own * leverage  # 1 / (1 - h) = 1 + h / (1 - h)
+
+
+# --- the fits --------------------------------------------------------------------------------------------------------
+
+
+def fit_primal(matrix: csr_array, l2: float) -> NDArray[np.float32]:
+    """B (N, N), from X (U, N)."""
+    weight = _inverse_of_gram(matrix, l2, "items")
+    weight /= -np.diag(weight).copy()
+    weight.flat[:: len(weight) + 1] = 0.0
+    return weight.astype(np.float32)
+
+
+def fit_sparse(matrix: csr_array, l2: float, m: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The m items (N, m) seen most often with each item, and the item's weights from them (N, m)."""
+    linalg = require_extra("scipy.linalg", "baselines")
+    num_items = matrix.shape[1]
+    by_item = matrix.T.tocsr()
+    items, weight = np.zeros((num_items, m), np.int32), np.zeros((num_items, m), np.float32)
+    for rows in _blocks(num_items, num_items) if m else ():
+        together = (by_item[rows] @ matrix).toarray()
+        places = np.arange(len(together))
+        together[places, rows.start + places] = -1.0  # never itself
+        best = np.argpartition(together, num_items - m, axis=1)[:, num_items - m :]
+        best.sort(axis=1)
+        items[rows] = best
+        for place, neighbours in enumerate(best):
+            counts = together[place, neighbours].astype(np.float64)
+            if not counts.any():
+                continue
+            theirs = by_item[neighbours]
+            gram = (theirs @ theirs.T).toarray().astype(np.float64)
+            gram.flat[:: m + 1] += l2
+            weight[rows.start + place] = linalg.solve(gram, counts, assume_a="pos", overwrite_a=True)
+    return items, weight
+
+
+def _inverse_of_gram(matrix: csr_array, l2: float, of: str) -> NDArray[np.float64]:
+    """(X'X + l2 I)^-1 in fp64, in place, from X as CSR: the memory is that of one matrix."""
+    lapack = require_extra("scipy.linalg.lapack", "baselines")
+    size = matrix.shape[1]
+    gram = np.empty((size, size))
+    by_column = matrix.T.tocsr()
+    for rows in _blocks(size, size):
+        gram[rows] = (by_column[rows] @ matrix).toarray()
+    gram.flat[:: size + 1] += l2
+    # The matrix is symmetric, so its transpose is the column-major matrix that LAPACK needs; no copy is made.
+    factor, failed = lapack.dpotrf(gram.T, lower=1, overwrite_a=1, clean=0)
+    if not failed:
+        factor, failed = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    if failed:
+        raise SettingsError(
+            f"settings.l2 is {l2:g}, too small to invert the {of} x {of} matrix of these interactions; take a larger "
+            "one, for example 1"
+        )
+    inverse: NDArray[np.float64] = factor.T  # row-major again, its upper triangle filled
+    _mirror_upper(inverse)
+    return inverse
+
+
+def _pick_form(settings: EaseSettings, num_users: int, num_items: int) -> _Choice:
+    """The form, and the reason."""
+    if settings.form != "auto":
+        return _Choice(settings.form, "as asked")
+    form: Form = "dual" if num_users < num_items else "primal"
+    size, of = (num_users, "users") if form == "dual" else (num_items, "items")
+    if size <= MOST_DENSE and _bytes(size) <= _room():
+        return _Choice(form, f"{num_users:,} users, {num_items:,} items: it inverts a matrix of the fewer")
+    why = f"up to {MOST_DENSE:,} rows are inverted" if size > MOST_DENSE else f"{_room() / 1e9:,.1f} GB are free for it"
+    return _Choice("sparse", f"a matrix of {size:,} x {size:,} {of} needs {_bytes(size) / 1e9:,.1f} GB, and {why}")
+
+
+def _check_room(settings: EaseSettings, num_users: int, num_items: int) -> None:
+    """Refuse an inversion that the machine's memory can't hold."""
+    sizes = {"primal": (num_items, "items"), "dual": (num_users, "users")}
+    size, of = sizes.get(settings.form, (0, ""))
+    if _bytes(size) > _room():
+        raise SettingsError(
+            f"settings.form is {settings.form}: a matrix of {size:,} x {size:,} {of} needs {_bytes(size) / 1e9:,.1f} "
+            f"GB, and {_room() / 1e9:,.1f} GB are free for it (half of the machine's memory); take form sparse, or "
+            "leave it at auto"
+        )
+
+
+def _bytes(size: int) -> float:
+    return float(BYTES_DENSE) * size * size
+
+
+def _room() -> float:
+    return MEMORY_SHARE * machine.total_memory()
+
+
+def _blocks(rows: int, width: int) -> Iterator[slice]:
+    step = max(1, BLOCK // max(1, width))
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
+
+
+def _mirror_upper(square: NDArray[np.float64]) -> None:
+    """Copy the upper triangle onto the lower one in place, block by block."""
+    size, step = len(square), 1024
+    for start in range(0, size, step):
+        rows = slice(start, min(start + step, size))
+        square[rows.stop :, rows] = square[rows, rows.stop :].T
+        corner = square[rows, rows]
+        square[rows, rows] = np.triu(corner) + np.triu(corner, 1).T

@@ -1,0 +1,202 @@
+"""Models that are fitted in closed form, or by a solver of their own, instead of by gradient steps.
+
+Shapes: U users; N items; B rows; R requests.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recspec import config, machine
+from recspec.batch import Batch
+from recspec.errors import DataError, SettingsError
+from recspec.models.base import Model
+from recspec.models.interactions import Interactions
+from recspec.models.known_items import KnownItems, Stored
+from recspec.nn import RowsHeld
+from recspec.spec import FeatureSpec
+
+SCORES = 1 << 24
+"""Scores of users x items computed at once: 64 MB."""
+
+MEMORY_SHARE = 0.5
+"""Share of the machine's memory that a fit may fill."""
+
+ROWS_PAY = 64
+"""One user's scores of all items cost about as much as this share of them one by one: they are read in order."""
+
+Grid = Sequence[Mapping[str, object]]
+"""Combinations of settings in the order of their worth; the first one is used where nothing can be tried."""
+
+
+def rounded(value: float) -> float:
+    """Three digits of a value computed from the data, for people to read."""
+    return float(f"{value:.3g}")
+
+
+class FittedModel(Model):
+    """A model with `fit` instead of `loss`; everything after training treats it like any other.
+
+    Its weights are buffers. It may be built without memory: `fit`, or the weights of a bundle, fill it.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = (
+        "train_splits", "metric", "minutes", "valid_users", "seed", "threads", "affinity", "tensorboard",
+    )  # fmt: skip
+    """Settings of training that it reads."""
+
+    space: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """Values by setting that `recspec tune` searches, in the notation of `--space`."""
+
+    def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
+        raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
+
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems = []
+        for name, part in self.named_modules():
+            if isinstance(part, Stored):
+                prefix = f"{name}."
+                own = {key.removeprefix(prefix): each for key, each in weights.items() if key.startswith(prefix)}
+                problems += [f"weight '{name}': {problem}" for problem in part.make_room(own)]
+        return problems
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its weights."""
+        return next(self.buffers()).device
+
+    def num_parameters(self) -> int:
+        """The number of fitted weights."""
+        return sum(buffer.numel() for buffer in self.buffers() if buffer.is_floating_point())
+
+
+class ItemModel(FittedModel):
+    """A fitted model of user and item ids, which ranks items by the users' interactions alone.
+
+    A score is no logit by itself. `calibrate` sets the line that turns scores into logits: logit = a * score + b with
+    a > 0, so that no order changes.
+    """
+
+    needs = ("user", "item", "label")
+    calibration: Tensor
+
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.user_id, self.item_id = spec.user_id, spec.item_id
+        self.num_users, self.num_items = spec.num_ids(self.user_id), spec.num_ids(self.item_id)
+        self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
+
+    def features(self) -> tuple[str, ...]:
+        """The user's and the item's id."""
+        return self.user_id, self.item_id
+
+    @classmethod
+    def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
+        """Combinations of its own settings that suit these interactions, to choose from on valid."""
+        return [{}]
+
+    @classmethod
+    def searched(cls) -> tuple[str, ...]:
+        """Names of the settings in the grid."""
+        one = Interactions.from_pairs(np.zeros(1, np.int64), np.zeros(1, np.int64), num_users=1, num_items=1)
+        return tuple(dict.fromkeys(name for combination in cls.grid(one) for name in combination))
+
+    def how(self) -> str:
+        """How the model will be fitted, for the plan.
+
+        Raises:
+            SettingsError: if it would take more memory than there is, before any work is done.
+        """
+        needs, room = sum(each.nbytes for each in self.buffers()), MEMORY_SHARE * machine.total_memory()
+        if needs > room:
+            raise SettingsError(
+                f"{self.name}: weights of {needs / 1e9:,.1f} GB for {self.num_users:,} users and {self.num_items:,} "
+                f"items, and {room / 1e9:,.1f} GB are free for them (half of the machine's memory); take smaller sizes"
+            )
+        return "from the users' interactions, in one go"
+
+    def fit(self, interactions: Interactions, *, seed: int = 0) -> None:
+        """Fill the weights.
+
+        Raises:
+            DataError: without a single interaction.
+            MissingExtraError: if a library of the extra `baselines` is missing.
+        """
+        if not interactions.num_pairs:
+            raise DataError("there is no positive to fit on; is the label 1 anywhere in the training split?")
+        self.calibrate(1.0, 0.0)
+        self._fit(interactions, seed)
+
+    @abstractmethod
+    def _fit(self, interactions: Interactions, seed: int) -> None:
+        """Fill the weights from at least one interaction."""
+
+    @abstractmethod
+    def know(self, interactions: Interactions) -> None:
+        """Take other interactions as those of the users, with the same item model."""
+
+    def calibrate(self, slope: float, intercept: float) -> None:
+        """Turn scores into logits by slope * score + intercept."""
+        assert slope > 0
+        self.calibration = torch.tensor([slope, intercept], dtype=torch.float32)
+
+    @property
+    def gives_logits(self) -> bool:
+        return self.calibration.tolist() != [1.0, 0.0]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,), or scores of a model that is not calibrated."""
+        users, items = batch[self.user_id].long(), batch[self.item_id].long()
+        return self._calibrated(self.score_pairs(users, items) if users.shape[0] else users.float())
+
+    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`score_items`: each user's scores of all items, of which those asked for are kept."""
+        scores = self.score_users(request[self.user_id].long())
+        return self._calibrated(scores.index_select(1, items[self.item_id].long()))
+
+    def _calibrated(self, scores: Tensor) -> Tensor:
+        return scores.float() * self.calibration[0] + self.calibration[1]
+
+    @abstractmethod
+    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores of pairs."""
+
+    @abstractmethod
+    def score_users(self, users: Tensor) -> Tensor:
+        """(R, N) scores of every item for each user; the caller bounds R."""
+
+
+class KnownItemsModel(ItemModel):
+    """A model that scores an item by weights from the user's items."""
+
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.known = KnownItems(self.num_users, self.num_items)
+
+    def know(self, interactions: Interactions) -> None:
+        self.known.set(interactions, self.device)
+
+    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores; from all scores of a user if many of them are asked for."""
+        if torch.compiler.is_compiling():
+            return self._pairs(users, items)
+        distinct, places = torch.unique(users, return_inverse=True)
+        if len(users) * ROWS_PAY < len(distinct) * self.num_items:
+            return self._pairs(users, items)
+        scores, step = torch.empty(len(users), device=users.device), max(1, SCORES // self.num_items)
+        for start in range(0, len(distinct), step):
+            here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
+            rows = self.score_users(distinct[start : start + step])
+            scores[here] = rows[places[here] - start, items[here]]
+        return scores
+
+    @abstractmethod
+    def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores of pairs one by one."""

@@ -1,0 +1,80 @@
+"""Item-kNN: items similar to those of the user.
+
+similarity(i, j) = users of both / (sqrt(users of i * users of j) + shrink), kept for the k most similar items of each.
+
+Shapes: N items; k neighbours; B rows; R requests.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from recspec import config
+from recspec.models.fitted import Grid, KnownItemsModel
+from recspec.models.interactions import Interactions
+from recspec.models.known_items import Neighbours
+from recspec.nn import RowsHeld
+from recspec.spec import FeatureSpec
+
+BLOCK = 1 << 24
+"""Similarities computed at once: 64 MB."""
+
+
+class ItemKnnSettings(config.Settings):
+    """Settings of item-kNN."""
+
+    k: int = Field(50, ge=1, description="neighbours of each item")
+    shrink: float = Field(
+        50.0,
+        ge=0,
+        description="term in the denominator that keeps items that few users know from looking alike by chance",
+    )
+
+
+class ItemKnn(KnownItemsModel):
+    """Item-kNN: ranks items by their cosine similarity to the user's items."""
+
+    name = "item_knn"
+    Settings = ItemKnnSettings
+    settings: ItemKnnSettings
+    space = MappingProxyType({"k": "5..500 log", "shrink": "1.0..300.0 log"})
+
+    def __init__(self, spec: FeatureSpec, settings: ItemKnnSettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.neighbours = Neighbours(self.num_items, settings.k)
+
+    @classmethod
+    def grid(cls, interactions: Interactions) -> Grid:
+        most = max(1, interactions.num_items - 1)
+        return [{"k": min(k, most), "shrink": shrink} for k, shrink in product((50, 20, 200), (50.0, 10.0, 100.0))]
+
+    def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
+        num_items, kept = self.num_items, self.neighbours.k
+        matrix = interactions.matrix()
+        by_item = matrix.T.tocsr()
+        norms = np.sqrt(interactions.counts, dtype=np.float32)
+        items, similarity = np.zeros((num_items, kept), np.int32), np.zeros((num_items, kept), np.float32)
+        step = max(1, BLOCK // num_items)
+        for start in range(0, num_items, step):
+            together = (by_item[start : start + step] @ matrix).toarray()
+            stop, rows = start + len(together), np.arange(len(together))
+            together[rows, start + rows] = 0.0
+            together /= norms[start:stop, None] * norms + np.float32(self.settings.shrink or 1e-9)
+            best = np.argpartition(together, num_items - max(kept, 1), axis=1)[:, num_items - kept :]
+            best.sort(axis=1)
+            items[start:stop] = best
+            similarity[start:stop] = np.take_along_axis(together, best, axis=1)
+        self.known.set(interactions)
+        self.neighbours.items, self.neighbours.weight = torch.from_numpy(items), torch.from_numpy(similarity)
+
+    def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        return self.neighbours.score_pairs(self.known, users, items)
+
+    def score_users(self, users: Tensor) -> Tensor:
+        return self.neighbours.score_users(self.known, users)

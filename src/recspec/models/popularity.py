@@ -1,0 +1,40 @@
+"""Popularity: the number of users who acted on an item; the same list for everyone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recspec import config
+from recspec.models.fitted import ItemModel
+from recspec.models.interactions import Interactions
+from recspec.nn import RowsHeld
+from recspec.spec import FeatureSpec
+
+
+class PopularitySettings(config.Settings):
+    """Popularity has no settings."""
+
+
+class Popularity(ItemModel):
+    """Ranks items by the number of users who acted on them, the same for every user."""
+
+    name = "popularity"
+    Settings = PopularitySettings
+    counts: Tensor
+
+    def __init__(self, spec: FeatureSpec, settings: PopularitySettings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.register_buffer("counts", torch.zeros(self.num_items))
+
+    def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
+        self.counts = torch.from_numpy(interactions.counts).float()
+
+    def know(self, interactions: Interactions) -> None:
+        """Nothing: users don't matter."""
+
+    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:  # noqa: ARG002
+        return self.counts[items]
+
+    def score_users(self, users: Tensor) -> Tensor:
+        return self.counts.expand(users.shape[0], -1).clone()

@@ -1,0 +1,315 @@
+"""Models fitted in one go: each against its formula by hand, what they know of users, hostile weights."""
+
+import importlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from recspec.errors import DataError, MissingExtraError, SettingsError
+from recspec.models import MODELS, Interactions, ItemModel
+from recspec.models import ease as ease_file
+from recspec.models import known_items as known_file
+from recspec.nn import without_memory
+from recspec.spec import FeatureSpec
+from tests.closeness import assert_close
+
+FORMS = ("primal", "dual", "sparse")
+CASES: list[tuple[str, dict[str, object]]] = [
+    ("popularity", {}),
+    ("item_knn", {"k": 5, "shrink": 1.0}),
+    *(("ease", {"form": form, "l2": 5.0, "neighbours": 99}) for form in FORMS),
+    ("ials", {"factors": 4, "l2": 0.5}),
+]
+every_case = pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda each: str(each))
+PERSONAL = pytest.mark.parametrize(("name", "settings"), CASES[1:], ids=lambda each: str(each))
+
+
+def of_pairs(pairs: Sequence[tuple[int, int]], users: int, items: int) -> Interactions:
+    columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return Interactions.from_pairs(*columns, num_users=users, num_items=items)
+
+
+def specification(users: int, items: int) -> FeatureSpec:
+    features = {"user": {"cardinality": users}, "item": {"cardinality": items}, "label": {}}
+    channels = {"user": ["user"], "item": ["item"], "label": ["label"]}
+    return FeatureSpec.from_dict({"feature_spec": features, "channel_spec": channels})
+
+
+def fitted(name: str, interactions: Interactions, seed: int = 0, **settings: object) -> ItemModel:
+    spec = specification(interactions.num_users, interactions.num_items)
+    model = without_memory(lambda: MODELS[name](spec, MODELS[name].Settings.model_validate(settings)))
+    assert isinstance(model, ItemModel)
+    model.fit(interactions, seed=seed)
+    return model.eval()
+
+
+def all_scores(model: ItemModel) -> np.ndarray:
+    request = {"user": torch.arange(model.num_users)}
+    return model.score_items(request, {"item": torch.arange(model.num_items)}).numpy()
+
+
+def pair_scores(model: ItemModel) -> np.ndarray:
+    """Of every pair by `forward`."""
+    users = torch.arange(model.num_users).repeat_interleave(model.num_items)
+    items = torch.arange(model.num_items).repeat(model.num_users)
+    return model({"user": users, "item": items}).view(model.num_users, -1).numpy()
+
+
+def two_tastes() -> Interactions:
+    """40 users: even ones act on most of the items 1..10, odd ones on most of 11..20; user 40 and item 0 on none."""
+    rng = np.random.default_rng(0)
+    return of_pairs([(u, 1 + i + 10 * (u % 2)) for u in range(40) for i in range(10) if rng.random() < 0.6], 41, 21)
+
+
+@every_case
+def test_pairs_have_the_scores_of_their_users_in_every_block_size(
+    name: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fitted(name, two_tastes(), **settings)
+    scores = all_scores(model)
+    assert_close(pair_scores(model), scores)
+    monkeypatch.setattr("recspec.models.fitted.SCORES", 50)
+    monkeypatch.setattr(known_file, "ENTRIES", 20)
+    monkeypatch.setattr(known_file, "ACTED", 60)
+    assert_close(pair_scores(model), scores)
+    monkeypatch.setattr("recspec.models.fitted.ROWS_PAY", 0)  # one by one
+    assert_close(pair_scores(model), scores)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_close(pair_scores(model), scores)
+    assert_close(all_scores(model), scores)
+
+
+@every_case
+def test_neither_the_order_of_the_pairs_nor_their_repetition_matters(name: str, settings: dict[str, object]) -> None:
+    pairs = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 1), (2, 3), (3, 0)]
+    one, other = (all_scores(fitted(name, of_pairs(each, 4, 4), **settings)) for each in (pairs, pairs[::-1] * 2))
+    np.testing.assert_array_equal(one, other)  # same operations
+
+
+@PERSONAL
+def test_a_personal_model_finds_the_users_taste(name: str, settings: dict[str, object]) -> None:
+    scores = all_scores(fitted(name, two_tastes(), **settings))[:40]
+    assert (scores[0::2, 1:11].mean(1) > scores[0::2, 11:].mean(1)).all()
+    assert (scores[1::2, 11:].mean(1) > scores[1::2, 1:11].mean(1)).all()
+
+
+@every_case
+def test_a_user_told_of_after_fitting_is_scored_by_that(name: str, settings: dict[str, object]) -> None:
+    """User 0 is said to have done what user 1 did, whose taste is the other one."""
+    before = two_tastes()
+    users = np.repeat(np.arange(before.num_users), np.diff(before.offsets))
+    _, others = before.of(np.array([1]))
+    pairs = [(int(u), int(i)) for u, i in zip(users, before.items, strict=True) if u] + [(0, int(i)) for i in others]
+    model = fitted(name, before, **settings)
+    alone = all_scores(model)
+    model.know(of_pairs(pairs, 41, 21))
+    scores = all_scores(model)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scores[2:], alone[2:], rtol=0.01, atol=0.02)
+    np.testing.assert_allclose(pair_scores(model), scores, rtol=1e-4, atol=1e-4)
+    if name != "popularity":
+        assert scores[0, 11:].mean() > scores[0, 1:11].mean() + 0.1
+
+
+@every_case
+def test_a_user_who_did_nothing_has_a_score_for_every_item(name: str, settings: dict[str, object]) -> None:
+    scores = all_scores(fitted(name, of_pairs([(0, 0), (0, 1), (1, 0)], 3, 4), **settings))
+    assert np.isfinite(scores).all()
+    assert name == "popularity" or (np.abs(scores[2]) < 1e-6).all()
+
+
+@every_case
+def test_one_user_and_one_item_are_enough(name: str, settings: dict[str, object]) -> None:
+    scores = all_scores(fitted(name, of_pairs([(0, 0)], 1, 1), **settings))
+    assert scores.shape == (1, 1)
+    assert np.isfinite(scores).all()
+
+
+@every_case
+def test_no_positive_at_all_is_refused(name: str, settings: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="there is no positive to fit on; is the label 1 anywhere"):
+        fitted(name, of_pairs([], 3, 3), **settings)
+
+
+@pytest.mark.parametrize(("name", "library"), [("item_knn", "scipy"), ("ease", "scipy"), ("ials", "implicit")])
+def test_a_missing_library_is_named_with_its_extra(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = importlib.import_module
+
+    def without(module: str, package: str | None = None) -> object:
+        if module.split(".")[0] == library:
+            raise ModuleNotFoundError(f"No module named '{library}'", name=library)
+        return original(module, package)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    with pytest.raises(MissingExtraError, match=rf"'{library}'.*pip install 'recspec\[baselines\]'"):
+        fitted(name, two_tastes())
+
+
+@every_case
+def test_scores_become_logits_by_a_line(name: str, settings: dict[str, object]) -> None:
+    model = fitted(name, two_tastes(), **settings)
+    scores = all_scores(model)
+    assert not model.gives_logits
+    model.calibrate(2.0, -3.0)
+    assert model.gives_logits
+    assert_close(all_scores(model), 2 * scores - 3)
+    assert_close(pair_scores(model), 2 * scores - 3)
+
+
+def test_regularisation_grows_with_the_interactions_of_a_user_or_item() -> None:
+    assert of_pairs([(0, 1), (0, 2), (1, 1), (1, 2)], 9, 9).scale == 1.0  # 4 over 2 users and 2 items
+    assert of_pairs([(u, i) for u in range(18) for i in range(18)], 30, 30).scale == 3.0
+
+
+def test_interactions_by_item_are_the_users_of_each_item() -> None:
+    turned = of_pairs([(0, 1), (2, 1), (1, 0), (2, 2)], 3, 4).by_item()
+    assert turned.offsets.tolist() == [0, 1, 3, 4, 4]
+    assert turned.items.tolist() == [1, 0, 2, 2]
+    assert turned.num_items == 3
+
+
+# --- each by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_popularity_counts_users() -> None:
+    assert all_scores(fitted("popularity", of_pairs([(0, 1), (1, 1), (1, 2)], 3, 4))).tolist() == [[0, 2, 1, 0]] * 3
+
+
+def test_item_knn_sums_shrunk_cosines_of_the_nearest_items() -> None:
+    # users of item 0: {0, 1, 2}; of 1: {0, 1}; of 2: {2, 3}; of 3: {0, 3}
+    seen = of_pairs([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 2), (3, 2), (0, 3), (3, 3)], 4, 4)
+    near, far = 2 / (6**0.5 + 1), 1 / (6**0.5 + 1)  # items 0 and 1; items 0 and 2, 0 and 3
+    pair = 1 / (2 + 1)  # items 1 and 3, 2 and 3
+    scores = all_scores(fitted("item_knn", seen, k=100, shrink=1.0))[2]  # user 2 acted on items 0 and 2
+    np.testing.assert_allclose(scores, [far, near, far, far + pair], rtol=1e-6)
+    # with k = 1 item 1 keeps item 0 alone, and item 0 keeps item 1, which user 2 does not know
+    np.testing.assert_allclose(all_scores(fitted("item_knn", seen, k=1, shrink=1.0))[2, :2], [0.0, near], rtol=1e-6)
+
+
+def test_item_knn_blocks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = all_scores(fitted("item_knn", two_tastes(), k=3))
+    monkeypatch.setattr("recspec.models.item_knn.BLOCK", 45)  # two items at a time
+    assert_close(all_scores(fitted("item_knn", two_tastes(), k=3)), whole)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ease_by_hand_in_every_form(form: str) -> None:
+    """X'X + I = [[3, 1], [1, 2]] has the inverse [[2, -1], [-1, 3]] / 5; so B has 1/3 from 0 to 1, 1/2 from 1 to 0."""
+    scores = all_scores(fitted("ease", of_pairs([(0, 0), (0, 1), (1, 0)], 2, 2), l2=1.0, form=form))
+    np.testing.assert_allclose(scores, [[1 / 2, 1 / 3], [0, 1 / 3]], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ease_is_the_closed_form_in_every_form(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = two_tastes()
+    dense = seen.matrix().toarray().astype(np.float64)
+    inverse = np.linalg.inv(dense.T @ dense + 50.0 * np.eye(21))
+    weights = np.eye(21) - inverse / np.diag(inverse)
+    monkeypatch.setattr(ease_file, "BLOCK", 45)
+    np.testing.assert_allclose(all_scores(fitted("ease", seen, l2=50.0, form=form)), dense @ weights, atol=1e-5)
+
+
+def test_ease_minimises_its_loss_with_a_zero_diagonal() -> None:
+    # Steck (2019), eq. 2: no weight off the diagonal can lower |X - X B|^2 + l2 |B|^2
+    seen = two_tastes()
+    dense = seen.matrix().toarray().astype(np.float64)
+    weights = ease_file.fit_primal(seen.matrix(), 5.0).astype(np.float64)
+    assert not np.diag(weights).any()
+    gradient = -2 * dense.T @ (dense - dense @ weights) + 2 * 5.0 * weights
+    assert np.abs(gradient[~np.eye(21, dtype=bool)]).max() < 1e-3
+
+
+def test_the_sparse_form_predicts_an_item_from_those_seen_with_it_most() -> None:
+    # item 0 stands with item 1 twice and with item 2 once: with one neighbour, w = 2 / (users of item 1 + l2)
+    seen = of_pairs([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 2), (3, 1)], 4, 3)
+    scores = all_scores(fitted("ease", seen, l2=1.0, form="sparse", neighbours=1))
+    np.testing.assert_allclose(scores[:, 0], [2 / 4, 2 / 4, 0, 2 / 4], atol=1e-6)
+
+
+def test_ease_mirrors_triangles_larger_than_a_block() -> None:
+    square = np.random.default_rng(2).normal(size=(2500, 2500))
+    expected = np.triu(square) + np.triu(square, 1).T
+    ease_file._mirror_upper(square)
+    np.testing.assert_array_equal(square, expected)
+
+
+def ease_of(users: int, items: int, **settings: object) -> ItemModel:
+    spec = specification(users, items)
+    model = without_memory(lambda: MODELS["ease"](spec, MODELS["ease"].Settings.model_validate(settings)))
+    assert isinstance(model, ItemModel)
+    return model
+
+
+def test_ease_inverts_the_smaller_matrix_and_takes_the_sparse_form_beyond_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.machine.total_memory", lambda: 64 * 10**9)
+    assert ease_of(943, 1682).how() == "form dual: 943 users, 1,682 items: it inverts a matrix of the fewer"
+    assert ease_of(6040, 3706).how() == "form primal: 6,040 users, 3,706 items: it inverts a matrix of the fewer"
+    assert ease_of(5_000, 59_047).how().startswith("form dual: 5,000 users")
+    told = ease_of(250_000, 59_047).how()
+    assert told == ("form sparse: a matrix of 59,047 x 59,047 items needs 55.8 GB, and up to 20,000 rows are inverted")
+    monkeypatch.setattr("recspec.machine.total_memory", lambda: 10**9)
+    assert ease_of(20_000, 10_000).how() == (
+        "form sparse: a matrix of 10,000 x 10,000 items needs 1.6 GB, and 0.5 GB are free for it"
+    )
+
+
+def test_a_form_that_memory_cannot_hold_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.machine.total_memory", lambda: 10**9)
+    message = r"form is dual: a matrix of 20,000 x 20,000 users needs 6\.4 GB, and 0\.5 GB are free .* take form sparse"
+    with pytest.raises(SettingsError, match=message):
+        ease_of(20_000, 50_000, form="dual").how()
+    model = without_memory(lambda: MODELS["ials"](specification(10**6, 10**6), MODELS["ials"].Settings(factors=1000)))
+    assert isinstance(model, ItemModel)
+    with pytest.raises(SettingsError, match=r"ials: weights of 8\.0 GB for 1,000,000 users .* take smaller sizes"):
+        model.how()
+
+
+def test_a_matrix_that_cannot_be_inverted_names_the_setting() -> None:
+    twins = of_pairs([(u, i) for u in range(50) for i in range(3)], 50, 3)
+    with pytest.raises(SettingsError, match=r"settings\.l2 is 1e-300, too small to invert the items x items matrix"):
+        fitted("ease", twins, l2=1e-300, form="primal")
+
+
+def test_ials_is_the_same_for_the_same_seed() -> None:
+    first, second = (all_scores(fitted("ials", two_tastes(), seed=3, factors=4)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)  # same operations
+
+
+def test_ials_users_solve_their_normal_equations() -> None:
+    """(Y'Y + (alpha - 1) Y_u'Y_u + l2 I) x = alpha Y_u' 1, by hand with Y = [1, 2], l2 = 1, alpha = 3: 18 x = 6."""
+    model = fitted("ials", of_pairs([(0, 0), (1, 1)], 2, 2), factors=1, l2=1.0, alpha=3.0)
+    model.items = torch.tensor([[1.0], [2.0]])
+    model.know(of_pairs([(0, 1)], 2, 2))
+    np.testing.assert_allclose(model.users.numpy(), [[3 * 2 / (5 + 2 * 4 + 1)], [0.0]], atol=1e-6)  # type: ignore[operator]
+
+
+# --- weights of a file ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "value", "problem"),
+    [
+        ("primal", "known.items", [0, 99], "'items' holds ids from 0 to 99; expected 0 to 20"),
+        ("primal", "known.items", [-1, 3], "'items' holds ids from -1 to 3; expected 0 to 20"),
+        ("primal", "known.items", [3], "'offsets' does not rise from 0 to 1, the number of 'items'"),
+        ("primal", "known.items", [3, 3], "'items' does not rise within each user's list"),
+        ("sparse", "weights.items", 21, "'items' holds ids from 21 to 21; expected 0 to 20"),
+        ("dual", "weights.of_items.items", [0, 41], "'items' holds ids from 0 to 41; expected 0 to 40"),
+    ],
+)
+def test_weights_with_ids_out_of_range_are_told(form: str, name: str, value: object, problem: str) -> None:
+    pairs = [(0, 2), (0, 5)] if form != "dual" else [(0, 2), (1, 2)]
+    stored = fitted("ease", of_pairs(pairs, 41, 21), form=form).state_dict()
+    changed = torch.tensor(value, dtype=torch.int32)
+    stored[name] = changed.expand(stored[name].shape) if isinstance(value, int) else changed
+    problems = ease_of(41, 21, form=form).make_room(stored)
+    assert problems == [f"weight '{name.rpartition('.')[0]}': {problem}"]
+
+
+def test_lists_may_begin_lower_than_the_list_before_ends() -> None:
+    stored = fitted("ease", of_pairs([(1, 5), (1, 9), (3, 0), (3, 2)], 5, 21), form="primal").state_dict()
+    model = ease_of(5, 21, form="primal")
+    assert model.make_room(stored) == []
+    assert model.state_dict()["known.items"].shape == (4,)
