@@ -14,7 +14,7 @@ from recspec.models import Model
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 
-MOST_USERS, FEWEST_USERS = 2000, 300
+MOST_USERS, FEWEST_USERS = 2000, 500
 """Users ranked between epochs: more hardly sharpen the choice, fewer are noise."""
 ROWS = 16_384
 """Rows that are timed."""
@@ -66,5 +66,5 @@ def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tupl
     fewest = min(FEWEST_USERS, users)
     too_slow = [name for name, one in each.items() if one * fewest > seconds]
     slowest = max((one for name, one in each.items() if name not in too_slow), default=0.0)
-    affordable = int(seconds / 8 / slowest) if slowest > 0 else users
+    affordable = int(seconds / 4 / slowest) if slowest > 0 else users
     return min(users, MOST_USERS, max(fewest, affordable)), too_slow

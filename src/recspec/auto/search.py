@@ -14,13 +14,14 @@ import yaml
 
 from recspec import __version__
 from recspec.auto import candidates, cost, halving
+from recspec.auto.ending import finish
 from recspec.auto.judging import sign_of
-from recspec.auto.leaderboard import JUDGED, Leaderboard, measure_places
-from recspec.auto.state import BEST, RECIPE, RUNS, WRITTEN, Line, State
+from recspec.auto.leaderboard import Leaderboard
+from recspec.auto.state import RECIPE, RUNS, WRITTEN, Line, State
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError
-from recspec.files import confine, local, locked_inside, made, put_in_place, staging, whole_file
+from recspec.files import confine, local, locked_inside, made, whole_file
 from recspec.spec import FeatureSpec
 from recspec.training import Event, FitPlan, Result, TrainingPlan, has_checkpoint, train
 
@@ -49,6 +50,9 @@ class AutoSearch:
     metric: str | None = None
     models: Sequence[str] | None = None
     seed: int = 0
+    train: Mapping[str, object] = field(default_factory=dict)
+    """Settings of training that every model trained by steps is given."""
+    most_variants: int = VARIANTS
     ranks: Ranks = field(default_factory=Ranks)
     look: Look = lambda _, __: None
     on_event: Callable[[str, Event], None] = lambda _, __: None
@@ -73,7 +77,7 @@ class AutoSearch:
                 self._slice(line)
             if self.stop_requested():
                 raise Interrupted(f"{self.out}: stopped as asked; the same command goes on")
-            return self._finish()
+            return finish(self.spec, self.state, self.out, self.left, self.ranks, self.on_event, self.stop_requested)
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
@@ -118,9 +122,9 @@ class AutoSearch:
         train_settings: dict[str, object] = {"tensorboard": False, "seed": self.seed, "metric": state.metric}
         if state.users is not None:
             train_settings["valid_users"] = state.users
-        state.lines = [
-            Line(name=name, model=name, train=dict(train_settings)) for name in plans if name not in too_slow
-        ]
+        for name in (name for name in plans if name not in too_slow):
+            more = {} if candidates.is_fitted(name) else self.train
+            state.lines.append(Line(name=name, model=name, train={**train_settings, **more}))
 
     @property
     def left(self) -> float:
@@ -150,11 +154,11 @@ class AutoSearch:
         """Add variants of the best models; False if there were enough."""
         defaults = [line for line in pausable if line.name == line.model and not line.failed]
         made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
-        if not defaults or made_so_far >= VARIANTS:
+        if not defaults or made_so_far >= self.most_variants:
             return False
         best = sorted(defaults, key=lambda line: -self._best_of(line.model))[:OF_MODELS]
         added = 0
-        for line in islice(cycle(best), TOGETHER):
+        for line in islice(cycle(best), min(TOGETHER, self.most_variants - made_so_far)):
             number = sum(other.model == line.model for other in self.state.lines)
             given = next(islice(candidates.variants(line.model, line.train, self.seed), number - 1, None), None)
             if given is not None:
@@ -180,7 +184,7 @@ class AutoSearch:
             result = self._train(line, until)
         except Interrupted:
             if self.stop_requested():
-                raise
+                raise Interrupted(f"{self.out}: stopped as asked; the same command goes on") from None
             line.failed = "it did not end in the time"
         except RecspecError as error:
             line.failed = str(error)
@@ -249,56 +253,3 @@ class AutoSearch:
         }
         with whole_file(self.run_of(line.name) / RECIPE) as temporary:
             temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-    # --- the end -----------------------------------------------------------------------------------------------------
-
-    def _finish(self) -> Leaderboard:
-        """Choose the winner on valid, train it again on train and valid, open test, and write what was found."""
-        ranked = sorted((line for line in self.state.lines if line.values and not line.failed), key=lambda it: -it.best)
-        if not ranked:
-            failed = [f"{line.name}: {line.failed or 'it did not begin in the time'}" for line in self.state.lines]
-            raise SettingsError.of(f"{self.out}: no model was trained; give more --minutes", failed)
-        again = self._train_again(ranked[0])
-        winner = again or self.run_of(ranked[0].name)
-        with staging(self.out / BEST) as copied:
-            shutil.copytree(winner, copied, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".*"))
-            put_in_place(copied, self.out / BEST)
-            copied.mkdir()  # staging removes it
-        judged = {line.name: self.run_of(line.name) for line in ranked[:JUDGED]}
-        places = measure_places(
-            self.spec, self.state.metric, judged, again, self.ranks, users=self._users_at_the_end(ranked)
-        )
-        board = Leaderboard.of(self.state, ranked, places, again=again is not None, folder=self.out)
-        board.save(self.out)
-        return board
-
-    def _users_at_the_end(self, ranked: Sequence[Line]) -> int | None:
-        """Users ranked for the leaderboard: all if the time left allows it."""
-        needed = 2 * self.state.size * sum(self.state.each.get(line.model, 0.0) for line in ranked[:JUDGED])
-        return self.state.users if needed > max(self.left, 20.0) else None
-
-    def _train_again(self, line: Line) -> Path | None:
-        """The winner trained on train and valid up to its best epoch; None if time or data don't allow it."""
-        run = self.out / RUNS / f"{line.name}-again"
-        shutil.rmtree(run, ignore_errors=True)
-        if "valid" not in self.spec.splits:
-            return None
-        card = bundle.read_card(bundle.find(self.run_of(line.name)))
-        fitted = candidates.is_fitted(line.model)
-        needed = line.seconds * (1.0 if fitted else 1.5 * line.best_epoch / max(1.0, line.epoch))
-        if needed > max(self.left, 10.0):
-            return None
-        asked: dict[str, object] = {**(line.train if fitted else card.train), "train_splits": ["train", "valid"]}
-        if not fitted:
-            asked |= {"epochs": max(1, math.ceil(line.best_epoch)), "minutes": None, "patience": None}
-        own, train_settings = candidates.built(line.model, {"settings": card.settings, "train": asked})
-        try:
-            train(line.model, self.spec, run, settings=train_settings, model_settings=own, ranks=self.ranks,
-                  on_event=lambda event: self.on_event(f"{line.name}, again", event),
-                  stop_requested=self.stop_requested)  # fmt: skip
-        except RecspecError:
-            if self.stop_requested():
-                raise
-            return None
-        shutil.copyfile(self.run_of(line.name) / RECIPE, run / RECIPE)
-        return run

@@ -26,7 +26,7 @@ WRITTEN = (STATE, RUNS, BEST, BOARD)
 class Line(BaseModel):
     """A candidate: a model, what was set of it, and how far its training came."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str
     model: str
@@ -54,7 +54,7 @@ class Line(BaseModel):
 class State(BaseModel):
     """A search: what it is about, the time spent, and its candidates."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     dataset: str
     metric: str

@@ -51,8 +51,9 @@ def auto(
         if ranks.world_size > 1:
             raise SettingsError("auto: one process a search; start it without torchrun")
         board = AutoSearch(
-            spec, out_folder, minutes, metric, only, seed, ranks, display.look, display.show, stop_requested
-        ).run()
+            spec, out_folder, minutes, metric, only, seed,
+            ranks=ranks, look=display.look, on_event=display.show, stop_requested=stop_requested,
+        ).run()  # fmt: skip
     if json_output:
         print_json(board.to_dict())
     else:
