@@ -13,6 +13,7 @@ from typer.models import ArgumentInfo
 
 from recspec import __version__
 from recspec.cli.answer_commands import evaluate, predict, recommend
+from recspec.cli.auto_command import auto
 from recspec.cli.bench_commands import bench_infer, bench_serve, bench_train
 from recspec.cli.console import err, first_line, out, print_json, print_settings
 from recspec.cli.data_commands import check, describe, prepare, synthesize, transcode
@@ -113,7 +114,7 @@ app = Commands(
 bench_app = Commands(help="Measure throughput and latency of models, exports and servers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 for command in (
-    prepare, check, describe, synthesize, transcode, train, tune, evaluate, predict, recommend, verify, import_tf,
+    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, predict, recommend, verify, import_tf,
     export, serve, models, datasets, schema, version, demo,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)

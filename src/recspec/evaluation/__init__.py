@@ -8,7 +8,7 @@ from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import evaluate_rows
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import LOWER_IS_BETTER, Evaluation, Report, difference
-from recspec.evaluation.scoring import as_batch, check_same_features, score_rows
+from recspec.evaluation.scoring import ModelRanker, as_batch, check_same_features, score_rows
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Evaluation",
     "Fitted",
     "ItemFit",
+    "ModelRanker",
     "ModelWarning",
     "Question",
     "Report",

@@ -57,7 +57,7 @@ class ModelRanker:
         items = item_features(spec, splits, [name for name in item_names if name != spec.item_id])
         if spec.item_id in item_names:
             items[spec.item_id] = torch.arange(spec.num_ids(spec.item_id))
-        self.model, self.device = model, model.device
+        self.model, self.device, self.users = model, model.device, users
         self.requests, self.items = to_device(requests, self.device), to_device(items, self.device)
         self._row = np.full(spec.num_ids(spec.user_id), -1, dtype=np.int64)
         self._row[users] = np.arange(len(users))

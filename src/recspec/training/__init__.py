@@ -6,12 +6,23 @@ from recspec.training.loop import TrainingRun, plan_run, train
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
 from recspec.training.result import Result
-from recspec.training.search_space import describe, parse_space, sections_of
+from recspec.training.run_folder import Event, has_checkpoint
+from recspec.training.search_space import (
+    Around,
+    OneOf,
+    Range,
+    assigned,
+    describe,
+    parse_space,
+    search_space,
+    sections_of,
+)
 from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Choice", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning", "arithmetic",
-    "describe", "make_plan", "parse_space", "plan_run", "sections_of", "train",
+    "Around", "Choice", "Event", "FitPlan", "Found", "OneOf", "Range", "Result", "TrainSettings", "TrainingPlan",
+    "TrainingRun", "Tuning", "arithmetic", "assigned", "describe", "has_checkpoint", "make_plan", "parse_space",
+    "plan_run", "search_space", "sections_of", "train",
 ]  # fmt: skip

@@ -1,0 +1,89 @@
+"""The models that a dataset's roles fill, and variants of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recspec import config
+from recspec.distributed import Ranks
+from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.models import MODELS, FittedModel
+from recspec.spec import FeatureSpec
+from recspec.training import (
+    FitPlan,
+    OneOf,
+    Range,
+    TrainingPlan,
+    TrainSettings,
+    assigned,
+    plan_run,
+    search_space,
+    sections_of,
+)
+
+Given = Mapping[str, Mapping[str, object]]
+"""Sections `settings` and `train`: what differs from what a plan would choose."""
+
+
+def is_fitted(model: str) -> bool:
+    """Whether a model is fitted in closed form, so that its training can't pause."""
+    return issubclass(MODELS[model], FittedModel)
+
+
+def suitable(
+    spec: FeatureSpec, only: Sequence[str] | None, train: Mapping[str, object], ranks: Ranks
+) -> tuple[dict[str, TrainingPlan | FitPlan], dict[str, str]]:
+    """The plan of each model that can train on the dataset, fitted ones first; and why each other one can't.
+
+    Raises:
+        SettingsError: if `only` names an unknown model, or no model can train.
+    """
+    strange = [name for name in only or () if name not in MODELS]
+    if strange:
+        raise SettingsError(f"--models: {unknown('model', strange, MODELS)}")
+    plans, left_out = {}, {}
+    for name in sorted(only or MODELS, key=lambda each: not is_fitted(each)):
+        try:
+            model_settings, train_settings = built(name, {"settings": {}, "train": train})
+            plans[name] = plan_run(name, spec, Path(), train_settings, model_settings, ranks, resume=False)
+        except RecspecError as error:
+            left_out[name] = str(error)
+    if not plans:
+        raise SettingsError.of(f"{spec.folder}: no model can train on it", [f"{n}: {w}" for n, w in left_out.items()])
+    return plans, left_out
+
+
+def common_metric(spec: FeatureSpec, planned: TrainingPlan | FitPlan) -> str:
+    """The metric for all models: full ranking of interactions, whatever one model's plan takes to save time."""
+    if planned.valid.value in spec.splits and planned.metric.value.partition("/")[0] != "rows":
+        return "full/ndcg@10"
+    return planned.metric.value
+
+
+def built(model: str, given: Given) -> tuple[config.Settings, TrainSettings]:
+    """The settings of a model and its training from sections."""
+    own = config.build(MODELS[model].Settings, f"settings of {model}", given["settings"])
+    return own, config.build(TrainSettings, f"settings of {model}", given["train"])
+
+
+def variants(model: str, plan: TrainingPlan, train: Mapping[str, object], seed: int) -> Iterator[Given]:
+    """Settings drawn evenly from the model's own space, without end; the same for the same seed."""
+    space = search_space(model, plan, {}, fixed=[f"train.{name}" for name in train])
+    rng = np.random.default_rng([seed, *model.encode()])
+    while True:
+        sections = assigned({name: _drawn(each, rng) for name, each in space.items()}, sections_of(model))
+        yield {"settings": sections["settings"], "train": {**train, **sections["train"]}}
+
+
+def _drawn(values: OneOf | Range, rng: np.random.Generator) -> object:
+    if isinstance(values, OneOf):
+        return values.values[int(rng.integers(len(values.values)))]
+    if not values.log:
+        number = float(rng.uniform(values.lowest, values.high))
+    else:
+        number = math.exp(rng.uniform(math.log(values.lowest), math.log(values.high)))
+    return round(number) if values.is_whole else values.value(number)

@@ -1,0 +1,128 @@
+"""The command that finds the best model for a dataset: auto."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+from rich.live import Live
+from rich.table import Table
+from typer import Option
+
+from recspec.cli.console import cell, err, out, print_json, titled_table
+from recspec.cli.options import Data, Device, Json, Out, Outside
+from recspec.cli.process import stop_on_signal
+from recspec.errors import SettingsError
+from recspec.machine import keep_freed_memory
+from recspec.spec import FeatureSpec
+
+if TYPE_CHECKING:
+    from recspec.auto import Leaderboard, State
+
+COLUMNS = {
+    "name": "model", "valid": "valid", "valid_error": "+-", "test": "test", "test_error": "+-", "seconds": "seconds",
+    "epochs": "epochs", "ended": "ended by", "megabytes": "MB", "p50_ms": "ms a request",
+}  # fmt: skip
+"""Figures of a line -> heading."""
+
+
+def auto(
+    data: Data,
+    out_folder: Out,
+    minutes: Annotated[float, Option(min=0.05, help="Time of the whole search, over all calls.")] = 30.0,
+    metric: Annotated[
+        str | None, Option(metavar="PROTOCOL/METRIC", help="Metric on valid that decides; by default that of training.")
+    ] = None,
+    models: Annotated[str | None, Option(help="Models between commas; by default all that can train on DATA.")] = None,
+    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
+    json_output: Json = False,
+    device: Device = "auto",
+    allow_outside: Outside = False,
+) -> None:
+    """Find the best model for a dataset: train all that fit, choose on valid, open test once."""
+    from recspec.auto import AutoSearch
+    from recspec.distributed import join
+
+    keep_freed_memory()
+    spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    only = None if models is None else [name.strip() for name in models.split(",") if name.strip()]
+    with join(device) as ranks, stop_on_signal() as stop_requested, _Display(minutes) as display:
+        if ranks.world_size > 1:
+            raise SettingsError("auto: one process a search; start it without torchrun")
+        board = AutoSearch(
+            spec, out_folder, minutes, metric, only, seed,
+            ranks=ranks, look=display.look, on_event=display.show, stop_requested=stop_requested,
+        ).run()  # fmt: skip
+    if json_output:
+        print_json(board.to_dict())
+    else:
+        print_board(board)
+
+
+def print_board(board: Leaderboard) -> None:
+    """The leaderboard, its verdict, and where the winner lies."""
+    table = titled_table(f"{board.metric}, chosen on valid", *COLUMNS.values())
+    for line in board.lines:
+        table.add_row(*(cell(line[name]) for name in COLUMNS))
+    out.print(table)
+    out.print(board.verdict, soft_wrap=True)
+    first = board.lines[0]
+    if "trained_again_on" in first:
+        reached = (
+            f": test {cell(first['again_test'])} +- {cell(first['again_test_error'])}" if "again_test" in first else ""
+        )
+        out.print(f"{first['name']} was trained again on train and valid{reached}")
+    for name, why in board.left_out.items():
+        err.print(f"left out: {name}: {'; '.join(line.strip(' -') for line in why.splitlines())}")
+    share = board.seconds_of_losers / max(board.seconds, 1e-9)
+    out.print(f"{board.seconds:,.0f} s, {share:.0%} of them for models that did not win")
+    out.print(f"{board.best}: the winner; evaluate, recommend, serve and export take it", soft_wrap=True)
+
+
+class _Display:
+    """What a search shows while it goes: the leaderboard on a terminal, a line for each slice elsewhere."""
+
+    def __init__(self, minutes: float) -> None:
+        self.live = Live(console=err, transient=True, refresh_per_second=2, auto_refresh=err.is_terminal)
+        self.until, self.now = time.monotonic() + 60 * minutes, ""
+        self.state: State | None = None
+
+    def __enter__(self) -> _Display:
+        if err.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if err.is_terminal:
+            self.live.stop()
+
+    def show(self, name: str, event: Mapping[str, object]) -> None:
+        """Show one event of a candidate's training."""
+        if event["event"] == "epoch":
+            self.now = f"{name}: epoch {cell(event['epoch'])}, best {cell(event.get('best'))}"
+            self._refresh()
+
+    def look(self, state: State, left: float) -> None:
+        """Show the candidates after a slice."""
+        self.until, self.state = time.monotonic() + left, state
+        if err.is_terminal:
+            self._refresh()
+            return
+        line = max(state.lines, key=lambda each: each.began)
+        reached = f"{state.metric} {cell(abs(line.best))}" if line.values else line.failed.partition("\n")[0]
+        best = max(state.lines, key=lambda each: each.best)
+        err.print(
+            f"{line.name}: {line.seconds:.0f} s, {reached}; best so far {best.name}; {left / 60:.1f} minutes left"
+        )
+
+    def _refresh(self) -> None:
+        if not err.is_terminal:
+            return
+        left = max(0.0, self.until - time.monotonic()) / 60
+        table = Table("model", "valid", "seconds", "", title=f"{left:.1f} minutes left  {self.now}")
+        lines = sorted(self.state.lines if self.state else (), key=lambda each: -each.best)
+        for line in lines:
+            how = line.failed.partition("\n")[0] or line.ended or ("waits" if line.values else "not begun")
+            table.add_row(line.name, cell(abs(line.best)) if line.values else "", f"{line.seconds:.0f}", how)
+        self.live.update(table)
