@@ -55,8 +55,9 @@ def a_batch(spec: FeatureSpec, rows: int, dtype: torch.dtype = torch.float64) ->
 
 
 def gradients(model: Model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
-    return {name: each.to_dense() for (name, _), each in zip(model.named_parameters(), found, strict=True)}
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
+    return {name: each.to_dense() for name, each in zip(trained, found, strict=True)}
 
 
 def close(found: Any, wanted: Any, what: str, **tolerance: float) -> None:
