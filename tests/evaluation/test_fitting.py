@@ -163,6 +163,12 @@ def test_no_line_is_given_for_a_handful_of_rows() -> None:
     assert fit_line(np.arange(20.0), np.arange(20) > 9) is not None
 
 
+def test_a_line_beside_a_score_far_from_all_others_is_finite() -> None:
+    scores = np.append(np.repeat([0.0, 1.0], 5000), 1e9)
+    line = fit_line(scores, np.append(np.arange(10_000) % 10 < 3 + 4 * (np.arange(10_000) >= 5000), False))
+    assert line is None or np.isfinite(line).all()
+
+
 def test_a_line_through_separated_scores_is_finite() -> None:
     scores = np.concatenate([np.full(50, 1e6), np.full(50, -1e6)])
     line = fit_line(scores, scores > 0)

@@ -281,8 +281,8 @@ def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> 
     weights = np.where(labels, 1.0, weight)
     penalty = np.diag([1e-4 * weights.sum(), 0.0])
     line = np.zeros(2)
-    for _ in range(50):  # Newton's steps, halved until the loss falls
-        probability = 1 / (1 + np.exp(-inputs @ line))
+    for _ in range(50):  # Newton's steps, none longer than 1
+        probability = 0.5 * (1 + np.tanh(inputs @ line / 2))
         gradient = inputs.T @ (weights * (probability - labels)) + penalty @ line
         curvature = (inputs * (weights * probability * (1 - probability))[:, None]).T @ inputs + penalty
         step = np.linalg.solve(curvature + 1e-9 * np.eye(2) * weights.sum(), gradient)
