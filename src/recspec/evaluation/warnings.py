@@ -152,8 +152,8 @@ def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWar
         others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
         message = (
             f"{first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: {first.metric} "
-            f"{first.theirs:.4f} against {first.model:.4f}{f' (so do {others})' if others else ''}; search for better "
-            f"settings with `recspec tune`, or use {first.baseline}"
+            f"{first.theirs:.4f} against {first.model:.4f}{f' (also {others})' if others else ''}; search for better "
+            "settings with `recspec tune`, or train another model"
         )
         warnings.append(ModelWarning("worse_than_baseline", message))
     return warnings
