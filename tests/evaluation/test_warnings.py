@@ -43,6 +43,7 @@ def test_what_can_not_be_judged_gets_no_warning() -> None:
     assert of_trace(nan, "rows/auc", lower_is_better=False, standard_error=0.1, used_up="epochs") == []
     assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.0)], "valid") == []  # no standard error
     assert of_baselines([], "valid") == []
+    assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.01, count=29)], "valid") == []
 
 
 def test_worse_than_a_constant_names_both_losses_and_the_remedies() -> None:
