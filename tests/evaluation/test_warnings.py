@@ -43,6 +43,7 @@ def test_what_can_not_be_judged_gets_no_warning() -> None:
     assert of_trace(nan, "rows/auc", lower_is_better=False, standard_error=0.1, used_up="epochs") == []
     assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.0)], "valid") == []  # no standard error
     assert of_baselines([], "valid") == []
+    assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.01, count=29)], "valid") == []
 
 
 def test_worse_than_a_constant_names_both_losses_and_the_remedies() -> None:
@@ -129,10 +130,10 @@ def test_baselines_ahead_by_more_than_a_standard_error_share_a_warning_by_protoc
     )
     ranking, of_rows = (warning.message for warning in found)
     assert ranking == (
-        "item_knn beats the model on test by 17.0 standard errors: full/ndcg@10 0.0730 against 0.0220 (so do "
-        "popularity); search for better settings with `recspec tune`, or use item_knn"
+        "item_knn beats the model on test by 17.0 standard errors: full/ndcg@10 0.0730 against 0.0220 (also "
+        "popularity); search for better settings with `recspec tune`, or train another model"
     )
     assert of_rows == (
         "lightgbm beats the model on test by 5.0 standard errors: rows/log_loss 0.4000 against 0.5000; search for "
-        "better settings with `recspec tune`, or use lightgbm"
+        "better settings with `recspec tune`, or train another model"
     )

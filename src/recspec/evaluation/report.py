@@ -90,7 +90,8 @@ class Report:
                     if found := difference(self.model, baseline, protocol, metric):
                         both = reached[metric], baseline.metrics[protocol][metric]
                         better_by = -found[0] if metric in LOWER_IS_BETTER else found[0]
-                        differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1]))
+                        count = len(self.model.values[protocol][metric])
+                        differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1], count))
         of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
         return (*of_probabilities, *warnings.of_baselines(differences, self.split))
 

@@ -20,6 +20,7 @@ SMALLEST_ERROR = 0.02
 """Least calibration error to warn about. Prepared splits drift by about .01 between valid and test."""
 COARSE = 0.02  # standard error of a metric, as a share of its value, from which valid counts as small
 FEWEST_ROWS = 100  # to judge probabilities by
+FEWEST_COMPARED = 30  # rows or groups: the standard error of fewer is itself too uncertain
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Difference:
     theirs: float
     better_by: float  # in the metric's good direction
     standard_error: float
+    count: int = FEWEST_COMPARED  # rows or groups behind it
 
 
 def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarning]:
@@ -144,7 +146,7 @@ def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWar
     """
     ahead: dict[str, list[Difference]] = {}
     for each in differences:
-        if each.better_by > each.standard_error > 0:
+        if each.count >= FEWEST_COMPARED and each.better_by > each.standard_error > 0:
             ahead.setdefault(each.metric.partition("/")[0], []).append(each)
     warnings = []
     for found in ahead.values():
@@ -152,8 +154,8 @@ def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWar
         others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
         message = (
             f"{first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: {first.metric} "
-            f"{first.theirs:.4f} against {first.model:.4f}{f' (so do {others})' if others else ''}; search for better "
-            f"settings with `recspec tune`, or use {first.baseline}"
+            f"{first.theirs:.4f} against {first.model:.4f}{f' (also {others})' if others else ''}; search for better "
+            "settings with `recspec tune`, or train another model"
         )
         warnings.append(ModelWarning("worse_than_baseline", message))
     return warnings
