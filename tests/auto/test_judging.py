@@ -1,4 +1,4 @@
-"""Values, standard errors and leads, by hand."""
+"""One metric of an evaluation, its standard error and a lead, by hand."""
 
 from __future__ import annotations
 
@@ -7,53 +7,39 @@ import math
 import numpy as np
 import pytest
 
-from recspec import metrics
-from recspec.auto.judging import Judged, lead, of_rows, sign_of, standard_error
+from recspec.auto.judging import Judged, sign_of
+from recspec.evaluation import Evaluation
 
 
-def test_auc_by_hand() -> None:
-    labels = np.array([True, True, False, False])
-    judged = of_rows("auc", np.array([0.8, 0.3, 0.5, 0.3]), labels)
-    # 0.8 is above both negatives, 0.3 below one and level with the other: (1 + 1/4) / 2.
-    assert judged.value == 0.625
-    assert [each.tolist() for each in judged.parts] == [[1.0, 0.25], [0.5, 0.75]]
-    # DeLong: var(1, .25) / 2 + var(.5, .75) / 2 = .28125 / 2 + .03125 / 2
-    assert judged.error == pytest.approx(math.sqrt(0.15625))
+def of_values(metric: str, *values: float) -> Judged:
+    protocol, name = metric.split("/")
+    each = np.array(values)
+    return Judged(metric, Evaluation({protocol: {name: float(each.mean())}}, values={protocol: {name: each}}))
 
 
-def test_auc_equals_the_metric_with_ties() -> None:
-    rng = np.random.default_rng(0)
-    scores, labels = rng.integers(0, 9, 500).astype(float), rng.random(500) < 0.3
-    assert of_rows("auc", scores, labels).value == pytest.approx(metrics.auc(scores, labels))
+def test_value_and_error_by_hand() -> None:
+    judged = of_values("full/ndcg@10", 0.0, 1.0, 0.0, 1.0)
+    assert judged.value == 0.5
+    assert judged.error == pytest.approx(math.sqrt((4 * 0.25 / 3) / 4))
 
 
-def test_the_error_of_auc_is_that_of_repeated_draws() -> None:
-    rng = np.random.default_rng(1)
-    labels = np.arange(400) < 120
-    drawn = [of_rows("auc", rng.normal(labels * 0.8, 1.0), labels) for _ in range(300)]
-    spread = np.std([each.value for each in drawn])
-    assert np.mean([each.error for each in drawn]) == pytest.approx(spread, rel=0.15)
-
-
-def test_log_loss_by_hand() -> None:
-    judged = of_rows("log_loss", np.array([0.0, math.log(3)]), np.array([True, True]))
-    assert judged.value == pytest.approx((math.log(2) + math.log(4 / 3)) / 2)
-    assert judged.error == pytest.approx(abs(math.log(2) - math.log(4 / 3)) / 2)
-
-
-def test_a_lead_over_the_same_rows_is_surer_than_two_errors() -> None:
-    rng = np.random.default_rng(2)
-    base = rng.normal(size=1000)
-    ours, theirs = (Judged(float(each.mean()), (each,)) for each in (base + 0.1, base))
-    by, error = lead(ours, theirs)
+def test_a_lead_over_the_same_users_is_surer_than_two_errors() -> None:
+    ours, theirs = of_values("full/ndcg@10", 0.1, 0.9, 0.5), of_values("full/ndcg@10", 0.0, 0.8, 0.4)
+    by, error = ours.lead(theirs)
     assert by == pytest.approx(0.1)
     assert error == pytest.approx(0.0, abs=1e-12)
-    assert ours.error > 0.03
+    assert ours.error > 0.2
+
+
+def test_less_log_loss_leads() -> None:
+    by, error = of_values("rows/log_loss", 0.2, 0.3).lead(of_values("rows/log_loss", 0.4, 0.7))
+    assert by == pytest.approx(0.3)
+    assert error == pytest.approx(0.1)
 
 
 def test_errors_that_cannot_be_known_are_nan() -> None:
-    assert math.isnan(standard_error((np.array([1.0]),)))
-    assert math.isnan(lead(Judged(1.0, (np.zeros(3),)), Judged(0.5, (np.zeros(4),)))[1])
+    assert math.isnan(of_values("full/ndcg@10", 0.5).error)
+    assert math.isnan(of_values("full/mrr", 0.5, 0.5).lead(of_values("full/mrr", 0.5, 0.5, 0.5))[1])
 
 
 def test_signs() -> None:

@@ -13,9 +13,11 @@ from recspec import config
 from recspec.auto import AutoSearch, cost
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE
 from recspec.bundle import folder as bundle
+from recspec.datasets import DATASETS
 from recspec.errors import Interrupted, SettingsError
 from recspec.inference import Predictor
 from recspec.models import MODELS
+from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
@@ -133,3 +135,16 @@ def test_users_to_rank_by_hand() -> None:
     assert cost.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
     assert cost.users_to_rank({}, 100_000, 10.0) == (2000, [])
     assert cost.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
+
+
+def test_few_items_are_judged_by_a_shorter_list(tmp_path: Path) -> None:
+    rows = [f"u{user},i{(user * (turn + 1)) % 7},{turn}" for user in range(60) for turn in range(5)]
+    (tmp_path / "few.csv").write_text("\n".join(["user,item,timestamp", *dict.fromkeys(rows)]) + "\n", encoding="utf-8")
+    table = DATASETS["table"]
+    context = PrepareContext(tmp_path / "few.csv", tmp_path / "few")
+    table.prepare(context, table.Settings(repeats="first", num_negatives=0))
+    few = FeatureSpec.load(tmp_path / "few")
+    board = a_search(few, tmp_path / "out", ("popularity", "ease", "neumf")).run()
+    assert len(board.lines) == 3
+    assert board.metric in ("full/ndcg@5", "full/ndcg@1")
+    assert a_search(few, tmp_path / "out", ("popularity", "ease", "neumf")).run().metric == board.metric

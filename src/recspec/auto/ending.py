@@ -50,7 +50,7 @@ def finish(
     needed = 2 * state.size * sum(state.each.get(line.model, 0.0) for line in ranked[:JUDGED])
     users = state.users if needed > left else None  # all of them if the time allows it
     judged = {line.name: out / RUNS / line.name for line in ranked[:JUDGED]}
-    places = measure_places(spec, state.metric, judged, again, ranks, users=users)
+    places = measure_places(spec, state.deciding, judged, again, ranks, users=users)
     board = Leaderboard.of(state, ranked, places, again=again is not None, folder=out)
     board.save(out)
     return board

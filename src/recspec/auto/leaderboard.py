@@ -14,7 +14,7 @@ import torch
 
 from recspec import latency
 from recspec.auto.cost import one_request
-from recspec.auto.judging import Judged, judge, lead, sign_of
+from recspec.auto.judging import Judged, judge, sign_of
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, Line, State
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
@@ -89,7 +89,7 @@ class Leaderboard:
         cls, state: State, ranked: Sequence[Line], places: Mapping[str, Place], *, again: bool, folder: Path
     ) -> Self:
         """The leaderboard of a search that is over; `again`: the winner was trained once more, on train and valid."""
-        sign = sign_of(state.metric)
+        sign = sign_of(state.deciding)
         lines = [_line(line, places.get(line.name), sign, folder, state.dataset) for line in ranked]
         winner = ranked[0]
         if again:
@@ -102,9 +102,9 @@ class Leaderboard:
             }
         failed = {line.name: line.failed for line in state.lines if line.failed}
         losers = sum(line.seconds for line in state.lines if line.name != winner.name)
-        verdict = _verdict(ranked, places, state.metric)
+        verdict = _verdict(ranked, places, state.deciding)
         left_out = {**state.left_out, **failed}
-        return cls(state.metric, tuple(lines), verdict, folder / BEST, state.spent, losers, left_out)
+        return cls(state.deciding, tuple(lines), verdict, folder / BEST, state.spent, losers, left_out)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; a value that was not measured is null."""
@@ -151,11 +151,10 @@ def _verdict(ranked: Sequence[Line], places: Mapping[str, Place], metric: str) -
     if second is None:
         return f"{winner.name} is the only model that was compared"
     ours, theirs = places[winner.name].valid, places[second.name].valid
-    if ours is None or theirs is None or not ours.parts:
-        return f"{winner.name} leads {second.name} on valid; the standard error of the lead was not measured"
-    by, error = lead(ours, theirs)
-    by *= sign_of(metric)
-    if not error > 0:
+    by, error = (math.nan, math.nan) if ours is None or theirs is None else ours.lead(theirs)
+    if math.isnan(error):
+        return f"{winner.name} leads {second.name} on valid; the standard error of the lead is unknown"
+    if error == 0:
         return f"{winner.name} and {second.name} are equal on valid in {metric}"
     said = f"{winner.name} leads {second.name} by {by:.4f} in {metric} on valid, {by / error:.1f} standard errors"
     if by / error >= CLEAR:

@@ -119,11 +119,13 @@ class AutoSearch:
         for name in too_slow:
             takes = state.each[name] * (state.users or state.size)
             state.left_out[name] = f"one evaluation takes {takes:.0f} of {60 * self.minutes:.0f} s; give more --minutes"
-        train_settings: dict[str, object] = {"tensorboard": False, "seed": self.seed, "metric": state.metric}
+        train_settings: dict[str, object] = {"tensorboard": False, "seed": self.seed}
         if state.users is not None:
             train_settings["valid_users"] = state.users
         for name in (name for name in plans if name not in too_slow):
-            more = {} if candidates.is_fitted(name) else self.train
+            more = dict[str, object]() if candidates.is_fitted(name) else dict(self.train)
+            if self.metric is not None or plans[name].metric.value != state.metric:
+                more["metric"] = state.metric
             state.lines.append(Line(name=name, model=name, train={**train_settings, **more}))
 
     @property
@@ -202,11 +204,15 @@ class AutoSearch:
         self.look(self.state, self.left)
 
     def _note(self, line: Line, result: Result) -> None:
-        protocol, _, name = self.state.metric.partition("/")
-        value = result.metrics.get(protocol, {}).get(name, math.nan)
+        protocol, _, name = self.state.deciding.partition("/")
+        found = result.metrics.get(protocol, {})
+        if name not in found and self.metric is None:  # lists too short for the cut-off, for all models alike
+            name = next((each for each in found if each.startswith(f"{name.rpartition('@')[0]}@")), name)
+            self.state.shorter = f"{protocol}/{name}"
+        value = found.get(name, math.nan)
         line.best_epoch = float(result.best_epoch)
         if not math.isfinite(value):
-            line.failed = f"it has no {self.state.metric} on valid"
+            line.failed = f"it has no {self.state.deciding} on valid"
             return
         line.values.append(self.sign * value)
         if result.stopped != "minutes":

@@ -60,12 +60,18 @@ class State(BaseModel):
     dataset: str
     metric: str
     seed: int
+    shorter: str = Field("", description="the metric that decides instead, if all lists are shorter than its cut-off")
     spent: float = 0.0
     users: int | None = Field(None, description="users ranked on valid, with protocol full; null: all")
     each: dict[str, float] = Field({}, description="seconds to judge a model on one user or row, by model")
     size: int = Field(0, description="users or rows of valid")
     lines: list[Line] = []
     left_out: dict[str, str] = {}
+
+    @property
+    def deciding(self) -> str:
+        """The metric that decides."""
+        return self.shorter or self.metric
 
     @classmethod
     def load(cls, out: Path) -> State | None:

@@ -110,7 +110,7 @@ class _Display:
             self._refresh()
             return
         line = max(state.lines, key=lambda each: each.began)
-        reached = f"{state.metric} {cell(abs(line.best))}" if line.values else line.failed.partition("\n")[0]
+        reached = f"{state.deciding} {cell(abs(line.best))}" if line.values else line.failed.partition("\n")[0]
         best = max(state.lines, key=lambda each: each.best)
         err.print(
             f"{line.name}: {line.seconds:.0f} s, {reached}; best so far {best.name}; {left / 60:.1f} minutes left"

@@ -121,6 +121,8 @@ class NeuMF(Model):
             "dropout": "0.0..0.7",
             "settings.l2": "0 or 1e-4..1 log",
             "l2_hidden": "0 or 1e-3..1 log",
+            "loss": ["cross_entropy", "softmax"],
+            "l2_positives": "0 or 1e-3..1 log",
             "item_bias": [False, True],
             "use_mlp": [False, True],
         }
