@@ -235,7 +235,7 @@ def test_an_open_ended_run_shows_no_length_and_says_why_it_stopped(run: Cli, dat
     assert status == 0, said
     assert "; epochs until valid no longer improves, 1000 at most; valid full/ndcg@10 is measured" in said
     assert "data: implicit: rows are interactions without labels: negatives are drawn, ranking judges" in said
-    assert "chosen for it: train.metric full/ndcg@10; train.epochs 1,000; train.falling_patience 2" in said
+    assert "; train.metric full/ndcg@10; train.epochs 1,000; train.falling_patience 2" in said
     assert re.search(r"^epoch 1  loss ", said, re.MULTILINE)
     assert "; stopped, as valid no longer improved" in said
 
@@ -327,16 +327,16 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "clicks.csv").write_text(
         "user_id,item_id,timestamp\n" + "".join(f"{user},{item},{t}\n" for user, item, t in rows)
     )
-    made, trained = tmp_path / "data", tmp_path / "run"
-    status, printed, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10")
+    made, trained, once = tmp_path / "data", tmp_path / "run", ("--set", "repeats=first")
+    status, printed, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10", *once)
     assert status == 0, said
     assert "prepared table" in said
     assert "interactions" in printed
     again = " rows repeat an earlier one of the same user and item, such as user '1' and item"
     assert [line for line in printed.splitlines() if line.startswith("  - ") and again in line]
     assert printed.index("│ interactions") < printed.index("\ndropped\n  - ")
-    assert "already" in run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10")[2]
-    status, _, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=5")
+    assert "already" in run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10", *once)[2]
+    status, _, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=5", *once)
     assert (status, "num_negatives was 10, now 5" in said) == (2, True)
 
     status, _, said = run(

@@ -33,7 +33,7 @@ from tests.closeness import assert_close
 from tests.ranks import PATIENCE, started
 
 ALONE = Ranks()
-DLRM = {"embedding_dim": 4, "bottom": [8, 4], "top": [8]}
+DLRM = {"embedding_dim": 4, "bottom": [8, 4], "top": [8], "dropout": 0.0}
 WIDE_DEEP = {"embedding_dim": 4, "hidden": [8], "dropout": 0.0}
 
 
@@ -194,7 +194,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {
          "keep_best": False},
     ),
     "rmsprop, several widths, held-out rows": (
-        "dcnv2", {"embedding_dim": "rule", "bottom": [4], "top": [8], "cross_layers": 2, "cross_rank": 2},
+        "dcnv2",
+        {"embedding_dim": "rule", "bottom": [4], "top": [8], "cross_layers": 2, "cross_rank": 2, "dropout": 0.0},
         {"optimizer": "rmsprop", "sparse_gradients": "always", "valid_share": 0.2, "learning_rate": 0.01},
     ),
 }  # fmt: skip

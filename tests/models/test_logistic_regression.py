@@ -90,4 +90,6 @@ def test_bins_lists_and_padding() -> None:
     model.fill(np.array([1.0]), np.array([2.0]), [np.array([1.0, 3.0])], weights, 0.5)
     lists = torch.tensor([[0, 0], [1, 0], [1, 2], [2, 2]])
     logits = model({"n": torch.tensor([0.0, 1.0, 3.0, 9.0]), "l": lists})
-    assert_close(logits.numpy(), np.array([-1 + 10 + 0.5, 20 + 1 + 0.5, 2 + 30 + 3 + 0.5, 8 + 30 + 4 + 0.5]))
+    assert_close(
+        logits.numpy(), np.array([-1 + 10 + 0.5, 20 + 1 + 0.5, 2 + 30 + 3 + 0.5, 8 + 30 + 4 + 0.5], np.float32)
+    )

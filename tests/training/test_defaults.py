@@ -21,7 +21,7 @@ from recspec.training.loop import train
 from recspec.training.plan import make_plan
 from recspec.training.settings import TrainSettings
 from tests import made_up
-from tests.model_cases import kind_of_data
+from tests.model_cases import TRAINED_BY_STEPS, kind_of_data
 
 CPU = torch.device("cpu")
 
@@ -265,7 +265,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]
     }
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", TRAINED_BY_STEPS)
 def test_every_model_trains_by_its_defaults(
     name: str, small: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

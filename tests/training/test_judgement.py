@@ -23,10 +23,10 @@ from recspec.training.result import Result
 from recspec.training.settings import TrainSettings
 from tests import made_up
 
-SMALL = {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16)}
+SMALL = {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16), "dropout": 0.0, "interaction": "dot"}
 GREEDY: dict[str, object] = {
     "epochs": 8, "batch_size": 200, "learning_rate": 0.05, "metric": "rows/auc", "keep_best": False,
-    "calibration": "none",
+    "calibration": "none", "weight_decay": 0.0,
 }  # fmt: skip
 """Settings that learn the training rows by heart."""
 
@@ -195,7 +195,8 @@ def test_the_last_lines_of_train_and_evaluate_are_the_warnings(
         both = capsys.readouterr()
         return both.err.strip().splitlines(), both.out
 
-    small = {"embedding_dim": 8, "bottom": "[16,8]", "top": "[32,16]", "train.tensorboard": "false"}
+    small = {"embedding_dim": 8, "bottom": "[16,8]", "top": "[32,16]", "dropout": "0", "interaction": "dot",
+             "train.tensorboard": "false"}  # fmt: skip
     train_settings = {f"train.{name}": str(value).lower() for name, value in GREEDY.items()}
     assigned = [f"--set={name}={value}" for name, value in {**small, **train_settings}.items()]
     (*_, before, last), _ = printed("train", "dlrm", clicks.folder, tmp_path / "run", *assigned)

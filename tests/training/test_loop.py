@@ -316,7 +316,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 def run_wide_deep(spec: FeatureSpec, folder: Path, *, resume: bool = False, **values: object) -> Path:
     model_settings = MODELS["wide_deep"].Settings.model_validate({"hidden": (8,), "embedding_dim": 4})
-    chosen = settings(**{"batch_size": 500, "epochs": 2, **values})
+    chosen = settings(**{"batch_size": 500, "epochs": 2, "negatives": None, **values})
     train("wide_deep", spec, folder, settings=chosen, model_settings=model_settings, resume=resume)
     return folder
 
@@ -638,7 +638,7 @@ def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: Feat
 
 def test_prepared_negatives_are_learned_from_and_no_others_unless_asked(tmp_path: Path) -> None:
     spec = made_up.interactions(tmp_path / "data", train_negatives=1, num_negatives=1, num_rows=600)
-    given = events(run(spec, tmp_path / "given", epochs=1, metric=None), "start")[0]
+    given = events(run(spec, tmp_path / "given", epochs=1, metric=None, negatives=None), "start")[0]
     drawn = events(run(spec, tmp_path / "drawn", epochs=1, negatives=2), "start")[0]
     assert (given["negatives"], drawn["negatives"]) == (0, 2)
     assert given["rows"] == 2 * drawn["rows"], "the rows of label 0 give way to drawn ones"
@@ -661,7 +661,7 @@ def test_a_valid_split_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> No
             "wide_deep",
             spec,
             tmp_path / "run",
-            settings=settings(batch_size=4, metric="rows/auc"),
+            settings=settings(batch_size=4, negatives=None, metric="rows/auc"),
             model_settings=model_settings,
         )
 

@@ -94,6 +94,8 @@ class Model(nn.Module, ABC):
     """A recommender: built from a specification and its own frozen settings, batch -> logits.
 
     It opens no file, prints nothing, and knows no device, rank or optimizer.
+
+    One class because each method is what training, evaluation or export asks of every model.
     """
 
     name: ClassVar[str]

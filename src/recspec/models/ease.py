@@ -89,7 +89,7 @@ class Ease(KnownItemsModel):
     name = "ease"
     Settings = EaseSettings
     settings: EaseSettings
-    space = MappingProxyType({"l2": "3..10000 log"})
+    space = MappingProxyType({"settings.l2": "3.0..10000.0 log"})
 
     def __init__(self, spec: FeatureSpec, settings: EaseSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

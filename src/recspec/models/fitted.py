@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -51,9 +50,6 @@ class FittedModel(Model):
     )  # fmt: skip
     """Settings of training that it reads."""
 
-    space: ClassVar[Mapping[str, object]] = MappingProxyType({})
-    """Values by setting that `recspec tune` searches, in the notation of `--space`."""
-
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
 
@@ -72,7 +68,8 @@ class FittedModel(Model):
     @classmethod
     def searched(cls) -> tuple[str, ...]:
         """Names of the settings that are chosen on valid."""
-        return tuple(name for name in cls.space if name in cls.Settings.model_fields)
+        names = (name.removeprefix("settings.") for name in cls.space)
+        return tuple(name for name in names if name in cls.Settings.model_fields)
 
     def how(self) -> str:
         """How the model will be fitted, for the plan.

@@ -57,7 +57,9 @@ class Ials(ItemModel):
     name = "ials"
     Settings = IalsSettings
     settings: IalsSettings
-    space = MappingProxyType({"factors": [16, 32, 64, 128, 256], "l2": "0.3..300 log", "alpha": "0.3..100 log"})
+    space = MappingProxyType(
+        {"factors": [16, 32, 64, 128, 256], "settings.l2": "0.3..300 log", "alpha": "0.3..100 log"}
+    )
     users: Tensor
     items: Tensor
 

@@ -42,7 +42,7 @@ class LogisticRegression(FittedModel):
     name = "logistic_regression"
     Settings = LogisticRegressionSettings
     settings: LogisticRegressionSettings
-    space = MappingProxyType({"l2": "0.1..300.0 log"})
+    space = MappingProxyType({"settings.l2": "0.1..300.0 log"})
     metric = "rows/log_loss"
 
     num_bins: ClassVar[int] = 64
