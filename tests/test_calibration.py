@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from recspec import calibration as of_calibration
-from recspec.calibration import Calibration, calibration_error, fit
+from recspec.calibration import Calibration, Method, calibration_error, fit
 from recspec.errors import DataError
 from recspec.metrics import log_loss
 from recspec.nn import CalibrationMap
@@ -194,3 +194,10 @@ class TestAnyMethod:
 def test_a_damaged_map_is_refused(knots: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Calibration.model_validate({"method": "isotonic", **knots})
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_diverged_logits_are_a_message(method: Method) -> None:
+    logits = np.random.default_rng(0).normal(size=10) * 1e9
+    with pytest.raises(DataError, match=r"no calibration fits logits that reach .*: the model has diverged"):
+        fit(logits, np.arange(10) % 2, method)

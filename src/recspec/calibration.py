@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recspec.errors import DataError
 from recspec.metrics import Values, checked
@@ -128,7 +128,7 @@ def fit(logits: ArrayLike, labels: ArrayLike, method: Method) -> Calibration:
     """Fit a calibration to rows that the model was not trained on.
 
     Raises:
-        DataError: if the rows are of one class, or a logit is infinite.
+        DataError: if the rows are of one class, a logit is infinite, or logits are too large for any map.
     """
     scores, positive = _even(*checked(logits, labels))
     if not 0 < int(positive.sum()) < len(positive):
@@ -137,7 +137,11 @@ def fit(logits: ArrayLike, labels: ArrayLike, method: Method) -> Calibration:
         )
     if not np.isfinite(scores).all():
         raise DataError(f"{int((~np.isfinite(scores)).sum()):,} of {len(scores):,} logits to calibrate are infinite")
-    return METHODS[method](scores.astype(np.float64), positive)
+    try:
+        return METHODS[method](scores.astype(np.float64), positive)
+    except ValidationError:
+        largest = float(np.abs(scores).max())
+        raise DataError(f"no calibration fits logits that reach {largest:.3g}: the model has diverged") from None
 
 
 def fit_temperature(logits: Values, positive: NDArray[np.bool_]) -> Calibration:

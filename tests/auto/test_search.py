@@ -67,11 +67,17 @@ def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(dat
 
 
 def test_labelled_rows_are_judged_by_log_loss(clicks: FeatureSpec, tmp_path: Path) -> None:
-    board = a_search(clicks, tmp_path / "out", ("wide_deep", "dlrm"), train={**FEW, "epochs": 1}).run()
+    given = {**FEW, "epochs": 1, "calibration": "temperature"}
+    board = a_search(clicks, tmp_path / "out", ("wide_deep", "dlrm"), train=given).run()
     assert board.metric == "rows/log_loss"
     values = [float(str(line["valid"])) for line in board.lines]
     assert len(values) == 2
     assert values == sorted(values)
+    assert board.lines[0]["trained_again_on"] == ["train", "valid"], "though nothing is left to calibrate on"
+    recipe = config.load_recipe(tmp_path / "out" / BEST / RECIPE)
+    assert recipe.train["train_splits"] == ["train", "valid"]
+    # The calibrated log loss would be that of the rows that the calibration was fitted to.
+    assert f"by {values[1] - values[0]:.4f} in rows/log_loss" in board.verdict
 
 
 def test_a_stopped_search_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
@@ -101,7 +107,7 @@ def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
     assert "metric was 'full/ndcg@10', and is 'full/hit_rate@10'" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"lines": 3}', "name", "model", "nan"])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "nan"])
 def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str) -> None:
     a_search(data, tmp_path / "out", ("popularity",)).run()
     file = tmp_path / "out" / STATE
@@ -111,6 +117,10 @@ def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str)
         damage = json.dumps(state)
     elif damage == "model":
         state["lines"][0]["model"] = "nonesuch"
+        damage = json.dumps(state)
+    elif damage in ("long", "twice", "none"):
+        state["lines"][0]["values"] = [0.5] * (5000 if damage == "long" else 1)
+        state["lines"] = state["lines"] * {"long": 1, "twice": 2, "none": 0}[damage]
         damage = json.dumps(state)
     elif damage == "nan":
         damage = json.dumps({**state, "spent": float("nan")})

@@ -52,7 +52,7 @@ def test_scores_that_are_no_probabilities_are_said_to_be_none(run: Cli, data: Fe
     assert run("train", "popularity", tmp_path / "data", tmp_path / "run")[0] == 0
     (tmp_path / "rows.csv").write_text("user_id,item_id\n3,5\n")
     _, _, told = run("predict", tmp_path / "run", tmp_path / "rows.csv")
-    note = "note: popularity had no valid rows to turn its scores into probabilities: only their order has a meaning"
+    note = "note: the scores of popularity are no logits, so these are no probabilities; only the order counts"
     assert note in told
 
 

@@ -528,3 +528,14 @@ def test_vocabularies_of_given_splits_are_train_s_alone(tmp_path: Path) -> None:
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, valid=0)
     assert Encoders.load(tmp_path / "out").vocabulary_of("item_id").values.to_pylist() == ["i1", "i2"]
     assert result.summary["unknown_targets_dropped"] == 1
+
+
+def test_a_split_whose_labels_are_spelt_differently_is_refused(tmp_path: Path) -> None:
+    rows = [f"{row % 7},{'yes!' if row % 3 else 'no'},{'train' if row < 40 else 'test'}" for row in range(60)]
+    text = "number,answer,split\n" + "\n".join(rows) + "\n"
+    asked = {"label": "answer", "splits": "split"}
+    found = prepare_table(tmp_path / "a.csv", tmp_path / "a", text, **asked, positive="yes!")
+    assert found.summary["positives"] == 40
+    other = "\n".join(line.replace("yes!", "yes!.") if line.endswith("test") else line for line in text.splitlines())
+    with pytest.raises(DataError, match="no row of 'test' has the label 'yes!', and rows of 'train', 'valid' have it"):
+        prepare_table(tmp_path / "b.csv", tmp_path / "b", other + "\n", **asked, positive="yes!")

@@ -9,9 +9,9 @@ import pytest
 from recspec import config, metrics
 from recspec.errors import SettingsError
 from recspec.evaluation import evaluate_model, positives
-from recspec.evaluation.fitting import ItemFit, Tried, fit_line
+from recspec.evaluation.fitting import ItemFit, RowFit, Tried, fit_line
 from recspec.evaluation.question import EvaluateSettings, Question
-from recspec.models import MODELS, ItemModel
+from recspec.models import MODELS, ItemModel, LogisticRegression
 from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.evaluation.tables import dataset
@@ -175,3 +175,12 @@ def test_a_line_through_separated_scores_is_finite() -> None:
     assert line is not None
     assert np.isfinite(line).all()
     assert metrics.log_loss(line[0] * scores + line[1], scores > 0) < 0.1
+
+
+def test_a_fit_without_time_for_a_second_strength_keeps_the_first(tmp_path: Path) -> None:
+    kind = MODELS["logistic_regression"]
+    assert issubclass(kind, LogisticRegression)
+    clicks = made_up.clicks(tmp_path / "data", num_rows=600)
+    found = RowFit(kind, clicks, kind.Settings(), ("train",), "valid", enough=lambda: True).run()
+    assert len(found.tried) == 1
+    assert found.value == found.tried[0].value

@@ -346,3 +346,15 @@ def test_the_known_figures_on_ml_1m(
     # .001 covers how others broke ties, and implicit's threads
     assert hit_rate(ranking, 10) == pytest.approx(hr, abs=0.001)
     assert ndcg(ranking, 10) == pytest.approx(gain, abs=0.001)
+
+
+def test_settings_beyond_the_solver_are_a_message() -> None:
+    with pytest.raises(SettingsError, match="l2 1e-30 and alpha 1e\\+30 are too far apart"):
+        fitted("ials", two_tastes(), factors=2, l2=1e-30, alpha=1e30)
+
+
+def test_a_line_that_turns_the_order_around_is_no_weight() -> None:
+    model = fitted("popularity", two_tastes())
+    for slope in (-1.0, 0.0, float("nan")):
+        assert "slope is not above 0" in "".join(model.make_room({"line": torch.tensor([slope, 0.0])}))
+    assert model.make_room({"line": torch.tensor([0.5, -2.0])}) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from recspec.evaluation.row_baselines import LogisticFit
@@ -93,3 +94,11 @@ def test_bins_lists_and_padding() -> None:
     assert_close(
         logits.numpy(), np.array([-1 + 10 + 0.5, 20 + 1 + 0.5, 2 + 30 + 3 + 0.5, 8 + 30 + 4 + 0.5], np.float32)
     )
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, float("nan")])
+def test_a_deviation_that_cannot_divide_is_no_weight(std: float) -> None:
+    features = {"n": {"dtype": "float32"}, "label": {}}
+    spec = FeatureSpec.from_dict({"feature_spec": features, "channel_spec": {"context": ["n"], "label": ["label"]}})
+    model = LogisticRegression(spec, LogisticRegression.Settings())
+    assert "weight 'std'" in "".join(model.make_room({"std": torch.tensor([std], dtype=torch.float64)}))

@@ -404,3 +404,8 @@ def periods() -> Iterator[tuple[list[int], int]]:
 @pytest.mark.parametrize(("ids", "period"), list(periods()))
 def test_the_period_of_repeated_ids(ids: list[int], period: int) -> None:
     assert repeat_period(torch.tensor(ids, dtype=torch.int64)) == period
+
+
+def test_only_the_cross_entropy_gives_logits() -> None:
+    assert neumf().gives_logits
+    assert not neumf(loss="softmax").gives_logits

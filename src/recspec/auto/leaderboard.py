@@ -57,7 +57,9 @@ def measure_places(
         model, folder = opened.model.eval(), bundle.find(run)
         with torch.inference_mode():
             judged = name != AGAIN and "valid" in spec.splits  # the second training of the winner has seen valid
+            calibration, model.calibration = model.calibration, None  # it was fitted to the rows of valid
             valid = judge(model, spec, "valid", metric, ranks, users=users) if judged else None
+            model.calibration = calibration
             test = judge(model, spec, "test", metric, ranks, users=users) if "test" in spec.splits else None
             call, _ = one_request(model, spec, metric.partition("/")[0])
             taken = latency.measure(call, 1, seconds=SECONDS, warmup=3, at_least=5).p50
@@ -86,13 +88,15 @@ class Leaderboard:
 
     @classmethod
     def of(
-        cls, state: State, ranked: Sequence[Line], places: Mapping[str, Place], *, again: bool, folder: Path
+        cls, state: State, ranked: Sequence[Line], places: Mapping[str, Place], *, not_again: str, folder: Path
     ) -> Self:
-        """The leaderboard of a search that is over; `again`: the winner was trained once more, on train and valid."""
+        """The leaderboard of a search that is over; `not_again`: why the winner was not trained again, if so."""
         sign = sign_of(state.deciding)
         lines = [_line(line, places.get(line.name), sign, folder, state.dataset) for line in ranked]
         winner = ranked[0]
-        if again:
+        if not_again:
+            lines[0] = {**lines[0], "not_trained_again": not_again}
+        else:
             once_more = places[AGAIN]
             test = {} if once_more.test is None else {"test": once_more.test.value, "test_error": once_more.test.error}
             lines[0] = {
@@ -135,7 +139,7 @@ def _line(line: Line, place: Place | None, sign: float, folder: Path, dataset: s
         "test_error": place.test.error if place and place.test else None,
         "seconds": round(line.seconds, 1),
         "epochs": line.epoch,
-        "ended": line.ended or "the time was over",
+        "ended": line.ended or "waited",
         "parameters": place.parameters if place else None,
         "megabytes": round(place.size_bytes / 1e6, 3) if place else None,
         "p50_ms": round(place.p50_ms, 3) if place and place.p50_ms is not None else None,

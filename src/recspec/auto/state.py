@@ -33,9 +33,9 @@ class Line(BaseModel):
     model: str
     settings: dict[str, object] = {}
     train: dict[str, object] = {}
-    values: list[float] = Field([], description="the best value so far after each slice; more is better")
+    values: list[float] = Field([], max_length=64, description="the best value so far after each slice; more is better")
     began: int = Field(0, description="number of its latest slice, counted over all candidates")
-    seconds: float = 0.0
+    seconds: float = Field(0.0, ge=0)
     epoch: float = 0.0
     best_epoch: float = 0.0
     ended: str = Field("", description="why training ended by itself; empty while it waits")
@@ -61,7 +61,7 @@ class State(BaseModel):
     metric: str
     seed: int
     shorter: str = Field("", description="the metric that decides instead, if all lists are shorter than its cut-off")
-    spent: float = 0.0
+    spent: float = Field(0.0, ge=0)
     users: int | None = Field(None, description="users ranked on valid, with protocol full; null: all")
     each: dict[str, float] = Field({}, description="seconds to judge a model on one user or row, by model")
     size: int = Field(0, description="users or rows of valid")
@@ -85,6 +85,8 @@ class State(BaseModel):
             return None
         try:
             found = cls.model_validate(read_json(file))
+            if len({line.name for line in found.lines}) < len(found.lines) or not found.lines:
+                raise ValueError("two candidates of one name, or none at all")
             for line in found.lines:
                 confined(out / RUNS, line.name)
                 if line.model not in MODELS:

@@ -95,9 +95,7 @@ def predict(
         err.print(f"note: {note}")
     if not predictor.model.gives_logits:
         name = predictor.bundle.card.model
-        err.print(
-            f"note: {name} had no valid rows to turn its scores into probabilities: only their order has a meaning"
-        )
+        err.print(f"note: the scores of {name} are no logits, so these are no probabilities; only the order counts")
     if out_file is not None:
         err.print(f"{out_file}: {counts.rows:,} rows")
 

@@ -73,11 +73,18 @@ def print_board(board: Leaderboard) -> None:
             f": test {cell(first['again_test'])} +- {cell(first['again_test_error'])}" if "again_test" in first else ""
         )
         out.print(f"{first['name']} was trained again on train and valid{reached}")
+    else:
+        out.print(
+            f"{first['name']} was not trained again on train and valid: {first['not_trained_again']}", soft_wrap=True
+        )
     for name, why in board.left_out.items():
         err.print(f"left out: {name}: {'; '.join(line.strip(' -') for line in why.splitlines())}")
     share = board.seconds_of_losers / max(board.seconds, 1e-9)
     out.print(f"{board.seconds:,.0f} s, {share:.0%} of them for models that did not win")
-    out.print(f"{board.best}: the winner; evaluate, recommend, serve and export take it", soft_wrap=True)
+    out.print(
+        f"{board.best}: the winner; evaluate, predict, serve and export take it, and recommend if it ranks items",
+        soft_wrap=True,
+    )
 
 
 class _Display:

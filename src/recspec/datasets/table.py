@@ -358,15 +358,30 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     kept = split.drop(*({TIMESTAMP, CONTENT} & {*split.columns}))
     kept = _joined(kept, USER, settings.user, tables.users, plan.in_file("user"))
     kept = _joined(kept, ITEM, settings.item, tables.items, plan.in_file("item"))
-    positives = fetch(backend, kept.aggregate(count=kept[LABEL].sum())).column("count")[0].as_py()
+    positives = _positives_by_split(tables, kept)
     source = clicks.Source(
         dataset=NAME, rows=kept, ids=ids, raw_names={USER: settings.user, ITEM: settings.item},
         columns={**plan.columns, "context": [*plan.columns["context"], *plan.crosses]},
         users=catalogues.get("user"), items=catalogues.get("item"), grouped="values" if group is not None else False,
         min_count=settings.min_count, missing_values=settings.missing_values,
-        summary={"split": settings.chosen_split, "positives": int(positives or 0)}, notes=tables.notes,
+        summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
     )  # fmt: skip
     return clicks.write(backend, folder, source, progress=progress)
+
+
+def _positives_by_split(tables: Tables, rows: Table) -> int:
+    """The number of positive rows. A ready-made split without any is refused if the label is one of several words."""
+    settings = tables.settings
+    counted = fetch(tables.backend, rows.group_by(SPLIT).aggregate(count=rows[LABEL].sum())).to_pydict()
+    found = {str(split): int(count or 0) for split, count in zip(counted[SPLIT], counted["count"], strict=True)}
+    none = sorted(split for split, count in found.items() if not count)
+    if none and settings.splits is not None and settings.positive is not None and any(found.values()):
+        raise DataError(
+            f"no row of {listed(none)} has the label '{settings.positive}', and rows of "
+            f"{listed(sorted({*found} - {*none}))} have it: the files spell it differently; give it one spelling, or "
+            "leave the split out"
+        )
+    return sum(found.values())
 
 
 def _with_content(tables: Tables) -> tuple[Table, str]:

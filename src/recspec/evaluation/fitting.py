@@ -227,9 +227,11 @@ class RowFit:
             better = best is None or best.value is None or (value < best.value if lower else value > best.value)
             tried.append(Tried({} if given else {"l2": l2}, value, better))
             self.on_tried(tried[-1])
-            if not better or self.enough():
+            if not better:
                 break
             best = Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+            if self.enough():
+                break
         assert best is not None
         return replace(best, tried=tuple(tried))
 

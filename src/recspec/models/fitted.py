@@ -141,6 +141,12 @@ class ItemModel(FittedModel):
     def know(self, interactions: Interactions) -> None:
         """Take other interactions as those of the users, with the same item model."""
 
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems, line = super().make_room(weights), weights.get("line")
+        if line is not None and line.numel() and not float(line.flatten()[0]) > 0:
+            problems.append("weight 'line': the slope is not above 0, so it would turn the order of items around")
+        return problems
+
     def set_line(self, slope: float, intercept: float) -> None:
         """Turn scores into logits by slope * score + intercept."""
         assert slope > 0

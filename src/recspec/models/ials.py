@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec import config
-from recspec.errors import require_extra
+from recspec.errors import SettingsError, require_extra
 from recspec.models.fitted import Grid, ItemModel, rounded
 from recspec.models.interactions import Interactions
 from recspec.nn import RowsHeld
@@ -83,12 +83,17 @@ class Ials(ItemModel):
             als = require_extra("implicit.als", "baselines")
             threads = require_extra("threadpoolctl", "baselines")
             sparse = require_extra("scipy.sparse", "baselines")
+            failed = require_extra("implicit.recommender_base", "baselines")
             with threads.threadpool_limits(1, "blas"):
                 settings = {"regularization": own.l2, "alpha": own.alpha, "iterations": own.iterations}
                 solver = als.AlternatingLeastSquares(
                     factors=own.factors, use_gpu=False, random_state=seed % 2**32, **settings
                 )
-                solver.fit(sparse.csr_matrix(interactions.matrix()), show_progress=False)
+                try:
+                    solver.fit(sparse.csr_matrix(interactions.matrix()), show_progress=False)
+                except failed.ModelFitError as error:
+                    why = f"l2 {own.l2:g} and alpha {own.alpha:g} are too far apart"
+                    raise SettingsError(f"ials: {why}: {error}") from None
         self.users, self.items = torch.from_numpy(solver.user_factors), torch.from_numpy(solver.item_factors)
 
     def know(self, interactions: Interactions) -> None:

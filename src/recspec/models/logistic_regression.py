@@ -73,6 +73,12 @@ class LogisticRegression(FittedModel):
         self.register_buffer("weight", torch.zeros(sum(sizes)))
         self.register_buffer("intercept", torch.zeros(()))
 
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems, std = super().make_room(weights), weights.get("std")
+        if std is not None and not bool((std > 0).all()):
+            problems.append("weight 'std': holds a number that is not above 0")
+        return problems
+
     def fill(
         self,
         mean: NDArray[np.float64],

@@ -194,6 +194,10 @@ class NeuMF(Model):
             return self._by_modules(batch[self.user_id], batch[self.item_id])
         return self._join(self._pairs("user", batch[self.user_id]), self._pairs("item", batch[self.item_id]))
 
+    @property
+    def gives_logits(self) -> bool:
+        return self.settings.loss == "cross_entropy"
+
     def compares_negatives(self) -> bool:
         """With the softmax."""
         return self.settings.loss == "softmax"
