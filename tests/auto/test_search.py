@@ -107,7 +107,9 @@ def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
     assert "metric was 'full/ndcg@10', and is 'full/hit_rate@10'" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "nan"])
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "users", "each", "nan"]
+)
 def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str) -> None:
     a_search(data, tmp_path / "out", ("popularity",)).run()
     file = tmp_path / "out" / STATE
@@ -118,6 +120,8 @@ def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str)
     elif damage == "model":
         state["lines"][0]["model"] = "nonesuch"
         damage = json.dumps(state)
+    elif damage in ("users", "each"):
+        damage = json.dumps({**state, damage: -1 if damage == "users" else {"ease": -1.0}})
     elif damage in ("long", "twice", "none"):
         state["lines"][0]["values"] = [0.5] * (5000 if damage == "long" else 1)
         state["lines"] = state["lines"] * {"long": 1, "twice": 2, "none": 0}[damage]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -247,3 +248,16 @@ def _sections(name: str, drawn: Mapping[str, object]) -> tuple[dict[str, object]
 
     found = assigned(drawn, sections_of(name))
     return found["settings"], found["train"]
+
+
+def test_values_are_drawn_evenly_within_their_ends() -> None:
+    rng = np.random.default_rng(0)
+    assert {OneOf((1, "a", None)).drawn(rng) for _ in range(99)} == {1, "a", None}
+    whole = [Range(1, 4).drawn(rng) for _ in range(99)]
+    assert set(whole) == {1, 2, 3, 4}
+    assert all(isinstance(each, int) for each in whole)
+    magnitudes = np.array([Range(1e-4, 1.0, log=True).drawn(rng) for _ in range(999)])
+    assert ((magnitudes >= 1e-4) & (magnitudes <= 1)).all()
+    assert 0.4 < (magnitudes < 1e-2).mean() < 0.6, "as many below the middle magnitude as above"
+    drawn = [Range(1e-3, 1.0, log=True, or_zero=True).drawn(rng) for _ in range(999)]
+    assert 0.2 < drawn.count(0.0) / 999 < 0.3, "zero is one decade of four"

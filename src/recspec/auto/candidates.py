@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from recspec.models import MODELS, FittedModel
 from recspec.spec import FeatureSpec
 from recspec.training import (
     FitPlan,
-    OneOf,
-    Range,
     TrainingPlan,
     TrainSettings,
     assigned,
@@ -75,15 +72,5 @@ def variants(model: str, plan: TrainingPlan, train: Mapping[str, object], seed: 
     space = search_space(model, plan, {}, fixed=[f"train.{name}" for name in train])
     rng = np.random.default_rng([seed, *model.encode()])
     while True:
-        sections = assigned({name: _drawn(each, rng) for name, each in space.items()}, sections_of(model))
+        sections = assigned({name: each.drawn(rng) for name, each in space.items()}, sections_of(model))
         yield {"settings": sections["settings"], "train": {**train, **sections["train"]}}
-
-
-def _drawn(values: OneOf | Range, rng: np.random.Generator) -> object:
-    if isinstance(values, OneOf):
-        return values.values[int(rng.integers(len(values.values)))]
-    if not values.log:
-        number = float(rng.uniform(values.lowest, values.high))
-    else:
-        number = math.exp(rng.uniform(math.log(values.lowest), math.log(values.high)))
-    return round(number) if values.is_whole else values.value(number)

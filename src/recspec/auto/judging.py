@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError, unknown
-from recspec.evaluation import LOWER_IS_BETTER, EvaluateSettings, Evaluation, difference, evaluate_model
+from recspec.evaluation import EvaluateSettings, Evaluation, difference, evaluate_model, is_lower_better
 from recspec.models import Model
 from recspec.spec import FeatureSpec
 
@@ -57,4 +57,4 @@ def judge(
 
 def sign_of(metric: str) -> float:
     """1 if more of the metric is better, otherwise -1."""
-    return -1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1.0
+    return -1.0 if is_lower_better(metric) else 1.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -36,8 +37,8 @@ class Line(BaseModel):
     values: list[float] = Field([], max_length=64, description="the best value so far after each slice; more is better")
     began: int = Field(0, description="number of its latest slice, counted over all candidates")
     seconds: float = Field(0.0, ge=0)
-    epoch: float = 0.0
-    best_epoch: float = 0.0
+    epoch: float = Field(0.0, ge=0)
+    best_epoch: float = Field(0.0, ge=0)
     ended: str = Field("", description="why training ended by itself; empty while it waits")
     failed: str = Field("", description="the message of its failure")
 
@@ -62,9 +63,11 @@ class State(BaseModel):
     seed: int
     shorter: str = Field("", description="the metric that decides instead, if all lists are shorter than its cut-off")
     spent: float = Field(0.0, ge=0)
-    users: int | None = Field(None, description="users ranked on valid, with protocol full; null: all")
-    each: dict[str, float] = Field({}, description="seconds to judge a model on one user or row, by model")
-    size: int = Field(0, description="users or rows of valid")
+    users: int | None = Field(None, ge=1, description="users ranked on valid, with protocol full; null: all")
+    each: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {}, description="seconds to judge a model on one user or row, by model"
+    )
+    size: int = Field(0, ge=0, description="users or rows of valid")
     lines: list[Line] = []
     left_out: dict[str, str] = {}
 

@@ -40,7 +40,7 @@ def auto(
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
-    """Find the best model for a dataset: train all that fit, choose on valid, open test once."""
+    """Find the best model for a dataset: train all that fit, choose on valid, open test at the end."""
     from recspec.auto import AutoSearch
     from recspec.distributed import join
 

@@ -7,12 +7,11 @@ from recspec.evaluation.interactions import id_feature, positives, read_rows
 from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import evaluate_rows
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
-from recspec.evaluation.report import LOWER_IS_BETTER, Evaluation, Report, difference
+from recspec.evaluation.report import Evaluation, Report, difference, is_lower_better
 from recspec.evaluation.scoring import ModelRanker, as_batch, check_same_features, score_rows
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
-    "LOWER_IS_BETTER",
     "PROTOCOLS",
     "EvaluateSettings",
     "Evaluation",
@@ -33,6 +32,7 @@ __all__ = [
     "evaluate_model",
     "evaluate_rows",
     "id_feature",
+    "is_lower_better",
     "positives",
     "read_rows",
     "score_rows",

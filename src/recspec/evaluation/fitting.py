@@ -14,7 +14,7 @@ from recspec.errors import SettingsError, unknown
 from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
-from recspec.evaluation.report import LOWER_IS_BETTER, Metrics
+from recspec.evaluation.report import Metrics, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
 from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
 from recspec.models import FittedModel, Interactions, ItemModel, LogisticRegression, Scores
@@ -127,7 +127,7 @@ class ItemFit:
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
         """The best combination of the model's grid, without what was given."""
-        lower = self.metric.partition("/")[2] in LOWER_IS_BETTER
+        lower = is_lower_better(self.metric)
         tried: list[Tried] = []
         best: Fitted | None = None
         for combination in _combinations(self.kind, interactions, self.settings):
@@ -212,7 +212,7 @@ class RowFit:
         return replace(best, model=self._filled(fit, vars(best.model.settings)["l2"]), num_pairs=_rows_of(fit))
 
     def _choose(self, fit: LogisticFit) -> Fitted:
-        lower = self.metric.partition("/")[2] in LOWER_IS_BETTER
+        lower = is_lower_better(self.metric)
         given = "l2" in self.settings.model_fields_set
         best: Fitted | None = None
         tried: list[Tried] = []

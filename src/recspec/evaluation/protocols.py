@@ -75,7 +75,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
 
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
-    """The evaluation with what every row's score says."""
+    """The evaluation with the metrics of the split's rows added."""
     question, rows = answers.question, answers.question.rows
     # A series lists drawn candidates: their rate of positives is that of the drawing.
     found = evaluate_rows(

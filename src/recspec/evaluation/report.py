@@ -70,7 +70,7 @@ class Report:
                     if metric in NOT_COMPARED:
                         continue
                     theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
-                    if theirs < ours if metric in LOWER_IS_BETTER else theirs > ours:
+                    if theirs < ours if is_lower_better(metric) else theirs > ours:
                         found = difference(self.model, baseline, protocol, metric)
                         by = f" ({abs(found[0]) / found[1]:.1f} standard errors)" if found and found[1] else ""
                         wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
@@ -89,7 +89,7 @@ class Report:
                 for metric in (each for each in reached if each not in NOT_COMPARED):
                     if found := difference(self.model, baseline, protocol, metric):
                         both = reached[metric], baseline.metrics[protocol][metric]
-                        better_by = -found[0] if metric in LOWER_IS_BETTER else found[0]
+                        better_by = -found[0] if is_lower_better(metric) else found[0]
                         count = len(self.model.values[protocol][metric])
                         differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1], count))
         of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
@@ -137,6 +137,11 @@ class Report:
             "probabilities": asdict(self.model.probabilities) if self.model.probabilities is not None else None,
             "left_out": {**self.model.left_out, **self.not_fitted},
         }
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether less of a metric is better, with or without its protocol: `rows/log_loss` or `log_loss`."""
+    return metric.rpartition("/")[2] in LOWER_IS_BETTER
 
 
 def _standard_error(values: PerGroup) -> float:

@@ -5,6 +5,7 @@ Shapes: U users; N items; P interactions; B rows or pairs; R requests; L the lon
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -20,15 +21,15 @@ ACTED = 1 << 26
 """Flags of users x items held at once: 64 MB."""
 
 
-class Stored(nn.Module):
+class Stored(nn.Module, ABC):
     """Buffers of a fitted model whose size or content depends on the data that it was fitted to."""
 
+    @abstractmethod
     def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
         """Give the buffers the sizes of the tensors of a file, by name; returns the problems of their contents.
 
         Tensors of another type or number of dimensions are left to the caller's comparison.
         """
-        raise NotImplementedError
 
 
 class KnownItems(Stored):

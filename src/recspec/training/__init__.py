@@ -7,22 +7,13 @@ from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
 from recspec.training.result import Result
 from recspec.training.run_folder import Event, has_checkpoint
-from recspec.training.search_space import (
-    Around,
-    OneOf,
-    Range,
-    assigned,
-    describe,
-    parse_space,
-    search_space,
-    sections_of,
-)
+from recspec.training.search_space import assigned, describe, parse_space, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Around", "Choice", "Event", "FitPlan", "Found", "OneOf", "Range", "Result", "TrainSettings", "TrainingPlan",
-    "TrainingRun", "Tuning", "arithmetic", "assigned", "describe", "has_checkpoint", "make_plan", "parse_space",
-    "plan_run", "search_space", "sections_of", "train",
+    "Choice", "Event", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning",
+    "arithmetic", "assigned", "describe", "has_checkpoint", "make_plan", "parse_space", "plan_run", "search_space",
+    "sections_of", "train",
 ]  # fmt: skip

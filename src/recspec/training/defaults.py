@@ -81,11 +81,11 @@ def resolve(
 
     `so_far` holds the sections `train` and `settings` of the run that continues, whose settings stay as they are.
     """
-    facts = gather_facts(spec, settings, device)
     merged = _Merged(settings, model_settings)
     if so_far is not None:
         merged.fill(dict(_as_at_the_start(so_far, merged)))
     else:
+        facts = gather_facts(spec, settings, device)
         merged.fill(merged.suited(model.defaults(facts)))
         merged.leave_out_absent_parts(lambda: model(spec, merged.model_settings))
         # Each step depends on what the ones before have chosen.
@@ -285,8 +285,8 @@ def pick_path(spec: FeatureSpec) -> Choice[str]:
         if threshold is not None:
             kind, why = "rated", f"rows are ratings from {threshold} on, taken as interactions: negatives are drawn"
     summary = spec.metadata.get("summary")
-    split = prepared.get("split") or (summary.get("split") if isinstance(summary, Mapping) else None)
-    if split == "time" or (isinstance(summary, Mapping) and summary.get("split") == "time"):
+    told = [prepared, summary if isinstance(summary, Mapping) else {}, spec.metadata]
+    if any(each.get("split") == "time" for each in told):
         return Choice(f"{kind}, split by time", f"{why}; valid and test are the latest rows")
     return Choice(kind, why)
 

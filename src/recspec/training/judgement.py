@@ -8,10 +8,18 @@ from typing import Literal
 
 from recspec.calibration import Calibration, Method, fit
 from recspec.errors import DataError, RecspecError
-from recspec.evaluation import Evaluation, ModelWarning, Report, evaluate_baselines, evaluate_rows, warnings
+from recspec.evaluation import (
+    Evaluation,
+    ModelWarning,
+    Report,
+    evaluate_baselines,
+    evaluate_rows,
+    is_lower_better,
+    warnings,
+)
 from recspec.nn import CalibrationMap
 from recspec.training.checkpoints import Progress
-from recspec.training.validation import Validation, is_lower
+from recspec.training.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Seq
     return warnings.of_trace(
         [warnings.Evaluated(epoch, value) for epoch, value in zip(epochs, values, strict=False)],
         validation.metric,
-        lower_is_better=is_lower(validation.metric),
+        lower_is_better=is_lower_better(validation.metric),
         standard_error=found.standard_errors.get(protocol, {}).get(name),
         error_of_rise=validation.error_of_rise,
         used_up=limits.get(progress.stopped),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel
 
 from recspec import config
@@ -38,6 +39,10 @@ class OneOf:
     def suggest(self, trial: optuna.Trial, name: str) -> object:
         """Draw a value; the study holds each as JSON."""
         return self.value(trial.suggest_categorical(name, [json.dumps(value) for value in self.values]))
+
+    def drawn(self, rng: np.random.Generator) -> object:
+        """A value, each as likely as another."""
+        return self.values[int(rng.integers(len(self.values)))]
 
     def distribution(self, optuna: Any) -> Any:
         """Optuna's form."""
@@ -91,6 +96,12 @@ class Range:
         if self.is_whole:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
         return self.value(trial.suggest_float(name, self.lowest, self.high, log=self.log))
+
+    def drawn(self, rng: np.random.Generator) -> object:
+        """A number, drawn evenly, or with `log` evenly among magnitudes."""
+        low, high = (math.log(each) if self.log else each for each in (self.lowest, self.high))
+        number = math.exp(rng.uniform(low, high)) if self.log else float(rng.uniform(low, high))
+        return round(number) if self.is_whole else self.value(number)
 
     def distribution(self, optuna: Any) -> Any:
         """Optuna's form."""

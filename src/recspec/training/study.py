@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from recspec.errors import SettingsError, require_extra
-from recspec.evaluation import LOWER_IS_BETTER
+from recspec.evaluation import is_lower_better
 from recspec.files import PathError, confine, confined, is_locked, locked, turn
 from recspec.training.halving import Trace
 from recspec.training.importances import Importances, importances
@@ -292,7 +292,7 @@ SHOWN = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running"}
 
 def sign_of(metric: str) -> float:
     """-1 for a metric of which more is better: Optuna minimises."""
-    return 1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else -1.0
+    return 1.0 if is_lower_better(metric) else -1.0
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from recspec.batch import take
 from recspec.errors import SettingsError, listed, unknown
 from recspec.evaluation import (
-    LOWER_IS_BETTER,
     EvaluateSettings,
     Evaluation,
     Question,
     difference,
     evaluate_model,
     evaluate_rows,
+    is_lower_better,
     read_rows,
     score_rows,
 )
@@ -141,7 +141,7 @@ class Validation:
         kept = progress.trace["epoch"].index(progress.best_epoch)
         notes = []
         for name in others:
-            values, lower = progress.trace[name], is_lower(name)
+            values, lower = progress.trace[name], is_lower_better(name)
             at = values.index(min(values) if lower else max(values))
             error = standard_error(values[at], progress.count, bounded=not lower)
             if abs(values[at] - values[kept]) > STRONGLY * error:
@@ -153,7 +153,7 @@ class Validation:
 
     @property
     def _lower(self) -> bool:
-        return is_lower(self.metric)
+        return is_lower_better(self.metric)
 
     def _why_stop(self, progress: Progress) -> str:
         """The reason to stop after the evaluations so far."""
@@ -204,8 +204,3 @@ class Validation:
 def _flat(found: Metrics) -> dict[str, float]:
     """Values under `PROTOCOL/METRIC`."""
     return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
-
-
-def is_lower(metric: str) -> bool:
-    """Whether lower values are better."""
-    return metric.partition("/")[2] in LOWER_IS_BETTER
