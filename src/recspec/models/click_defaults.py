@@ -113,7 +113,7 @@ def drawn_anew(facts: DataFacts) -> Proposals:
         return {}
     same = "as they were prepared"
     return {
-        "train.negatives": (made.number, f"the {made.number} prepared for each positive are learnt by heart"),
+        "train.negatives": (made.number, f"in place of the {made.number} prepared, which are learnt by heart"),
         "train.negative_distribution": ("popularity", same),
         "train.popularity_power": (1.0, same),
         "train.reject_positives": (made.reject_seen, same),

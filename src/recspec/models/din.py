@@ -40,7 +40,7 @@ from recspec.spec import FeatureSpec
 
 POPULARITY_SHARE = 0.1
 """Share of the decay of click models among negatives by popularity. Three times as much stopped DIN from learning on
-one of three sets; none lost up to .14 of AUC (docs/decisions.md)."""
+two of three sets; none lost up to .14 of AUC (docs/decisions.md)."""
 
 
 class SequenceSettings(config.Settings):
@@ -87,7 +87,8 @@ class SequenceModel(Model):
     def defaults(cls, facts: DataFacts) -> Proposals:
         """See `Model.defaults`: training as of click models on labelled rows, and beside negatives by popularity.
 
-        Evenly drawn negatives leave popularity to be learnt, which decay shrinks: NDCG@10 among 99 fell by 40 percent.
+        Beside evenly drawn negatives, a tenth of the decay helped on one raw dataset and not on another; all of it cost
+        40 percent of NDCG@10 among 99 items (docs/decisions.md). So other interactions keep the class's settings.
         """
         if facts.task == "clicks":
             return rules.training(facts, {"inputs.embeddings": 1.0})
