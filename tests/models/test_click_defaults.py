@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recspec.models import MODELS, DataFacts, IdFacts
+from recspec.models import MODELS, DataFacts, IdFacts, PreparedNegatives
 from recspec.models import click_defaults as rules
 from recspec.spec import FeatureSpec
 from recspec.training.settings import TrainSettings
@@ -93,6 +93,34 @@ def test_interactions_get_sizes_alone(model: str) -> None:
     found = proposed(model, about)
     assert found["dropout"] == 0.1
     assert not [name for name in found if name.startswith("train.") or name in ("interaction", "embedding_std")]
+
+
+@pytest.mark.parametrize("model", ["din", "dien", "sim"])
+def test_models_of_histories_draw_negatives_by_popularity_anew(model: str) -> None:
+    about = replace(facts(1000, (10, 100.0)), task="interactions")
+    assert proposed(model, about) == {}  # without prepared negatives
+    by_popularity = replace(about, prepared_negatives=PreparedNegatives(2, by_popularity=True, reject_seen=True))
+    assert proposed(model, by_popularity) == {
+        "train.batch_size": 64,
+        "train.learning_rate": 0.001,
+        "train.parts": {"inputs.embeddings": {"weight_decay": 0.001}},  # a tenth of 0.1 / sqrt(100)
+        "train.negatives": 2,
+        "train.negative_distribution": "popularity",
+        "train.popularity_power": 1.0,
+        "train.reject_positives": True,
+    }
+    evenly = replace(about, prepared_negatives=PreparedNegatives(2, by_popularity=False, reject_seen=False))
+    assert proposed(model, evenly) == {}
+    assert proposed(model, replace(by_popularity, task="clicks")) == proposed(model, replace(about, task="clicks"))
+
+
+@pytest.mark.parametrize("model", ["din", "dien", "sim"])
+def test_models_of_histories_decay_embeddings_of_labelled_rows(model: str) -> None:
+    assert proposed(model, facts(1000, (10, 100.0), (10, 100.0))) == {
+        "train.batch_size": 64,
+        "train.learning_rate": 0.001,
+        "train.parts": {"inputs.embeddings": {"weight_decay": 0.01}},
+    }
 
 
 @pytest.mark.parametrize("about", [facts(9000, (3, 3000.0)), facts(9000, numbers=3), facts(10**9, (3, 1e9 / 3))])

@@ -13,7 +13,7 @@ from pydantic import Field
 from recspec import config
 from recspec.bundle import folder as bundle
 from recspec.distributed.ranks import Ranks
-from recspec.models import MODELS, DataFacts, IdFacts, Model, Proposals, Task
+from recspec.models import MODELS, DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task
 from recspec.spec import FeatureSpec
 from recspec.training import defaults
 from recspec.training.defaults import gather_facts, pick_path, resolve
@@ -93,6 +93,17 @@ def test_facts_of_labelled_rows_and_of_histories(data: Mapping[str, FeatureSpec]
     facts = gather_facts(data["sequences"], TrainSettings(), CPU)
     assert facts.ids["history_item_id"].is_list
     assert 0 < facts.history < facts.longest_history == 10
+
+
+def test_facts_of_prepared_negatives(data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
+    spec = made_up.interactions(tmp_path / "data", num_rows=800, train_negatives=2, negatives="popularity")
+    known = PreparedNegatives(2, by_popularity=True, reject_seen=True)
+    assert gather_facts(spec, TrainSettings(), CPU).prepared_negatives == known
+    assert gather_facts(spec, TrainSettings(negatives=0), CPU).prepared_negatives is None  # they are kept
+    assert gather_facts(data["interactions"], TrainSettings(), CPU).prepared_negatives is None  # there are none
+    for unknown in ("[", '{"settings": {}}', '{"settings": {"negatives": ["popularity"]}}'):
+        (spec.folder / "prepare.json").write_text(unknown)
+        assert gather_facts(spec, TrainSettings(), CPU).prepared_negatives is None
 
 
 def test_the_share_of_positives_is_read_of_a_part_of_the_rows(

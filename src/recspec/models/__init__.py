@@ -6,7 +6,7 @@ from recspec.models.dien import Dien
 from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
-from recspec.models.facts import DataFacts, IdFacts, Proposals, Task
+from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
 from recspec.models.fitted import FittedModel, ItemModel
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores
@@ -19,8 +19,8 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedModel", "IdFacts", "Ids",
-    "Interactions", "ItemModel", "LogisticRegression", "Model", "Proposals", "Scores", "Task", "Wide", "WideDeep",
-    "WideDeepSettings", "counts_of",
+    "Interactions", "ItemModel", "LogisticRegression", "Model", "PreparedNegatives", "Proposals", "Scores", "Task",
+    "Wide", "WideDeep", "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

@@ -80,13 +80,13 @@ def decay(facts: DataFacts) -> float:
     return float(f"{DECAY / math.sqrt(max(1.0, rows_per_id(facts))) * few:.2g}")
 
 
-def training(facts: DataFacts, tables: Mapping[str, float]) -> Proposals:
+def training(facts: DataFacts, tables: Mapping[str, float], *, interactions: bool = False) -> Proposals:
     """Settings of training: batch size, learning rate, and the update of embeddings.
 
-    `tables` gives for each part of the model with embeddings its share of the decay. Nothing for interactions, whose
-    drawn negatives are other data than these rules were fitted on.
+    `tables` gives for each part of the model with embeddings its share of the decay. By default nothing for
+    interactions, whose drawn negatives are other data than these rules were fitted on.
     """
-    if facts.task == "interactions":
+    if facts.task == "interactions" and not interactions:
         return {}
     found: dict[str, tuple[object, str]] = {
         "train.batch_size": (batch_size(facts), f"the power of two up to 4 sqrt({facts.samples:,} samples)"),
@@ -104,3 +104,17 @@ def training(facts: DataFacts, tables: Mapping[str, float]) -> Proposals:
         parts = {part: {"weight_decay": float(f"{strength * share:.2g}")} for part, share in tables.items()}
         found["train.parts"] = (parts, f"{per_id:.3g} training rows per id; rare ids overfit without decay")
     return found
+
+
+def drawn_anew(facts: DataFacts) -> Proposals:
+    """Negatives that were prepared by popularity, but others in every epoch: a few fixed ones are learnt by heart."""
+    made = facts.prepared_negatives
+    if made is None or not made.by_popularity or facts.task != "interactions" or is_published_size(facts):
+        return {}
+    same = "as they were prepared"
+    return {
+        "train.negatives": (made.number, f"in place of the {made.number} prepared, which are learnt by heart"),
+        "train.negative_distribution": ("popularity", same),
+        "train.popularity_power": (1.0, same),
+        "train.reject_positives": (made.reject_seen, same),
+    }

@@ -24,6 +24,18 @@ class IdFacts:
     is_list: bool = False
 
 
+@dataclass(frozen=True)
+class PreparedNegatives:
+    """The rows with drawn items that the preparation put beside train's interactions."""
+
+    number: int
+    """For each interaction."""
+    by_popularity: bool
+    """Drawn in proportion to an item's interactions; otherwise evenly."""
+    reject_seen: bool
+    """Never an item that the user acted on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
     """Sizes and densities of a prepared dataset."""
@@ -46,6 +58,8 @@ class DataFacts:
     history: float = 0.0
     """Mean number of events in a row's history; 0 without histories."""
     longest_history: int = 0
+    prepared_negatives: PreparedNegatives | None = None
+    """None without any, and if it is not known how they were drawn."""
     valid_rows: int = 0
     """Rows of the split valid; 0 without one."""
     device: str = "cpu"

@@ -19,7 +19,7 @@ from recspec.errors import SpecError
 from recspec.evaluation import id_feature
 from recspec.files import PathError, read_text
 from recspec.loading import holds_negatives, negatives_by_default
-from recspec.models import DataFacts, IdFacts, Model, Proposals, Task
+from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Ragged, open_split
@@ -224,6 +224,7 @@ def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.devic
         items=_num_entities(spec, "item"),
         history=max((values[name] / max(1, rows) for name in histories), default=0.0),
         longest_history=max((spec.features[name].length or 0 for name in histories), default=0),
+        prepared_negatives=None if settings.negatives == 0 else _prepared_negatives(spec),
         valid_rows=open_split(spec, "valid", ()).num_rows if "valid" in spec.splits else 0,
         device=device.type,
     )
@@ -244,6 +245,14 @@ def _num_entities(spec: FeatureSpec, role: Literal["user", "item"]) -> int:
     """Users or items that have an id of their own; 0 without such a feature."""
     name = id_feature(spec, role)
     return spec.num_ids(name) - int(spec.reserves_unknown(name)) if name else 0
+
+
+def _prepared_negatives(spec: FeatureSpec) -> PreparedNegatives | None:
+    """The negatives beside train's interactions, if the preparation says how they were drawn."""
+    number, how = spec.metadata.get("train_negatives"), _prepare_settings(spec)
+    if not isinstance(number, int) or number < 1 or how.get("negatives") not in ("uniform", "popularity"):
+        return None
+    return PreparedNegatives(number, how["negatives"] == "popularity", how.get("reject_seen") is True)
 
 
 def task_of(spec: FeatureSpec) -> Task:
