@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from recspec import config
 from recspec.errors import SettingsError, unknown
+from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
@@ -37,16 +40,6 @@ FEWEST_OF_A_CLASS = 10
 
 DRAWN = 4
 """Negatives for each positive to fit it to if valid lists none: as many as training draws."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A combination of settings and its metric on valid."""
-
-    settings: Mapping[str, object]
-    value: float
-    best: bool
-    """Whether it is better than all before."""
 
 
 @dataclass(frozen=True)
@@ -126,24 +119,24 @@ class ItemFit:
         return question if question.truth.num_pairs else None
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
-        """The best combination of the model's grid, without what was given."""
-        lower = is_lower_better(self.metric)
-        tried: list[Tried] = []
-        best: Fitted | None = None
-        for combination in _combinations(self.kind, interactions, self.settings):
-            if best is not None and self.enough():
-                break
+        """The best combination of the model's grid, without what was given, and of values beyond its edges."""
+
+        def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, question)
             value = self._value(found)
-            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
-            tried.append(Tried(combination, value, better))
-            self.on_tried(tried[-1])
-            if better:
-                best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
-        assert best is not None
+            return value, Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
+
+        best, tried = choose(
+            _combinations(self.kind, interactions, self.settings),
+            attempt,
+            lower=is_lower_better(self.metric),
+            may_be=partial(_may_be, self.settings),
+            on_tried=self.on_tried,
+            enough=self.enough,
+        )
         assert isinstance(best.model, ItemModel)
-        return replace(best, tried=tuple(tried), logits_from=_set_line(best.model, question))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, question))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> ItemModel:
         model = without_memory(lambda: self.kind(self.spec, settings))
@@ -158,25 +151,41 @@ class ItemFit:
         return run_protocols(scores_of(model, question)).metrics
 
     def _value(self, found: Metrics) -> float:
-        known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+        known = _by_name(found)
         self._named = self.metric
         if self.metric not in known and self.metric == METRIC:
             self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
-        if self._named not in known:
-            raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
-        return known[self._named]
+        return _value_of(known, self._named)
 
 
-def _combinations(
-    kind: type[ItemModel], interactions: Interactions, settings: config.Settings
-) -> list[Mapping[str, object]]:
+def _combinations(kind: type[ItemModel], interactions: Interactions, settings: config.Settings) -> list[Combination]:
     """The combinations of the model's grid that differ in settings which were not given."""
-    distinct: list[Mapping[str, object]] = []
+    distinct: list[Combination] = []
     for combination in kind.grid(interactions) if interactions.num_pairs else [{}]:
         free = {name: value for name, value in combination.items() if name not in settings.model_fields_set}
         if free not in distinct:
             distinct.append(free)
     return distinct
+
+
+def _may_be(settings: config.Settings, combination: Combination) -> bool:
+    """Whether each value is within the setting's limits."""
+    try:
+        type(settings).model_validate(dict(combination))
+    except ValidationError:
+        return False
+    return True
+
+
+def _by_name(found: Metrics) -> dict[str, float]:
+    """Values under `PROTOCOL/METRIC`."""
+    return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+
+
+def _value_of(known: Mapping[str, float], metric: str) -> float:
+    if metric not in known:
+        raise SettingsError(f"train.metric: {unknown('metric', metric, known)}")
+    return known[metric]
 
 
 @dataclass
@@ -193,7 +202,7 @@ class RowFit:
     enough: Callable[[], bool] = lambda: False
 
     def run(self) -> Fitted:
-        """Choose the strength on valid, from strong to weak until it gets worse; without valid on a tenth of train.
+        """Choose the strength on valid; without valid on a tenth of train.
 
         Raises:
             DataError: without rows of both classes.
@@ -212,28 +221,24 @@ class RowFit:
         return replace(best, model=self._filled(fit, vars(best.model.settings)["l2"]), num_pairs=_rows_of(fit))
 
     def _choose(self, fit: LogisticFit) -> Fitted:
-        lower = is_lower_better(self.metric)
         given = "l2" in self.settings.model_fields_set
-        best: Fitted | None = None
-        tried: list[Tried] = []
-        for l2 in (vars(self.settings)["l2"],) if given else STRENGTHS:
-            model = self._filled(fit, l2)
-            question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+        question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+
+        def attempt(combination: Combination) -> tuple[float, Fitted]:
+            model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
             found = run_protocols(scores_of(model, question)).metrics
-            known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
-            if self.metric not in known:
-                raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
-            value = known[self.metric]
-            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
-            tried.append(Tried({} if given else {"l2": l2}, value, better))
-            self.on_tried(tried[-1])
-            if not better:
-                break
-            best = Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
-            if self.enough():
-                break
-        assert best is not None
-        return replace(best, tried=tuple(tried))
+            value = _value_of(_by_name(found), self.metric)
+            return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+
+        best, tried = choose(
+            [{}] if given else [{"l2": l2} for l2 in STRENGTHS],
+            attempt,
+            lower=is_lower_better(self.metric),
+            may_be=partial(_may_be, self.settings),
+            on_tried=self.on_tried,
+            enough=self.enough,
+        )
+        return replace(best, tried=tried)
 
     def _filled(self, fit: LogisticFit, l2: float) -> LogisticRegression:
         settings = self.settings.model_copy(update={"l2": l2})

@@ -227,6 +227,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
             raise Interrupted("stopped as asked; nothing was written, so start the same command again")
 
     found = _fit_of(plan, tell, late).run()
+    if doubt := found.model.doubt():
+        log.write("note", message=doubt)
     seconds = time.monotonic() - started
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
     speed = found.num_pairs / max(seconds, 1e-9)
