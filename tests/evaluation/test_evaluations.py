@@ -152,7 +152,7 @@ def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path
         found[split] = evaluate_baselines(Question(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
     facts = found["test"]["ease"].fitted
     assert str(facts["chosen_by"]).startswith("valid full/ndcg@10 0.")
-    assert str(facts["chosen_by"]).endswith(", the best of 4")
+    assert re.search(r", the best of ([4-9]|10)$", str(facts["chosen_by"]))
     assert facts["settings"]["form"] == "dual"  # type: ignore[index]
     assert "chosen_by" not in found["valid"]["ease"].fitted  # valid is judged: nothing may be chosen on it
 

@@ -9,6 +9,7 @@ from recspec.evaluation.warnings import (
     Probabilities,
     of_baselines,
     of_probabilities,
+    of_repeats,
     of_trace,
 )
 
@@ -137,3 +138,10 @@ def test_baselines_ahead_by_more_than_a_standard_error_share_a_warning_by_protoc
         "lightgbm beats the model on test by 5.0 standard errors: rows/log_loss 0.4000 against 0.5000; search for "
         "better settings with `recspec tune`, or train another model"
     )
+
+
+@pytest.mark.parametrize(("repeats", "warns"), [(49, False), (50, True), (100, True)])
+def test_a_ranking_of_few_new_items_is_told(repeats: int, warns: bool) -> None:
+    facts = {"full": {"repeats_left_out": repeats, "of_positives": 100}}
+    assert bool(of_repeats(facts, "valid")) == warns
+    assert of_repeats({"full": {"groups": 3}}, "valid") == []

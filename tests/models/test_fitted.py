@@ -166,6 +166,15 @@ def test_regularisation_grows_with_the_interactions_of_a_user_or_item() -> None:
     assert of_pairs([(u, i) for u in range(18) for i in range(18)], 30, 30).scale == 3.0
 
 
+def test_interactions_without_others() -> None:
+    some = of_pairs([(0, 1), (2, 1), (1, 0), (2, 2)], 3, 4)
+    left = some.without(of_pairs([(2, 1), (0, 0), (1, 0)], 3, 4))
+    assert left.keys.tolist() == [1, 10]
+    assert left.offsets.tolist() == [0, 1, 1, 2]
+    assert some.without(of_pairs([], 3, 4)).keys.tolist() == some.keys.tolist()
+    assert some.without(some).num_pairs == 0
+
+
 def test_interactions_by_item_are_the_users_of_each_item() -> None:
     turned = of_pairs([(0, 1), (2, 1), (1, 0), (2, 2)], 3, 4).by_item()
     assert turned.offsets.tolist() == [0, 1, 3, 4, 4]

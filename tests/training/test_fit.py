@@ -20,6 +20,7 @@ from recspec.training.result import Result
 from recspec.training.run_folder import Event
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.evaluation.tables import dataset
 from tests.model_cases import FITTED, MODEL_CASES, OF_LABELLED_ROWS
 
 
@@ -190,3 +191,26 @@ def test_a_bundle_whose_settings_ask_for_other_shapes_is_refused(data: FeatureSp
         file.write_text(json.dumps({**card, "settings": {**card["settings"], "form": form}}))
         with pytest.raises(BundleError, match=problem):
             bundle.load(tmp_path / "run", verify=False)
+
+
+def repeated(folder: Path, valid: list[tuple[int, int, int]]) -> FeatureSpec:
+    """Twelve users with two items each, and a valid split."""
+    folder.mkdir()
+    return dataset(folder, {"train": [(u, u % 6 + n, 1) for u in range(12) for n in (0, 1)], "valid": valid},
+                   users=12, items=8)  # fmt: skip
+
+
+def test_a_fit_warns_of_a_valid_split_of_repeats(tmp_path: Path) -> None:
+    spec = repeated(tmp_path / "data", [(u, u % 6 + (0 if u < 8 else 2), 1) for u in range(12)])
+    result = run("item_knn", spec, tmp_path / "run")
+    (warning,) = result.warnings
+    assert warning.message.startswith("full leaves out 8 of 12 positives of valid")
+    assert [each["kind"] for each in bundle.load(tmp_path / "run").card.warnings] == ["mostly_repeats"]
+
+
+def test_a_fit_without_a_new_item_on_valid_tells_that_nothing_was_chosen(tmp_path: Path) -> None:
+    spec = repeated(tmp_path / "data", [(u, u % 6, 1) for u in range(12)])
+    seen: list[Event] = []
+    run("item_knn", spec, tmp_path / "run", on_event=seen.append)
+    (note,) = (str(each["message"]) for each in seen if each["event"] == "note")
+    assert note.startswith("valid has no positive of an item that is new to its user")

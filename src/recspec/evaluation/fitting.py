@@ -13,13 +13,15 @@ from pydantic import ValidationError
 
 from recspec import config
 from recspec.errors import SettingsError, unknown
+from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
-from recspec.evaluation.report import Metrics, is_lower_better
+from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
 from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
+from recspec.evaluation.warnings import ModelWarning
 from recspec.models import FittedModel, Interactions, ItemModel, LogisticRegression, Scores
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
@@ -56,6 +58,7 @@ class Fitted:
     logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
+    warnings: tuple[ModelWarning, ...] = ()
 
 
 @dataclass
@@ -108,7 +111,7 @@ class ItemFit:
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
     def _question(self) -> Question | None:
-        """What valid asks; None if it holds no positive of known items."""
+        """What valid asks; None if it holds no positive of known items that are new to their users."""
         protocol, _, name = self.metric.partition("/")
         cut_off = name.rpartition("@")[2]
         # By default the data set's own cut-off holds, or a shorter one where lists are short.
@@ -124,8 +127,11 @@ class ItemFit:
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, question)
-            value = self._value(found)
-            return value, Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
+            value = self._value(found.metrics)
+            warned = tuple(warnings.of_repeats(found.protocols, self.valid))
+            return value, Fitted(
+                model, (), self._named, value, found.metrics, num_pairs=interactions.num_pairs, warnings=warned
+            )
 
         best, tried = choose(
             _combinations(self.kind, interactions, self.settings),
@@ -144,11 +150,11 @@ class ItemFit:
         model.fit(interactions, seed=self.seed)
         return model.eval()
 
-    def _measure(self, model: ItemModel, question: Question) -> Metrics:
+    def _measure(self, model: ItemModel, question: Question) -> Evaluation:
         if question.before and history_of_items(self.spec) is not None:
             model = copy.deepcopy(model)
             model.know(question.seen)
-        return run_protocols(scores_of(model, question)).metrics
+        return run_protocols(scores_of(model, question))
 
     def _value(self, found: Metrics) -> float:
         known = _by_name(found)

@@ -93,7 +93,8 @@ class Report:
                         count = len(self.model.values[protocol][metric])
                         differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1], count))
         of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
-        return (*of_probabilities, *warnings.of_baselines(differences, self.split))
+        of_repeats = warnings.of_repeats(self.model.protocols, self.split)
+        return (*of_probabilities, *of_repeats, *warnings.of_baselines(differences, self.split))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,6 +120,11 @@ class Report:
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+        if facts.get("repeats_left_out"):
+            notes += (
+                f"; {_count(facts, 'repeats_left_out')} of {_count(facts, 'of_positives')} positives left out, which "
+            )
+            notes += "repeat items of the user"
         if isinstance(certain := facts.get("certain"), list):
             notes += f"; {', '.join(certain)} left out, 1 for any model"
         return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {notes})"

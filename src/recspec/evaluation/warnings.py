@@ -5,7 +5,7 @@ Every function turns facts into warnings and reads nothing. What can't be judged
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,13 +13,16 @@ import numpy as np
 
 from recspec.calibration import CalibrationError
 
-Kind = Literal["worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small"]
+Kind = Literal[
+    "worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small", "mostly_repeats"
+]  # fmt: skip
 
 SIGNIFICANT = 2.0  # standard errors beyond which a difference is not noise
 SMALLEST_ERROR = 0.02
 """Least calibration error to warn about. Prepared splits drift by about .01 between valid and test."""
 COARSE = 0.02  # standard error of a metric, as a share of its value, from which valid counts as small
 FEWEST_ROWS = 100  # to judge probabilities by
+MANY_REPEATS = 0.5  # share of the positives from which left out repeats are worth a warning
 FEWEST_COMPARED = 30  # rows or groups: the standard error of fewer is itself too uncertain
 
 
@@ -137,6 +140,20 @@ def of_trace(
         )
         warnings.append(ModelWarning("valid_too_small", message))
     return warnings
+
+
+def of_repeats(protocols: Mapping[str, Mapping[str, object]], split: str) -> list[ModelWarning]:
+    """A warning if most positives are items that their users acted on before, so that few are left to rank."""
+    for protocol, facts in protocols.items():
+        repeats, positives = (int(str(facts.get(each, 0))) for each in ("repeats_left_out", "of_positives"))
+        if repeats and repeats >= MANY_REPEATS * positives:
+            message = (
+                f"{protocol} leaves out {repeats:,} of {positives:,} positives of {split}: the user acted on the item "
+                "before, and only new items are ranked, as recommended. If users are meant to come back to their "
+                "items, as in repeated purchases, these numbers say little: judge by labelled rows (protocol rows)"
+            )
+            return [ModelWarning("mostly_repeats", message)]
+    return []
 
 
 def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWarning]:
