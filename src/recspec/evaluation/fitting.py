@@ -16,6 +16,7 @@ from recspec.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, positives
+from recspec.evaluation.labelled_rows import splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
@@ -214,16 +215,17 @@ class RowFit:
             DataError: without rows of both classes.
             SettingsError: for a metric that valid does not give.
         """
-        before = [split for split in self.splits if split != self.valid]
-        fit = LogisticFit(self.spec, before or self.splits)
+        splits = splits_of_rows(self.spec, self.splits)
+        before = [split for split in splits if split != self.valid]
+        fit = LogisticFit(self.spec, before or splits)
         if not self.valid or not before:
             given = "l2" in self.settings.model_fields_set
             l2 = vars(self.settings)["l2"] if given else fit.choose_strength()[0]
             return Fitted(self._filled(fit, l2), num_pairs=_rows_of(fit))
         best = self._choose(fit)
-        if before == list(self.splits):
+        if before == splits:
             return best
-        fit = LogisticFit(self.spec, self.splits)
+        fit = LogisticFit(self.spec, splits)
         return replace(best, model=self._filled(fit, vars(best.model.settings)["l2"]), num_pairs=_rows_of(fit))
 
     def _choose(self, fit: LogisticFit) -> Fitted:

@@ -75,8 +75,8 @@ class Rows:
 
     def take(self, kept: NDArray[np.bool_]) -> Rows:
         """Some of the rows."""
-        ids = [None if each is None else each[kept] for each in (self.groups, self.users, self.items)]
-        return Rows(self.labels[kept], *ids, leak=None if self.leak is None else self.leak[kept])
+        groups, users, items = (None if each is None else each[kept] for each in (self.groups, self.users, self.items))
+        return Rows(self.labels[kept], groups, users, items, None if self.leak is None else self.leak[kept])
 
 
 def read_rows(spec: FeatureSpec, split: str) -> Rows:

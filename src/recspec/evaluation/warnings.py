@@ -156,24 +156,28 @@ def of_repeats(protocols: Mapping[str, Mapping[str, object]], split: str) -> lis
     return []
 
 
-def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWarning]:
+def of_baselines(differences: Sequence[Difference], split: str, chosen_by: str = "") -> list[ModelWarning]:
     """A warning for each protocol under which baselines are better by more than the standard error of the difference.
 
-    It names the clearest difference and the other baselines.
+    It names the clearest difference and the other baselines, and the metric that chose the model if its protocol is
+    another one.
     """
     ahead: dict[str, list[Difference]] = {}
     for each in differences:
         if each.count >= FEWEST_COMPARED and each.better_by > each.standard_error > 0:
             ahead.setdefault(each.metric.partition("/")[0], []).append(each)
     warnings = []
-    for found in ahead.values():
+    for protocol, found in ahead.items():
         first = max(found, key=_errors)
         others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
         message = (
-            f"{first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: {first.metric} "
-            f"{first.theirs:.4f} against {first.model:.4f}{f' (also {others})' if others else ''}; search for better "
-            "settings with `recspec tune`, or train another model"
+            f"by {first.metric}, {first.baseline} {'beats' if _errors(first) >= SIGNIFICANT else 'is ahead of'} the "
+            f"model on {split} by {_errors(first):.1f} standard errors: {first.theirs:.4f} against {first.model:.4f}"
+            f"{f' (also {others})' if others else ''}"
         )
+        if chosen_by and chosen_by.partition("/")[0] != protocol:
+            message += f"; the model was chosen by {chosen_by}, which may order models otherwise"
+        message += "; search for better settings with `recspec tune`, or train another model"
         warnings.append(ModelWarning("worse_than_baseline", message))
     return warnings
 
