@@ -101,6 +101,15 @@ def test_valid_without_a_known_positive_chooses_nothing(tmp_path: Path) -> None:
     assert a_fit("ease", spec).run().value is None
 
 
+def test_valid_of_repeats_chooses_by_rows_alone(tmp_path: Path) -> None:
+    pairs = [(u, i, 1) for u in range(4) for i in (u, u + 1)]
+    spec = dataset(tmp_path, {"train": pairs, "valid": [*pairs, (0, 5, 0)]})
+    assert a_fit("ease", spec).run().value is None
+    by_rows = a_fit("ease", spec)
+    by_rows.metric = "rows/auc"
+    assert by_rows.run().value is not None
+
+
 def test_a_metric_that_valid_does_not_give_is_told(data: FeatureSpec) -> None:
     fit = a_fit("popularity", data)
     fit.metric = "full/ndgc@5"

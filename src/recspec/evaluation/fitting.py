@@ -120,7 +120,8 @@ class ItemFit:
         most = self.users or max(FEWEST_USERS, MOST_SCORES // self.spec.num_ids(self.spec.item_id))
         settings = EvaluateSettings(ks=(int(cut_off),) if asked else None, users=most)
         question = Question(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
-        return question if question.truth.num_pairs else None
+        judged = question.positives if protocol == "rows" else question.truth
+        return question if judged.num_pairs else None
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
         """The best combination of the model's grid, without what was given, and of values beyond its edges."""
@@ -288,7 +289,7 @@ def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> 
     Returns None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight
     penalty on the slope keeps it finite where scores separate the labels.
     """
-    spread = float(scores.std())
+    spread = float(scores.std()) if len(scores) else 0.0
     if not spread or min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS:
         return None
     middle = float(scores.mean())

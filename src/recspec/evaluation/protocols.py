@@ -131,6 +131,7 @@ def evaluate_rows(
         reached["accuracy"] = metrics.accuracy(logits, labels)
         reached["calibration_error"] = found.value
         values["log_loss"] = metrics.log_losses(logits[sample], labels[sample])
+        values["accuracy"] = np.where(logits[sample] == 0, 0.5, (logits[sample] > 0) == labels[sample])
         if calibrated is not None:
             reached["log_loss_uncalibrated"] = metrics.log_loss(scores, labels)
             reached["calibration_error_uncalibrated"] = calibration_error(scores, labels).value
