@@ -35,7 +35,7 @@ def test_the_best_settings_on_valid_are_taken(data: FeatureSpec) -> None:
     found = fit.run()
     scale = positives(data, ["train"]).scale
     tried = [each.settings["l2"] for each in seen]
-    assert tried == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 300)]
+    assert tried[:4] == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 300)]
     best = max(seen, key=lambda each: each.value)
     assert (found.value, found.model.settings.model_dump()["l2"]) == (best.value, best.settings["l2"])
     values = [each.value for each in seen]
@@ -48,9 +48,20 @@ def test_the_best_settings_on_valid_are_taken(data: FeatureSpec) -> None:
 def test_combinations_that_differ_in_given_settings_alone_are_tried_once(data: FeatureSpec) -> None:
     found = a_fit("ials", data, settings={"alpha": 3.0, "factors": 4, "iterations": 1}).run()
     scale = positives(data, ["train"]).scale
-    assert [each.settings for each in found.tried] == [
+    assert [each.settings for each in found.tried[:4]] == [
         {"l2": pytest.approx(factor * scale, rel=0.01)} for factor in (3, 10, 1, 30)
     ]
+
+
+def test_the_choice_goes_on_beyond_the_edges_of_the_grid(data: FeatureSpec) -> None:
+    fit = a_fit("ease", data)
+    values = iter([4.0, 5.0, 3.0, 2.0, 6.0, 7.0, 6.5])
+    fit._value = lambda _: next(values)  # type: ignore[method-assign]
+    found = fit.run()
+    tried = [float(str(each.settings["l2"])) for each in found.tried]
+    smallest = min(tried[:4])
+    assert tried[4:] == [pytest.approx(smallest / factor, rel=0.02) for factor in (3, 9, 27)]
+    assert found.model.settings.model_dump()["l2"] == tried[5]
 
 
 def test_settings_that_were_given_are_kept_and_still_measured(data: FeatureSpec) -> None:
@@ -88,6 +99,15 @@ def test_a_search_that_has_had_enough_stops_after_the_first(data: FeatureSpec) -
 def test_valid_without_a_known_positive_chooses_nothing(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": [(0, 1, 1), (1, 2, 1)], "valid": [(0, 2, 0)]})
     assert a_fit("ease", spec).run().value is None
+
+
+def test_valid_of_repeats_chooses_by_rows_alone(tmp_path: Path) -> None:
+    pairs = [(u, i, 1) for u in range(4) for i in (u, u + 1)]
+    spec = dataset(tmp_path, {"train": pairs, "valid": [*pairs, (0, 5, 0)]})
+    assert a_fit("ease", spec).run().value is None
+    by_rows = a_fit("ease", spec)
+    by_rows.metric = "rows/auc"
+    assert by_rows.run().value is not None
 
 
 def test_a_metric_that_valid_does_not_give_is_told(data: FeatureSpec) -> None:

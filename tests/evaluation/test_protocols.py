@@ -279,14 +279,6 @@ def test_full_ranks_all_unseen_items_by_hand(tmp_path: Path) -> None:
     assert train.metrics["full"]["recall@2"] == 1.0
 
 
-def test_a_positive_seen_before_is_still_ranked(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": [(0, 3, 1), (0, 4, 1)], "test": [(0, 3, 1)]})
-    ranker = TableRanker(np.tile(np.arange(6.0), (4, 1)))
-    result = evaluate_model(ranker, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(2,)))
-    assert result.metrics["full"]["mrr"] == 0.5  # 5 is above, 4 is out
-    assert result.protocols["full"]["most_candidates"] == 5
-
-
 def test_the_unknown_item_is_never_ranked(tmp_path: Path) -> None:
     splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 0, 1), (3, 0, 1), (3, 5, 1)]}
     spec = dataset(tmp_path, splits, metadata={"vocabularies": "vocabularies"})
@@ -299,11 +291,11 @@ def test_the_unknown_item_is_never_ranked(tmp_path: Path) -> None:
 def reference_full(
     table: np.ndarray, seen: set[tuple[int, int]], truth: set[tuple[int, int]], k: int
 ) -> dict[str, float]:
-    """Recall@k and MRR by plain loops; the scores must not tie."""
-    recalls, reciprocals = [], []
+    """Recall@k and MRR of new items by plain loops; the scores must not tie."""
+    recalls, reciprocals, truth = [], [], truth - seen
     for user in sorted({u for u, _ in truth}):
         mine = {i for u, i in truth if u == user}
-        items = [i for i in range(table.shape[1]) if i in mine or (user, i) not in seen]
+        items = [i for i in range(table.shape[1]) if (user, i) not in seen]
         ranked = sorted(items, key=lambda i, user=user: -table[user, i])
         recalls.append(len(mine & set(ranked[:k])) / len(mine))
         reciprocals.append(1 / (1 + min(ranked.index(i) for i in mine)))
@@ -348,7 +340,7 @@ class HistoryModel(TableModel):
 
 def test_series_of_a_positive_and_a_negative_beside_histories_by_hand(tmp_path: Path) -> None:
     """Logits: 1.02 and .07; .04 and 1.05; .01 and .06. User 1's positive alone is first of its two."""
-    spec = with_histories(tmp_path, {"train": HELD_OUT, "test": HELD_OUT})
+    spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5])], "test": HELD_OUT})
     found = evaluate_model(HistoryModel(spec, np.zeros((1, 1))), spec, "test")
     assert set(found.metrics) == {"rows", "sampled"}
     assert found.left_out == {
@@ -526,3 +518,76 @@ def test_a_split_without_users_names_its_wrong_label_and_a_diverged_model(tmp_pa
     (tmp_path / "test-40.csv").write_text("1,0\n1,3\n" + "2,1\n" * 38)
     with pytest.raises(DataError, match=r"test-40\.csv, column 'label', row 2: 3\.0 is not a label; a label is 0 or 1"):
         evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test")
+
+
+REPEATS = {
+    "train": [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 5, 1)],
+    "valid": [(0, 3, 1), (1, 3, 1)],
+    "test": [(0, 1, 1), (1, 4, 1), (2, 5, 1), (2, 1, 1)],
+}
+"""Test repeats item 1 of user 0 and item 5 of user 2; valid item 3 of user 1."""
+
+
+def test_a_positive_of_an_item_that_the_user_has_is_no_target(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, REPEATS, users=4, items=6)
+    table = np.tile(np.array([0.0, 9, 0, 8, 5, 9]), (4, 1))
+    found = evaluate_model(TableRanker(table), spec, "test", settings=EvaluateSettings(ks=(1, 2), num_negatives=3))
+    for protocol in ("full", "sampled"):
+        facts = found.protocols[protocol]
+        assert (facts["repeats_left_out"], facts["of_positives"], facts["positives"]) == (2, 4, 2)
+    # user 1, without item 3: item 4 stands behind 1 and 5; user 2, without item 5: item 1 is first
+    assert found.metrics["full"]["mrr"] == pytest.approx((1 / 3 + 1) / 2)
+    assert found.metrics["full"]["hit_rate@1"] == 0.5
+    told = Report("test", found).described("full")
+    assert "2 of 4 positives left out, which repeat items of the user" in told
+
+
+def test_valid_is_judged_like_test(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, REPEATS, users=4, items=6)
+    found = evaluate_model(
+        TableRanker(np.zeros((4, 6))), spec, "valid", protocols=("full",), settings=EvaluateSettings(ks=(1,))
+    )
+    assert found.protocols["full"]["repeats_left_out"] == 1
+    assert found.protocols["full"]["groups"] == 1
+
+
+def test_train_itself_has_no_earlier_split(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, REPEATS, users=4, items=6)
+    found = evaluate_model(
+        TableRanker(np.zeros((4, 6))), spec, "train", protocols=("full",), settings=EvaluateSettings(ks=(1,))
+    )
+    assert "repeats_left_out" not in found.protocols["full"]
+
+
+def test_a_repeat_is_no_candidate_of_a_series_and_stays_among_rows_of_their_own(tmp_path: Path) -> None:
+    splits = {
+        "train": [(0, 1, 1), (1, 2, 1)],
+        "test": [(0, 1, 1), (0, 3, 0), (0, 4, 0), (1, 3, 1), (1, 4, 0), (1, 5, 0)],
+    }
+    table = np.tile(np.arange(6.0), (4, 1))
+    (tmp_path / "series").mkdir()
+    spec = dataset(tmp_path / "series", splits, metadata={"test_samples_per_series": 3})
+    settings = EvaluateSettings(ks=(1,))
+    found = evaluate_model(TableRanker(table), spec, "test", protocols=("sampled", "rows"), settings=settings)
+    facts = found.protocols["sampled"]
+    assert (facts["groups"], facts["groups_without_positive"], facts["repeats_left_out"]) == (1, 1, 1)
+    assert found.metrics["sampled"]["mrr"] == pytest.approx(1 / 3)  # user 1: items 4 and 5 stand before 3
+    assert found.protocols["rows"] == {"rows": 6, "positives": 2}
+    spec = dataset(tmp_path, splits)
+    found = evaluate_model(TableRanker(table), spec, "test", protocols=("sampled",), settings=settings)
+    assert found.protocols["sampled"]["groups"] == 2
+    assert "repeats_left_out" not in found.protocols["sampled"]
+
+
+def test_repeats_alone_leave_rankings_out_and_are_told(tmp_path: Path) -> None:
+    spec = dataset(tmp_path, {"train": [(0, 1, 1), (1, 2, 1)], "test": [(0, 1, 1), (1, 2, 1)]})
+    ranker = TableRanker(np.zeros((4, 6)))
+    found = evaluate_model(ranker, spec, "test")
+    why = "every positive of test is an item that the user acted on before, and only new items are ranked"
+    assert found.left_out["full"] == found.left_out["sampled"] == why
+    asked = evaluate_model(ranker, spec, "test", protocols=("full", "sampled"))
+    assert asked.metrics == {"full": {}, "sampled": {}}
+    (warning,) = Report("test", asked).warnings
+    assert warning.kind == "mostly_repeats"
+    assert warning.message.startswith("sampled leaves out 2 of 2 positives of test: the user acted on the item before")
+    assert "If users are meant to come back to their items, as in repeated purchases" in warning.message

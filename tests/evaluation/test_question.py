@@ -36,7 +36,7 @@ def test_full_and_sampled_wait_to_be_asked_where_requests_differ(tmp_path: Path)
 
 
 def test_a_model_that_ignores_histories_is_asked_for_full_without_being_told(tmp_path: Path) -> None:
-    spec = with_histories(tmp_path, {"train": HELD_OUT, "test": HELD_OUT})
+    spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5])], "test": HELD_OUT})
     assert "full" in evaluate_model(TableModel(spec, np.eye(4, 8)), spec, "test").metrics
     assert "full" in Question(spec, "test", None, EvaluateSettings()).choose()[1]
 

@@ -26,3 +26,6 @@ def test_verdicts_weigh_the_difference_by_its_standard_error_over_the_groups() -
     # differences .2, .1, .3, .2: mean .2, standard error .0816 / 2
     (verdict,) = verdicts(of([0.1, 0.2, 0.3, 0.4]), {"b": of([0.3, 0.3, 0.6, 0.6])})
     assert verdict == "full: b beats the model: mrr 0.4500 against 0.2500 (4.9 standard errors)"
+    # differences .3, -.2, .1, 0: mean .05, standard error .208 / 2
+    (verdict,) = verdicts(of([0.1, 0.2, 0.3, 0.4]), {"b": of([0.4, 0.0, 0.4, 0.4])})
+    assert verdict == "full: b is level with the model: mrr 0.3000 against 0.2500 (0.5 standard errors)"

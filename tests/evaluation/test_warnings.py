@@ -9,6 +9,7 @@ from recspec.evaluation.warnings import (
     Probabilities,
     of_baselines,
     of_probabilities,
+    of_repeats,
     of_trace,
 )
 
@@ -130,10 +131,29 @@ def test_baselines_ahead_by_more_than_a_standard_error_share_a_warning_by_protoc
     )
     ranking, of_rows = (warning.message for warning in found)
     assert ranking == (
-        "item_knn beats the model on test by 17.0 standard errors: full/ndcg@10 0.0730 against 0.0220 (also "
+        "by full/ndcg@10, item_knn beats the model on test by 17.0 standard errors: 0.0730 against 0.0220 (also "
         "popularity); search for better settings with `recspec tune`, or train another model"
     )
     assert of_rows == (
-        "lightgbm beats the model on test by 5.0 standard errors: rows/log_loss 0.4000 against 0.5000; search for "
+        "by rows/log_loss, lightgbm beats the model on test by 5.0 standard errors: 0.4000 against 0.5000; search for "
         "better settings with `recspec tune`, or train another model"
     )
+
+
+def test_a_small_lead_is_no_victory_and_another_protocol_than_the_choices_is_named() -> None:
+    small = [Difference("ease", "sampled/ndcg@10", 0.5, 0.515, 0.015, 0.01)]
+    (warning,) = of_baselines(small, "test", "full/ndcg@10")
+    assert warning.message == (
+        "by sampled/ndcg@10, ease is ahead of the model on test by 1.5 standard errors: 0.5150 against 0.5000; the "
+        "model was chosen by full/ndcg@10, which may order models otherwise; search for better settings with "
+        "`recspec tune`, or train another model"
+    )
+    (same,) = of_baselines(small, "test", "sampled/hit_rate@10")
+    assert "chosen by" not in same.message
+
+
+@pytest.mark.parametrize(("repeats", "warns"), [(49, False), (50, True), (100, True)])
+def test_a_ranking_of_few_new_items_is_told(repeats: int, warns: bool) -> None:
+    facts = {"full": {"repeats_left_out": repeats, "of_positives": 100}}
+    assert bool(of_repeats(facts, "valid")) == warns
+    assert of_repeats({"full": {"groups": 3}}, "valid") == []

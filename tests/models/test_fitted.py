@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from recspec import config
 from recspec.errors import DataError, MissingExtraError, SettingsError
 from recspec.metrics import hit_rate, ndcg, rank_groups
 from recspec.models import MODELS, Interactions, ItemModel
@@ -165,6 +166,15 @@ def test_regularisation_grows_with_the_interactions_of_a_user_or_item() -> None:
     assert of_pairs([(u, i) for u in range(18) for i in range(18)], 30, 30).scale == 3.0
 
 
+def test_interactions_without_others() -> None:
+    some = of_pairs([(0, 1), (2, 1), (1, 0), (2, 2)], 3, 4)
+    left = some.without(of_pairs([(2, 1), (0, 0), (1, 0)], 3, 4))
+    assert left.keys.tolist() == [1, 10]
+    assert left.offsets.tolist() == [0, 1, 1, 2]
+    assert some.without(of_pairs([], 3, 4)).keys.tolist() == some.keys.tolist()
+    assert some.without(some).num_pairs == 0
+
+
 def test_interactions_by_item_are_the_users_of_each_item() -> None:
     turned = of_pairs([(0, 1), (2, 1), (1, 0), (2, 2)], 3, 4).by_item()
     assert turned.offsets.tolist() == [0, 1, 3, 4, 4]
@@ -271,7 +281,51 @@ def test_a_form_that_memory_cannot_hold_is_refused_before_the_work(monkeypatch: 
 def test_a_matrix_that_cannot_be_inverted_names_the_setting() -> None:
     twins = of_pairs([(u, i) for u in range(50) for i in range(3)], 50, 3)
     with pytest.raises(SettingsError, match=r"settings\.l2 is 1e-300, too small to invert the items x items matrix"):
-        fitted("ease", twins, l2=1e-300, form="primal")
+        ease_file.fit_primal(twins.matrix(), 1e-300)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "values"),
+    [
+        ("ease", "l2", (1e-4, 1e10, 1e300)),
+        ("item_knn", "shrink", (-1, 1e7, 1e300)),
+        ("ials", "l2", (0, 1e-7, 1e7)),
+        ("ials", "alpha", (0, 1e-4, 1e7)),
+        ("logistic_regression", "l2", (0, 1e-7, 1e300)),
+    ],
+)
+def test_settings_beyond_what_numbers_hold_are_refused(name: str, setting: str, values: Sequence[float]) -> None:
+    for value in (*values, float("nan"), float("inf")):
+        with pytest.raises(SettingsError, match=rf"{setting}.*(greater|less) than or equal to|{setting}.*finite"):
+            config.build(MODELS[name].Settings, "settings", {setting: value})
+
+
+@pytest.mark.parametrize("l2", [1e-3, 1e9])
+@pytest.mark.parametrize("form", FORMS)
+def test_ease_is_the_closed_form_at_the_limits_of_l2(form: str, l2: float) -> None:
+    rng = np.random.default_rng(0)
+    seen = of_pairs([(user, int(item)) for user in range(20) for item in rng.permutation(60)[:9]], 20, 60)
+    dense = seen.matrix().toarray().astype(np.float64)
+    inverse = np.linalg.inv(dense.T @ dense + l2 * np.eye(60))
+    expected = dense @ (np.eye(60) - inverse / np.diag(inverse))
+    model = fitted("ease", seen, l2=l2, form=form)
+    if form == "sparse":  # of 59 neighbours: the same
+        model = fitted("ease", seen, l2=l2, form=form, neighbours=60)
+    atol = 1e-5 * float(np.abs(expected).max())
+    np.testing.assert_allclose(all_scores(model), expected, atol=atol)
+    model.know(seen)
+    np.testing.assert_allclose(all_scores(model), expected, atol=atol)
+
+
+def test_item_knn_still_ranks_at_the_largest_shrink() -> None:
+    scores = all_scores(fitted("item_knn", two_tastes(), shrink=1e6))[:40]
+    assert (scores[0::2, 1:11].mean(1) > scores[0::2, 11:].mean(1)).all()
+
+
+def test_ials_tells_of_factors_that_its_penalty_has_left_no_room_for() -> None:
+    assert fitted("ials", two_tastes(), l2=1.0, alpha=3.0, factors=4).doubt() == ""
+    doubt = fitted("ials", two_tastes(), l2=300.0, alpha=3.0, factors=4).doubt()
+    assert doubt.startswith("l2 300 is too strong for alpha 3 on these interactions: every factor is almost 0")
 
 
 def test_ials_is_the_same_for_the_same_seed() -> None:
@@ -349,8 +403,11 @@ def test_the_known_figures_on_ml_1m(
 
 
 def test_settings_beyond_the_solver_are_a_message() -> None:
+    own = MODELS["ials"].Settings.model_construct(factors=2, l2=1e-30, alpha=1e30, iterations=15)
+    model = MODELS["ials"](specification(41, 21), own)
+    assert isinstance(model, ItemModel)
     with pytest.raises(SettingsError, match="l2 1e-30 and alpha 1e\\+30 are too far apart"):
-        fitted("ials", two_tastes(), factors=2, l2=1e-30, alpha=1e30)
+        model.fit(two_tastes())
 
 
 def test_a_line_that_turns_the_order_around_is_no_weight() -> None:

@@ -183,7 +183,11 @@ def test_epochs_that_are_given_are_all_made(data: Mapping[str, FeatureSpec]) -> 
         ("clicks", {"schedule": "linear"}, "train.schedule linear needs a length"),
         ("clicks", {"parts": {"head": {"schedule": "polynomial"}}}, "train.schedule polynomial needs a length"),
         ("clicks", {"train_splits": ("train", "valid")}, "train.train_splits trains on valid, so nothing says when"),
-        ("without_valid", {"valid_share": 0.0}, "there are no rows to validate on, so nothing says when to stop"),
+        (
+            "without_valid",
+            {"valid_share": 0.0},
+            "no split valid, and train.valid_share is 0, so nothing says when to stop",
+        ),
     ],
 )
 def test_a_run_that_nothing_can_stop_has_a_fixed_length(

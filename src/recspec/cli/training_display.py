@@ -207,11 +207,11 @@ def print_result(result: Result) -> None:
     """Print what a training reached, and where its bundle is."""
     if result.stopped == "fitted":
         err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s")
-        return
-    where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
-    speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
-    why = "" if result.stopped == "epochs" else f"; stopped, as {WHY_STOPPED[result.stopped]}"
-    err.print(f"{where}; {speed}{why}")
+    else:
+        where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
+        speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
+        why = "" if result.stopped == "epochs" else f"; stopped, as {WHY_STOPPED[result.stopped]}"
+        err.print(f"{where}; {speed}{why}")
     for warning in result.warnings:
         err.print(f"warning: {warning.message}", soft_wrap=True)
 

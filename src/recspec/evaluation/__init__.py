@@ -1,8 +1,9 @@
 """Protocols, scores, baselines and the evaluation report."""
 
 from recspec.evaluation import warnings
+from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, Tried
+from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, positives, read_rows
 from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import evaluate_rows

@@ -89,9 +89,9 @@ def _fit(kept: _Rows, held_out: _Rows, categorical: Sequence[int]) -> tuple[Any,
     tried: dict[str, float] = {}
     boosters: list[Any] = []
     judges = _has_both_classes(held_out[1]) and labels is kept[1]
+    data = lightgbm.Dataset(matrix, labels, categorical_feature=list(categorical))
+    judging = [data.create_valid(*held_out)] if judges else []
     for apart in CATEGORIES_APART if judges and categorical else CATEGORIES_APART[:1]:
-        data = lightgbm.Dataset(matrix, labels, categorical_feature=list(categorical))
-        judging = [data.create_valid(*held_out)] if judges else []
         booster = lightgbm.train(
             {**PARAMETERS, "max_cat_threshold": apart},
             data,

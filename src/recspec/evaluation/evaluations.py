@@ -11,7 +11,7 @@ from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
-from recspec.evaluation.labelled_rows import count_labels
+from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
@@ -55,7 +55,8 @@ def evaluate(
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
     question = question.under(tuple(model.metrics))
-    return Report(split, model, *evaluate_baselines(question, fitted_on, names=names, progress=progress))
+    beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
+    return Report(split, model, beside, missing, chosen_by=str(trained.card.trained.get("valid_metric") or ""))
 
 
 def evaluate_model(
@@ -83,6 +84,7 @@ def evaluate_baselines(
     """The evaluation of each baseline under the protocols of a question, and the reason for each one left out.
 
     `BASELINES` need users and items. `ROW_BASELINES` need rows of both classes, and are evaluated if rows are scored.
+    The candidates that valid lists in a series were drawn for evaluation; nothing is fitted to them.
 
     On test, the settings of `BASELINES` are chosen on valid first, as those of a model are.
 
@@ -94,7 +96,8 @@ def evaluate_baselines(
         return {}, dict.fromkeys(names, f"the dataset has no split {listed(absent)} to fit them on")
     of_own_rows = ("rows", "sampled") if question.lists_candidates else ("rows",)
     scored = [protocol for protocol in question.choose()[0] if protocol in of_own_rows]
-    num_rows, num_positive = count_labels(spec, fitted_on) if scored else (0, 0)
+    rows_of = splits_of_rows(spec, fitted_on)
+    num_rows, num_positive = count_labels(spec, rows_of) if scored else (0, 0)
     fits = [name for name in names if name in ROW_BASELINES] if 0 < num_positive < num_rows else []
     recommending = [name for name in names if name in BASELINES]
     missing = dict.fromkeys(recommending, question.lacks) if question.lacks else {}
@@ -104,7 +107,7 @@ def evaluate_baselines(
 
     def fit(name: str) -> tuple[SplitScores, Mapping[str, object]]:
         if name in ROW_BASELINES:
-            scorer = ROW_BASELINES[name](spec, fitted_on)
+            scorer = ROW_BASELINES[name](spec, rows_of)
             return scores_of(scorer, question.under(scored)), scorer.facts
         kind = BASELINES[name]
         fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid).run()

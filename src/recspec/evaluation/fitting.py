@@ -5,18 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from recspec import config
 from recspec.errors import SettingsError, unknown
+from recspec.evaluation import warnings
+from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, positives
+from recspec.evaluation.labelled_rows import splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
-from recspec.evaluation.report import Metrics, is_lower_better
+from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
 from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
+from recspec.evaluation.warnings import ModelWarning
 from recspec.models import FittedModel, Interactions, ItemModel, LogisticRegression, Scores
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
@@ -40,16 +46,6 @@ DRAWN = 4
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A combination of settings and its metric on valid."""
-
-    settings: Mapping[str, object]
-    value: float
-    best: bool
-    """Whether it is better than all before."""
-
-
-@dataclass(frozen=True)
 class Fitted:
     """A fitted model, and how its settings were chosen."""
 
@@ -63,6 +59,7 @@ class Fitted:
     logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
+    warnings: tuple[ModelWarning, ...] = ()
 
 
 @dataclass
@@ -115,7 +112,7 @@ class ItemFit:
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
     def _question(self) -> Question | None:
-        """What valid asks; None if it holds no positive of known items."""
+        """What valid asks; None if it holds no positive of known items that are new to their users."""
         protocol, _, name = self.metric.partition("/")
         cut_off = name.rpartition("@")[2]
         # By default the data set's own cut-off holds, or a shorter one where lists are short.
@@ -123,27 +120,31 @@ class ItemFit:
         most = self.users or max(FEWEST_USERS, MOST_SCORES // self.spec.num_ids(self.spec.item_id))
         settings = EvaluateSettings(ks=(int(cut_off),) if asked else None, users=most)
         question = Question(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
-        return question if question.truth.num_pairs else None
+        judged = question.positives if protocol == "rows" else question.truth
+        return question if judged.num_pairs else None
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
-        """The best combination of the model's grid, without what was given."""
-        lower = is_lower_better(self.metric)
-        tried: list[Tried] = []
-        best: Fitted | None = None
-        for combination in _combinations(self.kind, interactions, self.settings):
-            if best is not None and self.enough():
-                break
+        """The best combination of the model's grid, without what was given, and of values beyond its edges."""
+
+        def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, question)
-            value = self._value(found)
-            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
-            tried.append(Tried(combination, value, better))
-            self.on_tried(tried[-1])
-            if better:
-                best = Fitted(model, (), self._named, value, found, num_pairs=interactions.num_pairs)
-        assert best is not None
+            value = self._value(found.metrics)
+            warned = tuple(warnings.of_repeats(found.protocols, self.valid))
+            return value, Fitted(
+                model, (), self._named, value, found.metrics, num_pairs=interactions.num_pairs, warnings=warned
+            )
+
+        best, tried = choose(
+            _combinations(self.kind, interactions, self.settings),
+            attempt,
+            lower=is_lower_better(self.metric),
+            may_be=partial(_may_be, self.settings),
+            on_tried=self.on_tried,
+            enough=self.enough,
+        )
         assert isinstance(best.model, ItemModel)
-        return replace(best, tried=tuple(tried), logits_from=_set_line(best.model, question))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, question))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> ItemModel:
         model = without_memory(lambda: self.kind(self.spec, settings))
@@ -151,32 +152,48 @@ class ItemFit:
         model.fit(interactions, seed=self.seed)
         return model.eval()
 
-    def _measure(self, model: ItemModel, question: Question) -> Metrics:
+    def _measure(self, model: ItemModel, question: Question) -> Evaluation:
         if question.before and history_of_items(self.spec) is not None:
             model = copy.deepcopy(model)
             model.know(question.seen)
-        return run_protocols(scores_of(model, question)).metrics
+        return run_protocols(scores_of(model, question))
 
     def _value(self, found: Metrics) -> float:
-        known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+        known = _by_name(found)
         self._named = self.metric
         if self.metric not in known and self.metric == METRIC:
             self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
-        if self._named not in known:
-            raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
-        return known[self._named]
+        return _value_of(known, self._named)
 
 
-def _combinations(
-    kind: type[ItemModel], interactions: Interactions, settings: config.Settings
-) -> list[Mapping[str, object]]:
+def _combinations(kind: type[ItemModel], interactions: Interactions, settings: config.Settings) -> list[Combination]:
     """The combinations of the model's grid that differ in settings which were not given."""
-    distinct: list[Mapping[str, object]] = []
+    distinct: list[Combination] = []
     for combination in kind.grid(interactions) if interactions.num_pairs else [{}]:
         free = {name: value for name, value in combination.items() if name not in settings.model_fields_set}
         if free not in distinct:
             distinct.append(free)
     return distinct
+
+
+def _may_be(settings: config.Settings, combination: Combination) -> bool:
+    """Whether each value is within the setting's limits."""
+    try:
+        type(settings).model_validate(dict(combination))
+    except ValidationError:
+        return False
+    return True
+
+
+def _by_name(found: Metrics) -> dict[str, float]:
+    """Values under `PROTOCOL/METRIC`."""
+    return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
+
+
+def _value_of(known: Mapping[str, float], metric: str) -> float:
+    if metric not in known:
+        raise SettingsError(f"train.metric: {unknown('metric', metric, known)}")
+    return known[metric]
 
 
 @dataclass
@@ -193,47 +210,44 @@ class RowFit:
     enough: Callable[[], bool] = lambda: False
 
     def run(self) -> Fitted:
-        """Choose the strength on valid, from strong to weak until it gets worse; without valid on a tenth of train.
+        """Choose the strength on valid; without valid on a tenth of train.
 
         Raises:
             DataError: without rows of both classes.
             SettingsError: for a metric that valid does not give.
         """
-        before = [split for split in self.splits if split != self.valid]
-        fit = LogisticFit(self.spec, before or self.splits)
+        splits = splits_of_rows(self.spec, self.splits)
+        before = [split for split in splits if split != self.valid]
+        fit = LogisticFit(self.spec, before or splits)
         if not self.valid or not before:
             given = "l2" in self.settings.model_fields_set
             l2 = vars(self.settings)["l2"] if given else fit.choose_strength()[0]
             return Fitted(self._filled(fit, l2), num_pairs=_rows_of(fit))
         best = self._choose(fit)
-        if before == list(self.splits):
+        if before == splits:
             return best
-        fit = LogisticFit(self.spec, self.splits)
+        fit = LogisticFit(self.spec, splits)
         return replace(best, model=self._filled(fit, vars(best.model.settings)["l2"]), num_pairs=_rows_of(fit))
 
     def _choose(self, fit: LogisticFit) -> Fitted:
-        lower = is_lower_better(self.metric)
         given = "l2" in self.settings.model_fields_set
-        best: Fitted | None = None
-        tried: list[Tried] = []
-        for l2 in (vars(self.settings)["l2"],) if given else STRENGTHS:
-            model = self._filled(fit, l2)
-            question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+        question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+
+        def attempt(combination: Combination) -> tuple[float, Fitted]:
+            model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
             found = run_protocols(scores_of(model, question)).metrics
-            known = {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
-            if self.metric not in known:
-                raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
-            value = known[self.metric]
-            better = best is None or best.value is None or (value < best.value if lower else value > best.value)
-            tried.append(Tried({} if given else {"l2": l2}, value, better))
-            self.on_tried(tried[-1])
-            if not better:
-                break
-            best = Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
-            if self.enough():
-                break
-        assert best is not None
-        return replace(best, tried=tuple(tried))
+            value = _value_of(_by_name(found), self.metric)
+            return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+
+        best, tried = choose(
+            [{}] if given else [{"l2": l2} for l2 in STRENGTHS],
+            attempt,
+            lower=is_lower_better(self.metric),
+            may_be=partial(_may_be, self.settings),
+            on_tried=self.on_tried,
+            enough=self.enough,
+        )
+        return replace(best, tried=tried)
 
     def _filled(self, fit: LogisticFit, l2: float) -> LogisticRegression:
         settings = self.settings.model_copy(update={"l2": l2})
@@ -275,7 +289,7 @@ def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> 
     Returns None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight
     penalty on the slope keeps it finite where scores separate the labels.
     """
-    spread = float(scores.std())
+    spread = float(scores.std()) if len(scores) else 0.0
     if not spread or min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS:
         return None
     middle = float(scores.mean())

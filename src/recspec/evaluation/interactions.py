@@ -73,6 +73,11 @@ class Rows:
         """Whether there are positives and negatives."""
         return bool(self.labels.any() and not self.labels.all())
 
+    def take(self, kept: NDArray[np.bool_]) -> Rows:
+        """Some of the rows."""
+        groups, users, items = (None if each is None else each[kept] for each in (self.groups, self.users, self.items))
+        return Rows(self.labels[kept], groups, users, items, None if self.leak is None else self.leak[kept])
+
 
 def read_rows(spec: FeatureSpec, split: str) -> Rows:
     """Labels and ids of every row of a split."""

@@ -27,6 +27,11 @@ class Scorer:
     facts: Mapping[str, object] = field(default_factory=dict)  # details of the fit, for a report
 
 
+def splits_of_rows(spec: FeatureSpec, splits: Sequence[str]) -> list[str]:
+    """The splits whose labels a model of rows is fitted to; of a series train, as the others list drawn candidates."""
+    return [split for split in splits if split == "train" or not spec.has_series]
+
+
 def count_labels(spec: FeatureSpec, splits: Sequence[str]) -> tuple[int, int]:
     """Number of rows of some splits, and number of positive rows."""
     rows = positives = 0

@@ -61,6 +61,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
         values = {name: of for name, of in values.items() if name not in certain}
         result.values[protocol] = {**values}
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
+        repeats = _count_repeats(question, protocol)
         result.protocols[protocol] = {
             "candidates": candidates,
             "groups": ranking.num_groups,
@@ -70,8 +71,16 @@ def run_protocols(answers: SplitScores) -> Evaluation:
             "groups_without_positive": ranking.num_left_out,
             "duplicates_counted_once": ranking.num_duplicates,
             **({"certain": list(certain)} if certain else {}),
+            **({"repeats_left_out": repeats[0], "of_positives": repeats[1]} if repeats[0] else {}),
         }
     return result
+
+
+def _count_repeats(question: Question, protocol: str) -> tuple[int, int]:
+    """Positives that are no targets, because the user acted on the item before; and all positives."""
+    if protocol == "sampled" and question.lists_candidates:
+        return int(question.repeats.sum()), int(question.rows.labels.sum())
+    return question.positives.num_pairs - question.truth.num_pairs, question.positives.num_pairs
 
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
@@ -122,6 +131,7 @@ def evaluate_rows(
         reached["accuracy"] = metrics.accuracy(logits, labels)
         reached["calibration_error"] = found.value
         values["log_loss"] = metrics.log_losses(logits[sample], labels[sample])
+        values["accuracy"] = np.where(logits[sample] == 0, 0.5, (logits[sample] > 0) == labels[sample])
         if calibrated is not None:
             reached["log_loss_uncalibrated"] = metrics.log_loss(scores, labels)
             reached["calibration_error_uncalibrated"] = calibration_error(scores, labels).value
@@ -153,8 +163,11 @@ def _sampled(answers: SplitScores) -> tuple[Ranking, str, Ranking | None]:
     """The ranking, a description of its candidates, and the ranking with the leak, if the dataset names one."""
     question = answers.question
     rows, ids = question.candidates, question.candidate_ids
-    assert rows.groups is not None
     scores = answers.of_candidates()
+    if question.lists_candidates and question.repeats.any():
+        new = ~question.repeats
+        scores, ids, rows = scores[new], None if ids is None else ids[new], rows.take(new)
+    assert rows.groups is not None
     ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=ids)
     leaked = None
     if rows.leak is not None:
@@ -209,7 +222,7 @@ def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> 
     scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
     device, truth, seen = scores.device, question.truth, question.seen
     (rows, items), (seen_rows, seen_items) = truth.of(users), seen.of(users)
-    excluded = (seen_items >= question.first_item) & ~truth.contain(users[seen_rows], seen_items)
+    excluded = seen_items >= question.first_item  # none of them is in `truth`
     num_candidates = truth.num_items - question.first_item - np.bincount(seen_rows[excluded], minlength=len(users))
 
     at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))

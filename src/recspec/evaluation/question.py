@@ -29,6 +29,9 @@ DEFAULT_KS = (10,)  # cut-offs if neither the user nor the dataset names any
 SHORT_KS = (5, 1)  # if every list is shorter than `DEFAULT_KS`, the first of these below the longest list replaces it
 
 
+NOTHING_NEW = "every positive of {split} is an item that the user acted on before, and only new items are ranked"
+
+
 class EvaluateSettings(config.Settings):
     """Settings of an evaluation."""
 
@@ -104,6 +107,10 @@ class Question:
                 why["sampled"] = f"the dataset names no group; {ask}"
         elif histories:
             why["full"] = f"it weighs every item against {listed(histories)} of each user, which takes long; {ask}"
+        if "full" not in why and self.positives.num_pairs and not self.truth.num_pairs:
+            why["full"] = NOTHING_NEW.format(split=self.split)
+            if self.spec.has_series or not self.lists_candidates:
+                why.setdefault("sampled", why["full"])
         if self.lists_candidates and (groups is None or len(np.unique(groups)) == len(groups)):
             why.setdefault("sampled", "every group is a single row, so there is nothing to rank")
         return tuple(name for name in PROTOCOLS if name not in why), why
@@ -159,6 +166,27 @@ class Question:
 
     @cached_property
     def truth(self) -> Interactions:
+        """The positives to rank: those of items that the user did not act on before the split.
+
+        A ranking of new items, as `recommend` gives, holds no other: repeats would be easy targets.
+        """
+        return self.positives.without(self.seen)
+
+    @cached_property
+    def repeats(self) -> NDArray[np.bool_]:
+        """(rows,) which rows of a series are positives of items that the user acted on before the split.
+
+        Rows with labels of their own, such as displays, are judged as they are: what was shown may repeat.
+        """
+        rows = self.rows
+        found = np.zeros(len(rows.labels), dtype=bool)
+        if self.spec.has_series and rows.users is not None and rows.items is not None:
+            at = np.flatnonzero(rows.labels & (rows.items >= self.first_item))
+            found[at] = self.seen.contain(rows.users[at], rows.items[at])
+        return found
+
+    @cached_property
+    def positives(self) -> Interactions:
         """The split's positives without unknown items, which no ranking of items can hold."""
         rows = self.rows
         assert rows.users is not None

@@ -45,6 +45,7 @@ class Report:
     model: Evaluation
     beside: Mapping[str, Evaluation] = field(default_factory=dict)
     not_fitted: Mapping[str, str] = field(default_factory=dict)  # baseline -> reason
+    chosen_by: str = ""  # PROTOCOL/METRIC on valid that chose the model, if known
 
     @property
     def metrics(self) -> Metrics:
@@ -58,26 +59,30 @@ class Report:
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """A sentence for each protocol and baseline that beats the model.
+        """A sentence for each protocol and baseline that beats the model, or is ahead by too little to tell.
 
-        The difference is given in standard errors over the same groups or rows.
+        The difference is given in standard errors over the same groups or rows; from 2 on, or unknown, it is a win.
         """
         sentences = []
         for protocol, reached in self.model.metrics.items():
             for name, baseline in self.beside.items():
-                wins: dict[tuple[float, float], str] = {}  # equal metrics count once, as HR and recall of one positive
+                wins: dict[bool, dict[tuple[float, float], str]] = {True: {}, False: {}}
                 for metric, ours in reached.items():
                     if metric in NOT_COMPARED:
                         continue
                     theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
                     if theirs < ours if is_lower_better(metric) else theirs > ours:
                         found = difference(self.model, baseline, protocol, metric)
-                        by = f" ({abs(found[0]) / found[1]:.1f} standard errors)" if found and found[1] else ""
-                        wins.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
-                if wins:
-                    first, others = list(wins.values())[:2], len(wins) - 2
+                        errors = abs(found[0]) / found[1] if found and found[1] else None
+                        by = "" if errors is None else f" ({errors:.1f} standard errors)"
+                        # Equal metrics count once, as HR and recall of one positive.
+                        among = wins[errors is None or errors >= warnings.SIGNIFICANT]
+                        among.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
+                if clear := wins[True] or wins[False]:
+                    said = "beats" if wins[True] else "is level with"
+                    first, others = list(clear.values())[:2], len(clear) - 2
                     more = f" and {others} more" if others > 0 else ""
-                    sentences.append(f"{protocol}: {name} beats the model: {', '.join(first)}{more}")
+                    sentences.append(f"{protocol}: {name} {said} the model: {', '.join(first)}{more}")
         return tuple(sentences)
 
     @property
@@ -93,7 +98,8 @@ class Report:
                         count = len(self.model.values[protocol][metric])
                         differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1], count))
         of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
-        return (*of_probabilities, *warnings.of_baselines(differences, self.split))
+        of_repeats = warnings.of_repeats(self.model.protocols, self.split)
+        return (*of_probabilities, *of_repeats, *warnings.of_baselines(differences, self.split, self.chosen_by))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,6 +125,11 @@ class Report:
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+        if facts.get("repeats_left_out"):
+            notes += (
+                f"; {_count(facts, 'repeats_left_out')} of {_count(facts, 'of_positives')} positives left out, which "
+            )
+            notes += "repeat items of the user"
         if isinstance(certain := facts.get("certain"), list):
             notes += f"; {', '.join(certain)} left out, 1 for any model"
         return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {notes})"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from recspec import metrics
 from recspec.errors import require_extra
 from recspec.evaluation.boosted_trees import boosted_trees
+from recspec.evaluation.choosing import Combination, choose
 from recspec.evaluation.labelled_rows import (
     Scorer,
     count_both_classes,
@@ -44,8 +45,9 @@ NUM_BINS = LogisticRegression.num_bins
 TUNING_ROWS = 200_000  # rows for the comparison of L2 strengths; the best strength does not grow with the rows
 HELD_OUT = 0.1  # share of those rows on which the strengths are judged
 
-STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
-"""L2 strengths compared (inverse prior variance of a weight), from strong to weak; each fit starts from the last."""
+STRENGTHS = (3.0, 10.0, 1.0)
+"""L2 strengths compared first (inverse prior variance of a weight); each fit starts from the last. The first one is
+used where nothing can be compared."""
 
 
 def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
@@ -58,7 +60,7 @@ def constant(spec: FeatureSpec, splits: Sequence[str]) -> Scorer:
 def logistic_regression(
     spec: FeatureSpec, splits: Sequence[str], *, l2: float | None = None, most_entries: int = MOST_ENTRIES
 ) -> Scorer:
-    """`LogisticFit` with one strength: by default the best of `STRENGTHS` on a tenth of the rows."""
+    """`LogisticFit` with one strength: by default the best one on a tenth of the rows."""
     fit = LogisticFit(spec, splits, most_entries)
     tried: dict[str, float] = {}
     if l2 is None:
@@ -93,7 +95,7 @@ class LogisticFit:
         self.facts: dict[str, object] = {"rows": _num_rows(self.kept + self.held_out), "of_rows": num_rows}
 
     def choose_strength(self) -> tuple[float, dict[str, float]]:
-        """The best of `STRENGTHS` by the log loss on the rows held out, and the loss of each."""
+        """The strength with the least log loss on the rows held out, and the loss of each one tried."""
         l2, self.last, tried = _choose_strength(self.kept, self.held_out, self.last)
         return l2, tried
 
@@ -209,17 +211,17 @@ def _choose_strength(
     kept, held_out = kept[::step], held_out[::step]
     labels = np.concatenate([np.zeros(0, dtype=bool), *(labels for _, labels in held_out)])
     if not kept or labels.all() or not labels.any():
-        return STRENGTHS[len(STRENGTHS) // 2], weights, {}  # too few rows to choose by
-    tried: dict[str, float] = {}
-    best = (float("inf"), STRENGTHS[0], weights)
-    for l2 in STRENGTHS:
+        return STRENGTHS[0], weights, {}  # too few rows to choose by
+
+    def attempt(combination: Combination) -> tuple[float, tuple[float, NDArray[np.float64]]]:
+        nonlocal weights
+        l2 = float(str(combination["l2"]))
         weights = _fit_logistic(kept, l2, weights, tolerance=1e-7)
         logits = np.concatenate([matrix @ weights[:-1] + weights[-1] for matrix, _ in held_out])
-        tried[f"{l2:g}"] = reached = metrics.log_loss(logits, labels)
-        if reached >= best[0]:
-            break  # weaker ones only fit more noise
-        best = (reached, l2, weights)
-    return best[1], best[2], tried
+        return metrics.log_loss(logits, labels), (l2, weights)
+
+    best, tried = choose([{"l2": l2} for l2 in STRENGTHS], attempt, lower=True)
+    return *best, {f"{each.settings['l2']:g}": each.value for each in tried}
 
 
 def _fit_logistic(

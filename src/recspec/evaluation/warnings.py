@@ -5,7 +5,7 @@ Every function turns facts into warnings and reads nothing. What can't be judged
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,13 +13,16 @@ import numpy as np
 
 from recspec.calibration import CalibrationError
 
-Kind = Literal["worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small"]
+Kind = Literal[
+    "worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small", "mostly_repeats"
+]  # fmt: skip
 
 SIGNIFICANT = 2.0  # standard errors beyond which a difference is not noise
 SMALLEST_ERROR = 0.02
 """Least calibration error to warn about. Prepared splits drift by about .01 between valid and test."""
 COARSE = 0.02  # standard error of a metric, as a share of its value, from which valid counts as small
 FEWEST_ROWS = 100  # to judge probabilities by
+MANY_REPEATS = 0.5  # share of the positives from which left out repeats are worth a warning
 FEWEST_COMPARED = 30  # rows or groups: the standard error of fewer is itself too uncertain
 
 
@@ -139,24 +142,42 @@ def of_trace(
     return warnings
 
 
-def of_baselines(differences: Sequence[Difference], split: str) -> list[ModelWarning]:
+def of_repeats(protocols: Mapping[str, Mapping[str, object]], split: str) -> list[ModelWarning]:
+    """A warning if most positives are items that their users acted on before, so that few are left to rank."""
+    for protocol, facts in protocols.items():
+        repeats, positives = (int(str(facts.get(each, 0))) for each in ("repeats_left_out", "of_positives"))
+        if repeats and repeats >= MANY_REPEATS * positives:
+            message = (
+                f"{protocol} leaves out {repeats:,} of {positives:,} positives of {split}: the user acted on the item "
+                "before, and only new items are ranked, as recommended. If users are meant to come back to their "
+                "items, as in repeated purchases, these numbers say little: judge by labelled rows (protocol rows)"
+            )
+            return [ModelWarning("mostly_repeats", message)]
+    return []
+
+
+def of_baselines(differences: Sequence[Difference], split: str, chosen_by: str = "") -> list[ModelWarning]:
     """A warning for each protocol under which baselines are better by more than the standard error of the difference.
 
-    It names the clearest difference and the other baselines.
+    It names the clearest difference and the other baselines, and the metric that chose the model if its protocol is
+    another one.
     """
     ahead: dict[str, list[Difference]] = {}
     for each in differences:
         if each.count >= FEWEST_COMPARED and each.better_by > each.standard_error > 0:
             ahead.setdefault(each.metric.partition("/")[0], []).append(each)
     warnings = []
-    for found in ahead.values():
+    for protocol, found in ahead.items():
         first = max(found, key=_errors)
         others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
         message = (
-            f"{first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: {first.metric} "
-            f"{first.theirs:.4f} against {first.model:.4f}{f' (also {others})' if others else ''}; search for better "
-            "settings with `recspec tune`, or train another model"
+            f"by {first.metric}, {first.baseline} {'beats' if _errors(first) >= SIGNIFICANT else 'is ahead of'} the "
+            f"model on {split} by {_errors(first):.1f} standard errors: {first.theirs:.4f} against {first.model:.4f}"
+            f"{f' (also {others})' if others else ''}"
         )
+        if chosen_by and chosen_by.partition("/")[0] != protocol:
+            message += f"; the model was chosen by {chosen_by}, which may order models otherwise"
+        message += "; search for better settings with `recspec tune`, or train another model"
         warnings.append(ModelWarning("worse_than_baseline", message))
     return warnings
 

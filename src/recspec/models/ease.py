@@ -63,7 +63,8 @@ class EaseSettings(config.Settings):
 
     l2: float = Field(
         500.0,
-        gt=0,
+        ge=1e-3,
+        le=1e9,
         description="L2 penalty on the weights between items; by default chosen on valid, or without valid from the "
         "number of interactions",
     )
@@ -165,7 +166,8 @@ class UserWeights(nn.Module):
     def know(self, interactions: Interactions, l2: float) -> None:
         """D of users with other interactions: (Y X') K^-1."""
         fitted = self.of_items.interactions().matrix()  # X'
-        inverse = (torch.eye(len(self.weight)) - self.weight.cpu()).double().numpy() / l2
+        # From I - D = l2 K^-1, a small l2 would leave nothing but the rounding of D.
+        inverse = _inverse_of_gram(fitted, l2, "users")
         found = np.empty((interactions.num_users, len(inverse)), np.float32)
         together = interactions.matrix().astype(np.float64)
         for rows in _blocks(*found.shape):

@@ -85,6 +85,10 @@ class FittedModel(Model):
             )
         return f"{self.num_parameters():,} weights, without gradient steps"
 
+    def doubt(self) -> str:
+        """What makes the fitted weights worthless, and what to do; empty if nothing does."""
+        return ""
+
     @property
     def device(self) -> torch.device:
         """The device of its weights."""

@@ -34,6 +34,9 @@ COMBINATIONS = (
 What matters is l2 relative to alpha: equal ones are best or near with 64 factors; l2 of ten times alpha and more
 collapses. Very sparse data wants 16 factors and l2 of 3 to 10 times alpha."""
 
+SMALLEST_SCORE = 1e-6
+"""A largest possible score below this is 0 but for rounding. Where l2 is not too strong, positives have about 1."""
+
 
 class IalsSettings(config.Settings):
     """Settings of iALS."""
@@ -41,12 +44,13 @@ class IalsSettings(config.Settings):
     factors: int = Field(64, ge=1, description="width of the factors of users and items")
     l2: float = Field(
         10.0,
-        gt=0,
+        ge=1e-6,
+        le=1e6,
         description="L2 penalty on the factors; by default chosen on valid, or without valid from the number of "
         "interactions",
     )
     alpha: float = Field(
-        3.0, gt=0, description="weight of a pair that the user acted on; every other pair has the weight 1"
+        3.0, ge=1e-3, le=1e6, description="weight of a pair that the user acted on; every other pair has the weight 1"
     )
     iterations: int = Field(15, ge=1, description="rounds of alternating least squares")
 
@@ -95,6 +99,15 @@ class Ials(ItemModel):
                     why = f"l2 {own.l2:g} and alpha {own.alpha:g} are too far apart"
                     raise SettingsError(f"ials: {why}: {error}") from None
         self.users, self.items = torch.from_numpy(solver.user_factors), torch.from_numpy(solver.item_factors)
+
+    def doubt(self) -> str:
+        own, largest = self.settings, float(self.users.abs().max() * self.items.abs().max())
+        if largest * own.factors >= SMALLEST_SCORE:
+            return ""
+        return (
+            f"l2 {own.l2:g} is too strong for alpha {own.alpha:g} on these interactions: every factor is almost 0, so "
+            "the scores say nothing; take a smaller l2 or a larger alpha"
+        )
 
     def know(self, interactions: Interactions) -> None:
         """Solve for the users' factors, given those of the items: half a round."""

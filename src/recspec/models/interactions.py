@@ -66,6 +66,14 @@ class Interactions:
         found: NDArray[np.bool_] = self.keys.take(np.searchsorted(self.keys, wanted), mode="clip") == wanted
         return found
 
+    def without(self, other: Interactions) -> Interactions:
+        """Those that are not among others of the same users and items."""
+        users, items = np.divmod(self.keys, self.num_items)
+        new = ~other.contain(users, items)
+        if new.all():
+            return self
+        return Interactions.from_pairs(users[new], items[new], num_users=self.num_users, num_items=self.num_items)
+
     def of(self, users: Ids) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Every item of some users: the place of the user in `users`, and the item."""
         starts, lengths = self.offsets[users], self.offsets[users + 1] - self.offsets[users]

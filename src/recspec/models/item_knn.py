@@ -33,6 +33,7 @@ class ItemKnnSettings(config.Settings):
     shrink: float = Field(
         50.0,
         ge=0,
+        le=1e6,
         description="term in the denominator that keeps items that few users know from looking alike by chance",
     )
 

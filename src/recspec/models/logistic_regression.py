@@ -30,7 +30,8 @@ class LogisticRegressionSettings(config.Settings):
 
     l2: float = Field(
         3.0,
-        gt=0,
+        ge=1e-6,
+        le=1e9,
         description="L2 penalty on the weights: half of it times their squares, beside the summed log loss; by default "
         "chosen on valid, or without valid on a tenth of train",
     )

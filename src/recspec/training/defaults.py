@@ -23,7 +23,7 @@ from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposa
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Ragged, open_split
-from recspec.training.choices import Choice
+from recspec.training.choices import Choice, pick_valid
 from recspec.training.optimizer_settings import OptimizerSettings
 from recspec.training.settings import TrainSettings
 
@@ -90,7 +90,7 @@ def resolve(
         merged.leave_out_absent_parts(lambda: model(spec, merged.model_settings))
         # Each step depends on what the ones before have chosen.
         merged.fill(dict(_held_out(spec, merged.settings, facts)))
-        if _is_validated(spec, merged.settings):
+        if pick_valid(spec, merged.settings).value:
             merged.fill(dict(_metric(model, spec, merged.settings, facts)))
         merged.fill(_length(spec, merged.settings))
         merged.fill(_calibration(spec, merged.settings, facts))
@@ -313,11 +313,6 @@ def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
 # --- the metric and the length of a run ------------------------------------------------------------------------------
 
 
-def _is_validated(spec: FeatureSpec, settings: TrainSettings) -> bool:
-    """Whether there are rows to validate on."""
-    return "valid" not in settings.train_splits if "valid" in spec.splits else settings.valid_share > 0
-
-
 def _held_out(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Iterator[tuple[str, tuple[object, str]]]:
     """A share of train to validate on, if nothing else says when to stop."""
     if "valid" in spec.splits or facts.task != "clicks" or settings.negatives or "epochs" in settings.model_fields_set:
@@ -372,9 +367,8 @@ def _length(spec: FeatureSpec, settings: TrainSettings) -> Proposals:
     decaying = next((each for each in scheduled if each in ("linear", "polynomial")), None)
     if decaying:
         return {"train.epochs": (fixed, f"train.schedule {decaying} needs a length")}
-    if not _is_validated(spec, settings):
-        why = "train.train_splits trains on valid" if "valid" in spec.splits else "there are no rows to validate on"
-        return {"train.epochs": (fixed, f"{why}, so nothing says when to stop")}
+    if not (valid := pick_valid(spec, settings)).value:
+        return {"train.epochs": (fixed, f"{valid.reason}, so nothing says when to stop")}
     return {
         "train.epochs": (MOST_EPOCHS, "until valid stops improving (train.patience), at most"),
         "train.patience": (PATIENCE, "a metric may be flat for several epochs and then climb"),

@@ -227,10 +227,17 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
             raise Interrupted("stopped as asked; nothing was written, so start the same command again")
 
     found = _fit_of(plan, tell, late).run()
+    if plan.chosen.value and plan.valid.value and found.value is None:
+        what = f"{plan.valid.value} has no positive of an item that is new to its user, so settings could not be chosen"
+        log.write("note", message=f"{what}; those that were not given have their defaults")
+    if doubt := found.model.doubt():
+        log.write("note", message=doubt)
     seconds = time.monotonic() - started
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
     speed = found.num_pairs / max(seconds, 1e-9)
-    result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {})
+    result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings)
+    for warning in result.warnings:
+        log.write("warning", **warning.to_dict())
     log.write(
         "done",
         bundle=str(where),
@@ -243,6 +250,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         settings=found.model.settings.model_dump(mode="json"),
         samples_per_second=result.samples_per_second,
         seconds=seconds,
+        warnings=[each.to_dict() for each in result.warnings],
     )
     return result
 
@@ -275,4 +283,5 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         train=plan.read_settings(),
         trained=trained,
         metrics=found.metrics,
+        warnings=tuple(each.to_dict() for each in found.warnings),
     )

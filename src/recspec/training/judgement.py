@@ -47,6 +47,7 @@ def judge(validation: Validation, progress: Progress, last: Evaluation | None = 
     told = [
         *of_run(validation, found, progress),
         *warnings.of_probabilities(found.probabilities, validation.place),
+        *warnings.of_repeats(found.protocols, validation.place),
         *_beside_popularity(validation, found),
     ]
     return Judgement(tuple(told), calibration, tuple(notes))

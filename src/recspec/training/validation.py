@@ -188,8 +188,8 @@ class Validation:
             )
         if not known:
             raise SettingsError(
-                f"{self.plan.spec.folder}, split '{self.split}': no positive row holds an item with an id, so there is "
-                "nothing to rank; set train.metric=rows/log_loss"
+                f"{self.plan.spec.folder}, split '{self.split}': no positive row holds an item with an id that is new "
+                "to the user, so there is nothing to rank; set train.metric=rows/log_loss"
             )
         raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
 
