@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from recspec import config
-from recspec.auto import AutoSearch, cost
-from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE
+from recspec.auto import AutoSearch, cost, ending, main_reason
+from recspec.auto.judging import Judged, judge
+from recspec.auto.search import MOST_ATTEMPTS
+from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
 from recspec.errors import Interrupted, SettingsError
+from recspec.evaluation import Question
 from recspec.inference import Predictor
-from recspec.models import MODELS
+from recspec.models import MODELS, Model
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
@@ -99,6 +102,131 @@ def test_a_stopped_search_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
     assert {str(line["name"]) for line in board.lines} == {"popularity", "ease"}
 
 
+def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The metric of each evaluation of test, noted as it happens."""
+    found: list[str] = []
+
+    def noted(model: Model, question: Question, metric: str, *more: object) -> Judged:
+        if question.split == "test":
+            found.append(model.name)
+        return judge(model, question, metric, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ending, "judge", noted)
+    return found
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    opened, told = opened_tests(monkeypatch), list[str]()
+    names = ("popularity", "ease", "item_knn")
+    stopped = a_search(data, tmp_path / "out", names, tell=told.append)
+    stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    state = json.loads((tmp_path / "out" / STATE).read_text())
+    assert len(state["ending"]["places"]) == after == len(opened)
+    chosen, spent = state["ending"]["judged"], state["spent"]
+
+    # More minutes would let other candidates train; the choice for which test was opened comes first.
+    told.clear()
+    found = a_search(data, tmp_path / "out", names, tell=told.append, most_variants=4, minutes=6000.0)
+    board = found.run()
+    assert f"final evaluation: {after} of 3 candidates are judged" in told[0]
+    assert [line["name"] for line in board.lines[:3]] == chosen
+    assert opened == [*chosen, chosen[0]], "each once, the winner again for its second training"
+    assert board.seconds > spent
+    assert board.share_of_losers == pytest.approx(
+        sum(line["seconds"] for line in state["lines"] if line["name"] != chosen[0]) / board.seconds
+    )
+    assert "standard errors" in board.verdict
+
+    # Once it is done, the same command says the same without opening test.
+    again = a_search(data, tmp_path / "out", names).run()
+    assert again.lines == board.lines
+    assert len(opened) == 4
+    assert (tmp_path / "out" / BEST / RECIPE).is_file()
+
+
+def test_a_second_training_that_was_stopped_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
+    events: list[str] = []
+
+    def search() -> AutoSearch:
+        found = a_search(data, tmp_path / "out", ("neumf",), train={**FEW, "checkpoint_minutes": 0})
+        found.on_event = lambda name, event: events.append(f"{name} {event['event']}")
+        return found
+
+    stopped = search()
+    stopped.stop_requested = lambda: "neumf, again start" in events
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    assert "neumf, again interrupted" in events
+    events.clear()
+    board = search().run()
+    assert not any(each.startswith("neumf ") for each in events)
+    assert board.lines[0]["trained_again_on"] == ["train", "valid"]
+    assert RECIPE in [each.name for each in (tmp_path / "out" / BEST).iterdir()]
+
+
+def test_what_cannot_be_measured_is_told_and_leaves_a_winner(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> Judged:
+        raise MemoryError
+
+    monkeypatch.setattr(ending, "judge", failing)
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert "not enough memory" in str(board.lines[0]["problem"])
+    assert bundle.find(tmp_path / "out" / BEST).is_dir()
+
+
+def test_a_model_that_runs_out_of_memory_does_not_end_the_search(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(MODELS["ease"], "_fit", too_large)
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert "not enough memory" in board.left_out["ease"]
+
+
+def test_a_model_that_ends_the_process_is_given_up(data: FeatureSpec, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def search() -> AutoSearch:
+        return a_search(data, tmp_path / "out", ("popularity", "ease"))
+
+    def kill(name: str, _: object) -> None:
+        if name == "ease":
+            raise Killed
+
+    for _ in range(MOST_ATTEMPTS):
+        found = search()
+        found.on_event = kill
+        with pytest.raises(Killed):
+            found.run()
+    board = search().run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert board.left_out["ease"] == "the process ended 3 times while it trained"
+
+
+def test_a_fit_gets_an_even_share_of_the_time(data: FeatureSpec, tmp_path: Path) -> None:
+    search = a_search(data, tmp_path, ("popularity",), minutes=1.0)
+    lines = [Line(name=name, model=name) for name in ("popularity", "ease", "ials", "neumf", "dlrm")]
+    search.state = State(dataset="", metric="full/ndcg@10", seed=0, spent=8.0, lines=lines)
+    assert search.left_to_train == 40.0
+    assert search._seconds_to_fit() == 10.0  # three fits, and one share for the two that train by steps
+    lines[0].ended = lines[1].ended = "fitted"
+    search.state.spent = 28.0
+    assert search._seconds_to_fit() == 10.0
+    line = Line(name="a", model="neumf", seconds=30.0, trained=20.0, values=[0.1, 0.2])
+    assert line.seconds_beside == 5.0
+
+
 def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
     a_search(data, tmp_path / "out", ("popularity",)).run()
     with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
@@ -135,8 +263,13 @@ def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str)
 
 
 def test_models_that_do_not_fit_are_told(data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path) -> None:
-    board = a_search(data, tmp_path / "out", ("popularity", "din")).run()
+    told: list[str] = []
+    board = a_search(data, tmp_path / "out", ("popularity", "din", "logistic_regression"), tell=told.append).run()
     assert "history" in board.left_out["din"]
+    assert "train holds interactions alone" in board.left_out["logistic_regression"]
+    assert told[0].startswith("left out: logistic_regression: ")
+    assert told[1].startswith("left out: din: Din needs a feature in the role 'history'")
+    assert main_reason("no item; prepare one\nno user") == "no item"
     with pytest.raises(SettingsError, match="did you mean 'neumf'"):
         a_search(data, tmp_path / "other", ("neumv",)).run()
     with pytest.raises(SettingsError, match="no model can train on it"):
