@@ -11,11 +11,13 @@ import torch
 
 from recspec import config
 from recspec.auto import AutoSearch, cost, ending, main_reason
+from recspec.auto.beginning import begin
 from recspec.auto.judging import Judged, judge
 from recspec.auto.search import MOST_ATTEMPTS
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
+from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Question
 from recspec.inference import Predictor
@@ -282,6 +284,20 @@ def test_users_to_rank_by_hand() -> None:
     assert cost.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
     assert cost.users_to_rank({}, 100_000, 10.0) == (2000, [])
     assert cost.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
+
+
+def test_cheap_fits_come_first_and_long_ones_are_left_out(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "seconds_of_an_operation", lambda: 1.0)
+    seconds = {"popularity": 200.0, "ease": 250.0, "ials": 100.0}
+    for name, each in seconds.items():
+        monkeypatch.setattr(MODELS[name], "operations", lambda _, each=each: each)
+    state, _ = begin(data, tmp_path, 10.0, None, tuple(seconds), 0, {}, Ranks())
+    assert [line.name for line in state.lines] == ["ials", "popularity"]
+    assert state.left_out["ease"] == "one fit takes 250 of 600 s; give more --minutes"
+    with pytest.raises(SettingsError, match="no model can train in 1 minutes"):
+        begin(data, tmp_path, 1.0, None, tuple(seconds), 0, {}, Ranks())
 
 
 def test_few_items_are_judged_by_a_shorter_list(tmp_path: Path) -> None:

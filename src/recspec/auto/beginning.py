@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from recspec.auto.judging import question_of
 from recspec.auto.state import Line, State
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError
+from recspec.models import FittedModel
+from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
-from recspec.training import TrainingPlan
+from recspec.training import FitPlan, TrainingPlan
 
 MOST_FOR_JUDGING = 0.2
 """Share of the time that one evaluation of a model may take; a model that takes longer is left out."""
+MOST_FOR_FIT = 0.4
+"""Share of the time that one fit of a model may take, which can't be stopped in between."""
 
 
 def begin(
@@ -46,11 +51,16 @@ def begin(
         left_out=left_out,
     )
     by_steps = {name: plan for name, plan in plans.items() if isinstance(plan, TrainingPlan)}
-    too_slow = _measure_cost(state, spec, by_steps, ranks, minutes)
+    too_slow = [*_measure_cost(state, spec, by_steps, ranks, minutes)]
+    fits = _seconds_of_fits({name: plan for name, plan in plans.items() if name not in by_steps})
+    for name, seconds in fits.items():
+        if seconds > MOST_FOR_FIT * minutes * 60:
+            too_slow.append(name)
+            state.left_out[name] = f"one fit takes {seconds:.0f} of {60 * minutes:.0f} s; give more --minutes"
     common: dict[str, object] = {"tensorboard": False, "seed": seed}
     if state.users is not None:
         common["valid_users"] = state.users
-    for name in (name for name in plans if name not in too_slow):
+    for name in sorted((name for name in plans if name not in too_slow), key=lambda name: fits.get(name, math.inf)):
         own = dict(train) if name in by_steps else dict[str, object]()
         if metric is not None or plans[name].metric.value != state.metric:
             own["metric"] = state.metric
@@ -59,6 +69,17 @@ def begin(
         problems = [f"{name}: {candidates.main_reason(why)}" for name, why in state.left_out.items()]
         raise SettingsError.of(f"{out}: no model can train in {minutes:g} minutes", problems)
     return state, by_steps
+
+
+def _seconds_of_fits(plans: Mapping[str, TrainingPlan | FitPlan]) -> dict[str, float]:
+    """Roughly the seconds of one fit of each model, so that the cheaper ones come first and none takes all the time."""
+    found = {}
+    one = cost.seconds_of_an_operation()
+    for name, plan in plans.items():
+        model = without_memory(lambda plan=plan: plan.make(None))  # type: ignore[misc]
+        assert isinstance(model, FittedModel)
+        found[name] = one * model.operations()
+    return found
 
 
 def _measure_cost(

@@ -16,6 +16,8 @@ MOST_USERS, FEWEST_USERS = 2000, 500
 """Users ranked between epochs: more hardly sharpen the choice, fewer are noise."""
 ROWS = 16_384
 """Rows that are timed."""
+SIDE = 768
+"""Rows of the matrices whose product tells the machine's speed: some 50 ms."""
 TIMED, MOST_TIMED = 0.5, 2.0
 """Seconds after which timing ends, and that one timed call may take by what one user takes alone."""
 SCORES_PER_BLOCK = 1 << 22
@@ -66,6 +68,16 @@ def _seconds(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter() - started)
     return min(times)
+
+
+def seconds_of_an_operation() -> float:
+    """Seconds of one of many fp64 operations on one thread, from the product of two matrices."""
+    threads, square = torch.get_num_threads(), torch.ones(SIDE, SIDE, dtype=torch.float64)
+    torch.set_num_threads(1)
+    try:
+        return _seconds(lambda: square @ square) / (2 * SIDE**3)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tuple[int, list[str]]:
