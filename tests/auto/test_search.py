@@ -24,7 +24,7 @@ from recspec.inference import Predictor
 from recspec.models import MODELS, Model
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
-from recspec.training import TrainSettings, train
+from recspec.training import TrainSettings, defaults, train
 from tests import made_up
 
 FEW = {"epochs": 2, "batch_size": 512, "precision": "fp32"}
@@ -298,6 +298,15 @@ def test_cheap_fits_come_first_and_long_ones_are_left_out(
     assert state.left_out["ease"] == "one fit takes 250 of 600 s; give more --minutes"
     with pytest.raises(SettingsError, match="no model can train in 1 minutes"):
         begin(data, tmp_path, 1.0, None, tuple(seconds), 0, {}, Ranks())
+
+
+def test_every_model_is_ranked_in_full_though_train_would_take_less(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FEW_PAIRS", "MOST_PAIRS", "PAIRS_PER_SAMPLE"):
+        monkeypatch.setattr(defaults, name, 0)
+    board = a_search(data, tmp_path / "out", ("popularity", "neumf")).run()
+    assert {line["name"] for line in board.lines} == {"popularity", "neumf"}
 
 
 def test_few_items_are_judged_by_a_shorter_list(tmp_path: Path) -> None:
