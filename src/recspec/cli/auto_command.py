@@ -72,7 +72,9 @@ def print_board(board: Leaderboard) -> None:
     first = board.lines[0]
     if "trained_again_on" in first:
         reached = (
-            f": test {cell(first['again_test'])} +- {cell(first['again_test_error'])}" if "again_test" in first else ""
+            f": {board.metric} on test {cell(first['again_test'])} +- {cell(first['again_test_error'])}"
+            if "again_test" in first
+            else ""
         )
         out.print(f"{first['name']} was trained again on train and valid{reached}")
     else:

@@ -88,13 +88,6 @@ class FittedModel(Model):
             )
         return f"{self.num_parameters():,} weights, without gradient steps"
 
-    def operations(self) -> float:
-        """Rough number of arithmetic operations of one fit that the numbers of users and items cause by themselves.
-
-        0 for a fit whose time depends on the number of interactions alone, which is seconds.
-        """
-        return 0.0
-
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
@@ -103,6 +96,13 @@ class FittedModel(Model):
     def num_parameters(self) -> int:
         """The number of fitted weights."""
         return sum(buffer.numel() for buffer in self.buffers() if buffer.is_floating_point())
+
+    def operations(self) -> float:
+        """Rough number of arithmetic operations of one fit that the numbers of users and items cause by themselves.
+
+        0 for a fit whose time depends on the number of interactions alone, which is seconds.
+        """
+        return 0.0
 
 
 class ItemModel(FittedModel):
