@@ -225,8 +225,6 @@ def test_a_fit_gets_an_even_share_of_the_time(data: FeatureSpec, tmp_path: Path)
     lines[0].ended = lines[1].ended = "fitted"
     search.state.spent = 28.0
     assert search._seconds_to_fit() == 10.0
-    line = Line(name="a", model="neumf", seconds=30.0, trained=20.0, values=[0.1, 0.2])
-    assert line.seconds_beside == 5.0
 
 
 def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:

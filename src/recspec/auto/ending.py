@@ -9,6 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -65,8 +66,8 @@ class Finish:
             self.state.ending = self._choose(max(left, LEAST))
             self._save()
         ending = self.state.ending
+        winner = self.state.line(ending.judged[0])
         if not ending.done:
-            winner = self.state.line(ending.judged[0])
             if ending.trains_again and not (ending.trained_again or ending.not_again):
                 self.tell(f"{winner.name} is trained again on train and valid")
                 self._train_again(winner, ending)
@@ -80,6 +81,8 @@ class Finish:
                     self._save()
             ending.done = True
             self._save()
+        elif not (self.out / BEST).exists():
+            self._put_in_place(winner, ending)
         board = Leaderboard.of(self.state, ending, self.out)
         board.save(self.out)
         return board
@@ -118,9 +121,10 @@ class Finish:
         for line in best:
             self._check()
             if line.model not in state.each:  # of fitted models it is known only now
-                model = bundle.load(self.out / RUNS / line.name, device=self.ranks.device).model.eval()
-                state.each[line.model], state.size = cost.seconds_each(model, question), cost.size_of(question)
-        needed = 2 * state.size * sum(state.each[line.model] for line in best)
+                with suppress(*candidates.FAILURES):  # `_measure` tells what is wrong with it
+                    model = bundle.load(self.out / RUNS / line.name, device=self.ranks.device).model.eval()
+                    state.each[line.model], state.size = cost.seconds_each(model, question), cost.size_of(question)
+        needed = 2 * state.size * sum(state.each.get(line.model, 0.0) for line in best)
         ending.users = state.users if needed > left else None  # all of them if the time allows it
         seconds, why = self._seconds_again(best[0])
         if why or seconds > left:
@@ -188,9 +192,9 @@ class Finish:
         """The figures of one run."""
         self._check()
         run, place, splits = self.run_of(name), Place(), self.spec.splits
-        folder = bundle.find(run)
-        place.size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         try:
+            folder = bundle.find(run)
+            place.size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             model = bundle.load(run, device=self.ranks.device).model.eval()
             place.parameters = sum(each.numel() for each in model.state_dict().values())
             with torch.inference_mode():

@@ -47,8 +47,8 @@ class Leaderboard:
             lines[0]["not_trained_again"] = ending.not_again
         else:
             lines[0]["trained_again_on"] = ["train", "valid"]
-            once_more = ending.places[AGAIN]
-            if once_more.test is not None:
+            once_more = ending.places.get(AGAIN)
+            if once_more is not None and once_more.test is not None:
                 lines[0] |= {"again_test": once_more.test, "again_test_error": once_more.test_error}
         failed = {line.name: line.failed for line in state.lines if line.failed}
         losers = sum(line.seconds for line in state.lines if line.name != ending.judged[0])

@@ -63,6 +63,7 @@ class AutoSearch:
     tell: Callable[[str], None] = lambda _: None
     """Called with a sentence on what the search takes up, leaves out, or does at its end."""
     plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
+    _started: float = field(default=0.0, init=False)
     _counted: float = field(default=0.0, init=False)
 
     def run(self) -> Leaderboard:
@@ -145,7 +146,7 @@ class AutoSearch:
             return self._next()
         assert found is None or isinstance(found, Line)
         # A slice costs more than training; without room for that it would end after the time.
-        return None if found is None or found.seconds_beside >= self.left_to_train else found
+        return None if found is None or found.beside >= self.left_to_train else found
 
     def _add_variants(self, pausable: Sequence[Line]) -> bool:
         """Add variants of the best models; False if there were enough."""
@@ -181,12 +182,12 @@ class AutoSearch:
 
     def _slice(self, line: Line) -> None:
         """Train a candidate for its next slice, and note what it reached."""
-        self._counted = time.monotonic()
+        self._started = self._counted = time.monotonic()
         line.attempts += 1
         line.began = 1 + max(other.began for other in self.state.lines)
         defaults = sum(other.name == other.model for other in self.state.lines if not candidates.is_fitted(other.model))
         slices = halving.first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * halving.GROWTH ** len(line.values)
-        room = self.left_to_train - line.seconds_beside
+        room = self.left_to_train - line.beside
         self.state.save(self.out)
         until = min(max(slices, line.trained + 1), line.trained + max(1.0, room))
         try:
@@ -218,6 +219,7 @@ class AutoSearch:
             name = next((each for each in found if each.startswith(f"{name.rpartition('@')[0]}@")), name)
             self.state.shorter = f"{protocol}/{name}"
         value = found.get(name, math.nan)
+        line.beside = max(0.0, time.monotonic() - self._started - (result.seconds - line.trained))
         line.trained = result.seconds
         line.best_epoch = float(result.best_epoch)
         if not math.isfinite(value):

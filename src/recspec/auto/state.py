@@ -40,6 +40,7 @@ class Line(BaseModel):
     trained: float = Field(0.0, ge=0, description="seconds of training alone, by which a slice is bounded")
     epoch: float = Field(0.0, ge=0)
     best_epoch: float = Field(0.0, ge=0)
+    beside: float = Field(0.0, ge=0, description="seconds of its latest slice beside training")
     attempts: int = Field(0, ge=0, description="slices that began since the last one that ended in any way")
     ended: str = Field("", description="why training ended by itself; empty while it waits")
     failed: str = Field("", description="the message of its failure")
@@ -48,11 +49,6 @@ class Line(BaseModel):
     def is_over(self) -> bool:
         """Whether its training has ended by itself, or failed."""
         return bool(self.ended or self.failed)
-
-    @property
-    def seconds_beside(self) -> float:
-        """Seconds of a slice beside training: planning, the last evaluation and the bundle, as in its slices so far."""
-        return max(0.0, self.seconds - self.trained) / len(self.values) if self.values else 0.0
 
     @property
     def best(self) -> float:
