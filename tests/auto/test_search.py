@@ -10,16 +10,21 @@ import pytest
 import torch
 
 from recspec import config
-from recspec.auto import AutoSearch, cost
-from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE
+from recspec.auto import AutoSearch, cost, ending, main_reason
+from recspec.auto.beginning import begin
+from recspec.auto.judging import Judged, judge
+from recspec.auto.search import MOST_ATTEMPTS
+from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
+from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
+from recspec.evaluation import Question
 from recspec.inference import Predictor
-from recspec.models import MODELS
+from recspec.models import MODELS, Model
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
-from recspec.training import TrainSettings, train
+from recspec.training import TrainSettings, defaults, train
 from tests import made_up
 
 FEW = {"epochs": 2, "batch_size": 512, "precision": "fp32"}
@@ -99,6 +104,129 @@ def test_a_stopped_search_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
     assert {str(line["name"]) for line in board.lines} == {"popularity", "ease"}
 
 
+def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The metric of each evaluation of test, noted as it happens."""
+    found: list[str] = []
+
+    def noted(model: Model, question: Question, metric: str, *more: object) -> Judged:
+        if question.split == "test":
+            found.append(model.name)
+        return judge(model, question, metric, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ending, "judge", noted)
+    return found
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    opened, told = opened_tests(monkeypatch), list[str]()
+    names = ("popularity", "ease", "item_knn")
+    stopped = a_search(data, tmp_path / "out", names, tell=told.append)
+    stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    state = json.loads((tmp_path / "out" / STATE).read_text())
+    assert len(state["ending"]["places"]) == after == len(opened)
+    chosen, spent = state["ending"]["judged"], state["spent"]
+
+    # More minutes would let other candidates train; the choice for which test was opened comes first.
+    told.clear()
+    found = a_search(data, tmp_path / "out", names, tell=told.append, most_variants=4, minutes=6000.0)
+    board = found.run()
+    assert f"final evaluation: {after} of 3 candidates are judged" in told[0]
+    assert [line["name"] for line in board.lines[:3]] == chosen
+    assert opened == [*chosen, chosen[0]], "each once, the winner again for its second training"
+    assert board.seconds > spent
+    assert board.share_of_losers == pytest.approx(
+        sum(line["seconds"] for line in state["lines"] if line["name"] != chosen[0]) / board.seconds
+    )
+    assert "standard errors" in board.verdict
+
+    # Once it is done, the same command says the same without opening test.
+    again = a_search(data, tmp_path / "out", names).run()
+    assert again.lines == board.lines
+    assert len(opened) == 4
+    assert (tmp_path / "out" / BEST / RECIPE).is_file()
+
+
+def test_a_second_training_that_was_stopped_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
+    events: list[str] = []
+
+    def search() -> AutoSearch:
+        found = a_search(data, tmp_path / "out", ("neumf",), train={**FEW, "checkpoint_minutes": 0})
+        found.on_event = lambda name, event: events.append(f"{name} {event['event']}")
+        return found
+
+    stopped = search()
+    stopped.stop_requested = lambda: "neumf, again start" in events
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    assert "neumf, again interrupted" in events
+    events.clear()
+    board = search().run()
+    assert not any(each.startswith("neumf ") for each in events)
+    assert board.lines[0]["trained_again_on"] == ["train", "valid"]
+    assert RECIPE in [each.name for each in (tmp_path / "out" / BEST).iterdir()]
+
+
+def test_what_cannot_be_measured_is_told_and_leaves_a_winner(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> Judged:
+        raise MemoryError
+
+    monkeypatch.setattr(ending, "judge", failing)
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert "not enough memory" in str(board.lines[0]["problem"])
+    assert bundle.find(tmp_path / "out" / BEST).is_dir()
+
+
+def test_a_model_that_runs_out_of_memory_does_not_end_the_search(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(MODELS["ease"], "_fit", too_large)
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert "not enough memory" in board.left_out["ease"]
+
+
+def test_a_model_that_ends_the_process_is_given_up(data: FeatureSpec, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def search() -> AutoSearch:
+        return a_search(data, tmp_path / "out", ("popularity", "ease"))
+
+    def kill(name: str, _: object) -> None:
+        if name == "ease":
+            raise Killed
+
+    for _ in range(MOST_ATTEMPTS):
+        found = search()
+        found.on_event = kill
+        with pytest.raises(Killed):
+            found.run()
+    board = search().run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert board.left_out["ease"] == "the process ended 3 times while it trained"
+
+
+def test_a_fit_gets_an_even_share_of_the_time(data: FeatureSpec, tmp_path: Path) -> None:
+    search = a_search(data, tmp_path, ("popularity",), minutes=1.0)
+    lines = [Line(name=name, model=name) for name in ("popularity", "ease", "ials", "neumf", "dlrm")]
+    search.state = State(dataset="", metric="full/ndcg@10", seed=0, spent=8.0, lines=lines)
+    assert search.left_to_train == 40.0
+    assert search._seconds_to_fit() == 10.0  # three fits, and one share for the two that train by steps
+    lines[0].ended = lines[1].ended = "fitted"
+    search.state.spent = 28.0
+    assert search._seconds_to_fit() == 10.0
+
+
 def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
     a_search(data, tmp_path / "out", ("popularity",)).run()
     with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
@@ -135,8 +263,13 @@ def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str)
 
 
 def test_models_that_do_not_fit_are_told(data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path) -> None:
-    board = a_search(data, tmp_path / "out", ("popularity", "din")).run()
+    told: list[str] = []
+    board = a_search(data, tmp_path / "out", ("popularity", "din", "logistic_regression"), tell=told.append).run()
     assert "history" in board.left_out["din"]
+    assert "train holds interactions alone" in board.left_out["logistic_regression"]
+    assert told[0].startswith("left out: logistic_regression: ")
+    assert told[1].startswith("left out: din: Din needs a feature in the role 'history'")
+    assert main_reason("no item; prepare one\nno user") == "no item"
     with pytest.raises(SettingsError, match="did you mean 'neumf'"):
         a_search(data, tmp_path / "other", ("neumv",)).run()
     with pytest.raises(SettingsError, match="no model can train on it"):
@@ -149,6 +282,29 @@ def test_users_to_rank_by_hand() -> None:
     assert cost.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
     assert cost.users_to_rank({}, 100_000, 10.0) == (2000, [])
     assert cost.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
+
+
+def test_cheap_fits_come_first_and_long_ones_are_left_out(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "seconds_of_an_operation", lambda: 1.0)
+    seconds = {"popularity": 200.0, "ease": 250.0, "ials": 100.0}
+    for name, each in seconds.items():
+        monkeypatch.setattr(MODELS[name], "operations", lambda _, each=each: each)
+    state, _ = begin(data, tmp_path, 10.0, None, tuple(seconds), 0, {}, Ranks())
+    assert [line.name for line in state.lines] == ["ials", "popularity"]
+    assert state.left_out["ease"] == "one fit takes 250 of 600 s; give more --minutes"
+    with pytest.raises(SettingsError, match="no model can train in 1 minutes"):
+        begin(data, tmp_path, 1.0, None, tuple(seconds), 0, {}, Ranks())
+
+
+def test_every_model_is_ranked_in_full_though_train_would_take_less(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FEW_PAIRS", "MOST_PAIRS", "PAIRS_PER_SAMPLE"):
+        monkeypatch.setattr(defaults, name, 0)
+    board = a_search(data, tmp_path / "out", ("popularity", "neumf")).run()
+    assert {line["name"] for line in board.lines} == {"popularity", "neumf"}
 
 
 def test_few_items_are_judged_by_a_shorter_list(tmp_path: Path) -> None:

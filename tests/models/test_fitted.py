@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,6 +239,15 @@ def test_the_sparse_form_predicts_an_item_from_those_seen_with_it_most() -> None
     seen = of_pairs([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 2), (3, 1)], 4, 3)
     scores = all_scores(fitted("ease", seen, l2=1.0, form="sparse", neighbours=1))
     np.testing.assert_allclose(scores[:, 0], [2 / 4, 2 / 4, 0, 2 / 4], atol=1e-6)
+
+
+def test_operations_of_one_fit_by_hand() -> None:
+    few, many = SimpleNamespace(num_users=3, num_items=10), SimpleNamespace(num_users=30, num_items=10)
+    cubes = 27 / torch.get_num_threads(), 1000 / torch.get_num_threads()
+    for sizes, form, expected in ((few, "dual", cubes[0]), (many, "primal", cubes[1]), (few, "sparse", 1e8 + 4e4)):
+        sizes.choice = SimpleNamespace(form=form)
+        assert MODELS["ease"].operations(sizes) == expected  # type: ignore[attr-defined]
+    assert MODELS["item_knn"].operations(few) == 4e4  # type: ignore[attr-defined]
 
 
 def test_ease_mirrors_triangles_larger_than_a_block() -> None:

@@ -224,7 +224,7 @@ def test_labelled_rows_are_judged_by_log_loss(data: Mapping[str, FeatureSpec]) -
     [
         (120 * 60, {}, "full/ndcg@10", None),
         (100 * 60, {}, "full/ndcg@10", 100),
-        (100 * 60, {"valid_users": 7}, "sampled/ndcg@10", 7),
+        (100 * 60, {"valid_users": 7}, "full/ndcg@10", 7),
         (49 * 60, {}, "sampled/ndcg@10", None),
     ],
 )

@@ -9,7 +9,8 @@ import numpy as np
 
 from recspec import config
 from recspec.distributed import Ranks
-from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.errors import RecspecError, SettingsError, of_the_machine, unknown
+from recspec.loading import negatives_by_default
 from recspec.models import MODELS, FittedModel
 from recspec.spec import FeatureSpec
 from recspec.training import (
@@ -24,6 +25,23 @@ from recspec.training import (
 
 Given = Mapping[str, Mapping[str, object]]
 """Sections `settings` and `train`: what differs from what a plan would choose."""
+
+
+FAILURES = (RecspecError, MemoryError, ArithmeticError, ValueError, RuntimeError)
+"""Errors of one model that don't end a search: libraries raise the others for too little memory, or numbers that have
+no solution."""
+
+
+def told(error: Exception) -> str:
+    """Every problem of an error, one a line."""
+    if isinstance(error, RecspecError):
+        return "\n".join(error.problems)
+    return of_the_machine(error) or f"{type(error).__name__}: {error}"
+
+
+def main_reason(why: str) -> str:
+    """The first problem in one line, without advice."""
+    return why.partition("\n")[0].partition("; ")[0]
 
 
 def is_fitted(model: str) -> bool:
@@ -46,11 +64,15 @@ def suitable(
     for name in sorted(only or MODELS, key=lambda each: not is_fitted(each)):
         try:
             model_settings, train_settings = built(name, {"settings": {}, "train": train})
+            kind = MODELS[name]
+            if issubclass(kind, FittedModel) and kind.metric.startswith("rows/") and negatives_by_default(spec):
+                raise SettingsError(f"{name} needs labelled rows of both classes, and train holds interactions alone")
             plans[name] = plan_run(name, spec, Path(), train_settings, model_settings, ranks, resume=False)
         except RecspecError as error:
-            left_out[name] = str(error)
+            left_out[name] = told(error)
     if not plans:
-        raise SettingsError.of(f"{spec.folder}: no model can train on it", [f"{n}: {w}" for n, w in left_out.items()])
+        problems = [f"{name}: {main_reason(why)}" for name, why in left_out.items()]
+        raise SettingsError.of(f"{spec.folder}: no model can train on it", problems)
     return plans, left_out
 
 

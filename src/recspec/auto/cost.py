@@ -8,54 +8,76 @@ from collections.abc import Callable, Mapping
 import torch
 
 from recspec.batch import to_device
-from recspec.distributed import Ranks
-from recspec.evaluation import EvaluateSettings, ModelRanker, Question, as_batch
+from recspec.evaluation import ModelRanker, Question, as_batch
 from recspec.models import Model
-from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 
 MOST_USERS, FEWEST_USERS = 2000, 500
 """Users ranked between epochs: more hardly sharpen the choice, fewer are noise."""
 ROWS = 16_384
 """Rows that are timed."""
-TIMED = 0.5
-"""Seconds after which timing ends."""
+SIDE = 768
+"""Rows of the matrices whose product tells the machine's speed: some 50 ms."""
+TIMED, MOST_TIMED = 0.5, 2.0
+"""Seconds after which timing ends, and that one timed call may take by what one user takes alone."""
+SCORES_PER_BLOCK = 1 << 22
+"""Scores of users x items that an evaluation computes together."""
 
 
-def one_request(model: Model, spec: FeatureSpec, protocol: str) -> tuple[Callable[[], object], int]:
-    """A call that scores every item for one user, or one row where rows are judged; and their number in valid."""
-    split = "valid" if "valid" in spec.splits else "train"
-    if protocol != "full":
-        return rows_request(model, spec, split, 1)
-    question = Question(spec, split, (protocol,), EvaluateSettings(), reads=model.features())
-    ranker = ModelRanker(model, question)
-    user = question.ranked_users[:1]
-    return lambda: ranker.score_users(user), len(question.ranked_users)
+def one_request(model: Model, question: Question) -> Callable[[], object]:
+    """A call that scores every item for one user, or one row where rows are judged."""
+    return _request(model, question, 1)
 
 
-def rows_request(model: Model, spec: FeatureSpec, split: str, rows: int) -> tuple[Callable[[], object], int]:
-    """A call that scores some rows at once; and how many the split holds."""
-    reader = open_split(spec, split, model.features())
-    batch = to_device(as_batch(reader.read(0, min(rows, reader.num_rows)), spec), model.device)
-    return lambda: model(batch).cpu(), reader.num_rows
-
-
-def seconds_each(model: Model, spec: FeatureSpec, protocol: str, ranks: Ranks) -> tuple[float, int]:
-    """Seconds to judge a model on one user, or one row; and how many valid holds."""
-    model.to(ranks.device).eval()
+def seconds_each(model: Model, question: Question) -> float:
+    """Seconds to judge a model on one user, or one row, of many that are scored together."""
     with torch.inference_mode():
-        if protocol == "full":
-            call, size = one_request(model, spec, protocol)
-            each = 1
-        else:
-            call, size = rows_request(model, spec, "valid" if "valid" in spec.splits else "train", ROWS)
-            each = max(1, min(ROWS, size))
-        times: list[float] = []
-        while sum(times) < TIMED and len(times) < 5:
-            started = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - started)
-    return min(times) / each, size
+        if not _ranks(question):
+            rows = max(1, min(ROWS, size_of(question)))
+            return _seconds(_request(model, question, rows)) / rows
+        one = _seconds(_request(model, question, 1))
+        users = max(1, min(SCORES_PER_BLOCK // question.truth.num_items, size_of(question)))
+        if one * users > MOST_TIMED:
+            return one
+        return min(one, _seconds(_request(model, question, users)) / users)
+
+
+def size_of(question: Question) -> int:
+    """Users that are ranked, or rows that are judged."""
+    return len(question.ranked_users) if _ranks(question) else len(question.rows.labels)
+
+
+def _ranks(question: Question) -> bool:
+    return question.choose()[0] == ("full",)
+
+
+def _request(model: Model, question: Question, number: int) -> Callable[[], object]:
+    """A call that scores so many users or rows at once."""
+    if _ranks(question):
+        ranker, users = ModelRanker(model, question), question.ranked_users[:number]
+        return lambda: ranker.score_users(users)
+    reader = open_split(question.spec, question.split, model.features())
+    batch = to_device(as_batch(reader.read(0, min(number, reader.num_rows)), question.spec), model.device)
+    return lambda: model(batch).cpu()
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    times: list[float] = []
+    while sum(times) < TIMED and len(times) < 5:
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def seconds_of_an_operation() -> float:
+    """Seconds of one of many fp64 operations on one thread, from the product of two matrices."""
+    threads, square = torch.get_num_threads(), torch.ones(SIDE, SIDE, dtype=torch.float64)
+    torch.set_num_threads(1)
+    try:
+        return _seconds(lambda: square @ square) / (2 * SIDE**3)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tuple[int, list[str]]:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError, unknown
-from recspec.evaluation import EvaluateSettings, Evaluation, difference, evaluate_model, is_lower_better
+from recspec.evaluation import (
+    EvaluateSettings,
+    Evaluation,
+    Progress,
+    Question,
+    difference,
+    is_lower_better,
+    run_protocols,
+    scores_of,
+    silent,
+)
 from recspec.models import Model
 from recspec.spec import FeatureSpec
 
@@ -37,19 +47,24 @@ class Judged:
         return (math.nan, math.nan) if found is None else (sign_of(self.metric) * found[0], found[1])
 
 
+def question_of(spec: FeatureSpec, split: str, metric: str, users: int | None = None) -> Question:
+    """What a split asks of every model alike; of so many users, if full ranking is asked of fewer."""
+    protocol, _, name = metric.partition("/")
+    cut_off = name.rpartition("@")[2]
+    ks = (int(cut_off),) if "@" in name and cut_off.isdecimal() and int(cut_off) > 0 else None
+    return Question(spec, split, (protocol,), EvaluateSettings(ks=ks, users=users if protocol == "full" else None))
+
+
 def judge(
-    model: Model, spec: FeatureSpec, split: str, metric: str, ranks: Ranks | None = None, *, users: int | None = None
+    model: Model, question: Question, metric: str, ranks: Ranks | None = None, progress: Progress = silent
 ) -> Judged:
-    """Evaluate a model on a split; on so many users, if full ranking is asked of fewer.
+    """Evaluate a model on a split.
 
     Raises:
         SettingsError: if the split has no such metric.
     """
+    found = run_protocols(scores_of(model, question, ranks, progress))
     protocol, _, name = metric.partition("/")
-    cut_off = name.rpartition("@")[2]
-    ks = (int(cut_off),) if "@" in name and cut_off.isdecimal() and int(cut_off) > 0 else None
-    settings = EvaluateSettings(ks=ks, users=users if protocol == "full" else None)
-    found = evaluate_model(model, spec, split, protocols=(protocol,), settings=settings, ranks=ranks)
     if name not in (known := found.metrics.get(protocol, {})):
         raise SettingsError(f"metric {metric}: {unknown('metric', name, known)}")
     return Judged(metric, found)

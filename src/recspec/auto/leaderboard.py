@@ -10,62 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import torch
-
-from recspec import latency
-from recspec.auto.cost import one_request
-from recspec.auto.judging import Judged, judge, sign_of
-from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, Line, State
-from recspec.bundle import folder as bundle
-from recspec.distributed import Ranks
+from recspec.auto.judging import sign_of
+from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, Ending, Line, Place, State
 from recspec.files import whole_file
-from recspec.spec import FeatureSpec
 
-JUDGED = 5
-"""Best candidates that are measured again for standard errors, and on test."""
 AGAIN = "again"
 """Name of the winner's second training."""
 CLEAR = 2.0
 """Standard errors from which a lead counts as significant."""
-SECONDS = 0.3
-"""Time for each latency."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What was measured of a finished candidate."""
-
-    valid: Judged | None
-    test: Judged | None
-    parameters: int
-    size_bytes: int
-    p50_ms: float | None
-    """Median time for one request on one process: all items for a user, or one row."""
-
-
-def measure_places(
-    spec: FeatureSpec, metric: str, runs: Mapping[str, Path], again: Path | None, ranks: Ranks, *, users: int | None
-) -> dict[str, Place]:
-    """Measure some candidates by their runs, and under the name `AGAIN` the winner that was trained again.
-
-    With `users`, so many of them are ranked.
-    """
-    found = {}
-    named = {**runs, **({AGAIN: again} if again is not None else {})}
-    for name, run in named.items():
-        opened = bundle.load(run, device=ranks.device)
-        model, folder = opened.model.eval(), bundle.find(run)
-        with torch.inference_mode():
-            judged = name != AGAIN and "valid" in spec.splits  # the second training of the winner has seen valid
-            calibration, model.calibration = model.calibration, None  # it was fitted to the rows of valid
-            valid = judge(model, spec, "valid", metric, ranks, users=users) if judged else None
-            model.calibration = calibration
-            test = judge(model, spec, "test", metric, ranks, users=users) if "test" in spec.splits else None
-            call, _ = one_request(model, spec, metric.partition("/")[0])
-            taken = latency.measure(call, 1, seconds=SECONDS, warmup=3, at_least=5).p50
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        found[name] = Place(valid, test, sum(each.numel() for each in model.state_dict().values()), size, taken)
-    return found
 
 
 @dataclass(frozen=True)
@@ -87,28 +39,27 @@ class Leaderboard:
     """Models that can't train on the dataset, and candidates that failed, with the reason."""
 
     @classmethod
-    def of(
-        cls, state: State, ranked: Sequence[Line], places: Mapping[str, Place], *, not_again: str, folder: Path
-    ) -> Self:
-        """The leaderboard of a search that is over; `not_again`: why the winner was not trained again, if so."""
-        sign = sign_of(state.deciding)
-        lines = [_line(line, places.get(line.name), sign, folder, state.dataset) for line in ranked]
-        winner = ranked[0]
-        if not_again:
-            lines[0] = {**lines[0], "not_trained_again": not_again}
+    def of(cls, state: State, ending: Ending, folder: Path) -> Self:
+        """The leaderboard of a search that is over."""
+        sign, ranked = sign_of(state.deciding), state.ranked
+        lines = [_line(line, ending.places.get(line.name), sign, folder, state.dataset) for line in ranked]
+        if not ending.trained_again:
+            lines[0]["not_trained_again"] = ending.not_again
         else:
-            once_more = places[AGAIN]
-            test = {} if once_more.test is None else {"test": once_more.test.value, "test_error": once_more.test.error}
-            lines[0] = {
-                **lines[0],
-                "trained_again_on": ["train", "valid"],
-                **{f"again_{k}": v for k, v in test.items()},
-            }
+            lines[0]["trained_again_on"] = ["train", "valid"]
+            once_more = ending.places.get(AGAIN)
+            if once_more is not None and once_more.test is not None:
+                lines[0] |= {"again_test": once_more.test, "again_test_error": once_more.test_error}
         failed = {line.name: line.failed for line in state.lines if line.failed}
-        losers = sum(line.seconds for line in state.lines if line.name != winner.name)
-        verdict = _verdict(ranked, places, state.deciding)
+        losers = sum(line.seconds for line in state.lines if line.name != ending.judged[0])
         left_out = {**state.left_out, **failed}
+        verdict = _verdict(ranked, ending, state.deciding)
         return cls(state.deciding, tuple(lines), verdict, folder / BEST, state.spent, losers, left_out)
+
+    @property
+    def share_of_losers(self) -> float:
+        """Share of the time that was spent on candidates that did not win."""
+        return self.seconds_of_losers / max(self.seconds, 1e-9)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; a value that was not measured is null."""
@@ -119,6 +70,7 @@ class Leaderboard:
             "best": str(self.best),
             "seconds": round(self.seconds, 1),
             "seconds_of_losers": round(self.seconds_of_losers, 1),
+            "share_of_losers": round(self.share_of_losers, 4),
             "left_out": dict(self.left_out),
         }
 
@@ -134,9 +86,9 @@ def _line(line: Line, place: Place | None, sign: float, folder: Path, dataset: s
         "name": line.name,
         "model": line.model,
         "valid": sign * line.best,
-        "valid_error": place.valid.error if place and place.valid else None,
-        "test": place.test.value if place and place.test else None,
-        "test_error": place.test.error if place and place.test else None,
+        "valid_error": place.valid_error if place else None,
+        "test": place.test if place else None,
+        "test_error": place.test_error if place else None,
         "seconds": round(line.seconds, 1),
         "epochs": line.epoch,
         "ended": line.ended or "waited",
@@ -145,19 +97,22 @@ def _line(line: Line, place: Place | None, sign: float, folder: Path, dataset: s
         "p50_ms": round(place.p50_ms, 3) if place and place.p50_ms is not None else None,
         "again": f"recspec train {line.model} {shlex.quote(dataset)} RUN --recipe {shlex.quote(str(recipe))}",
     }
-    return found
+    return {**found, "problem": place.problem} if place and place.problem else found
 
 
-def _verdict(ranked: Sequence[Line], places: Mapping[str, Place], metric: str) -> str:
+def second_of(ranked: Sequence[Line], judged: Sequence[str]) -> Line | None:
+    """The best candidate of another model than the winner's among those that are judged."""
+    return next((line for line in ranked if line.model != ranked[0].model and line.name in judged), None)
+
+
+def _verdict(ranked: Sequence[Line], ending: Ending, metric: str) -> str:
     """A sentence on the winner's lead over the next other model."""
-    winner = ranked[0]
-    second = next((line for line in ranked if line.model != winner.model and line.name in places), None)
+    winner, second = ranked[0], second_of(ranked, ending.judged)
     if second is None:
         return f"{winner.name} is the only model that was compared"
-    ours, theirs = places[winner.name].valid, places[second.name].valid
-    by, error = (math.nan, math.nan) if ours is None or theirs is None else ours.lead(theirs)
-    if math.isnan(error):
+    if ending.lead is None:
         return f"{winner.name} leads {second.name} on valid; the standard error of the lead is unknown"
+    by, error = ending.lead
     if error == 0:
         return f"{winner.name} and {second.name} are equal on valid in {metric}"
     said = f"{winner.name} leads {second.name} by {by:.4f} in {metric} on valid, {by / error:.1f} standard errors"

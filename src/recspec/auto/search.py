@@ -10,31 +10,33 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-import yaml
-
-from recspec import __version__
-from recspec.auto import candidates, cost, halving
-from recspec.auto.ending import finish
+from recspec.auto import candidates, halving
+from recspec.auto.beginning import begin, so_far
+from recspec.auto.ending import Finish
 from recspec.auto.judging import sign_of
 from recspec.auto.leaderboard import Leaderboard
-from recspec.auto.state import RECIPE, RUNS, WRITTEN, Line, State
-from recspec.bundle import folder as bundle
+from recspec.auto.recipes import write_recipe
+from recspec.auto.state import RUNS, WRITTEN, Line, State
 from recspec.distributed import Ranks
-from recspec.errors import Interrupted, RecspecError, SettingsError
-from recspec.files import confine, local, locked_inside, made, whole_file
+from recspec.errors import Interrupted, SettingsError
+from recspec.files import confine, local, locked_inside, made
 from recspec.spec import FeatureSpec
-from recspec.training import Event, FitPlan, Result, TrainingPlan, has_checkpoint, train
+from recspec.training import Event, Result, TrainingPlan, has_checkpoint, plan_run, train
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
-MOST_FOR_JUDGING = 0.2
-"""Share of the time that one evaluation of a model may take; a model that takes longer is left out."""
 VARIANTS = 24
 """Most candidates beyond each model's defaults; small data would take thousands."""
 TOGETHER = 4
 """Variants that begin together, so that halving has something to halve."""
 OF_MODELS = 2
 """Variants are of the best models, so many of them."""
+
+SAVED_EVERY = 5.0
+"""Seconds after which the time of a candidate that trains is written down."""
+MOST_ATTEMPTS = 3
+"""Times that a candidate may end the process, as too little memory does, before it is given up."""
+STOPPED = "stopped as asked; the same command goes on"
 
 Look = Callable[[State, float], None]
 """Receives the state after each slice, and the seconds that are left."""
@@ -58,6 +60,11 @@ class AutoSearch:
     on_event: Callable[[str, Event], None] = lambda _, __: None
     """Called with the name of a candidate and each event of its training."""
     stop_requested: Callable[[], bool] = lambda: False
+    tell: Callable[[str], None] = lambda _: None
+    """Called with a sentence on what the search takes up, leaves out, or does at its end."""
+    plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
+    _started: float = field(default=0.0, init=False)
+    _counted: float = field(default=0.0, init=False)
 
     def run(self) -> Leaderboard:
         """Train until the time is spent or nothing is left to train, then judge once.
@@ -73,60 +80,48 @@ class AutoSearch:
         with made(self.out), locked_inside(self.out, "searching in"):
             confine(self.out, WRITTEN)
             self._open()
-            while (line := self._next()) is not None:
-                self._slice(line)
+            if self.state.ending is None or self.state.ending.done:
+                while (line := self._next()) is not None:
+                    self.state.ending = None  # a new choice; test is opened for it once it is made
+                    self._slice(line)
             if self.stop_requested():
-                raise Interrupted(f"{self.out}: stopped as asked; the same command goes on")
-            return finish(self.spec, self.state, self.out, self.left, self.ranks, self.on_event, self.stop_requested)
+                raise Interrupted(f"{self.out}: {STOPPED}")
+            end = Finish(
+                self.spec, self.state, self.out, self.ranks, self.on_event, self.tell, self.stop_requested
+            )  # fmt: skip
+            return end.run(self.left)
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Take up the search in the folder, or begin one: find the models, the metric and what an evaluation costs."""
-        asked: dict[str, object] = {} if self.metric is None else {"metric": self.metric}
-        plans, left_out = candidates.suitable(self.spec, self.models, asked, self.ranks)
-        self.plans, planned = plans, next(iter(plans.values()))
-        if not planned.valid.value:
-            raise SettingsError(f"{self.spec.folder}: no split to choose on: {planned.valid.reason}")
-        metric = self.metric or candidates.common_metric(self.spec, planned)
-        about = {"dataset": str(self.spec.folder.resolve()), "metric": metric, "seed": self.seed}
+        """Take up the search in the folder, or begin one."""
         found = State.load(self.out)
+        asked = None if self.models is None else sorted(self.models)
         if found is None:
             started = time.monotonic()
-            found = State(**about, left_out=left_out)
-            self.sign, self.state = sign_of(metric), found
-            self._plan_cost(plans)
+            found, self.plans = begin(
+                self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
+            )
+            self.state, self.sign = found, sign_of(found.metric)
+            for name, why in found.left_out.items():
+                self.tell(f"left out: {name}: {candidates.main_reason(why)}")
             found.spent = time.monotonic() - started
+            found.save(self.out)
+            return
+        about = {"dataset": str(self.spec.folder.resolve()), "seed": self.seed, "models": asked}
+        if self.metric is not None:
+            about["metric"] = self.metric
         if differing := [
             f"{name} was {getattr(found, name)!r}, and is {value!r}"
             for name, value in about.items()
             if getattr(found, name) != value
         ]:
             raise SettingsError.of(f"{self.out}: holds another search; name another folder", differing)
-        self.state, self.sign = found, sign_of(metric)
-        found.save(self.out)
-
-    def _plan_cost(self, plans: Mapping[str, TrainingPlan | FitPlan]) -> None:
-        """Begin with every model whose evaluation is not too long."""
-        state, protocol = self.state, self.state.metric.partition("/")[0]
-        for name, plan in plans.items():
-            if not candidates.is_fitted(name):
-                state.each[name], state.size = cost.seconds_each(plan.make(None), self.spec, protocol, self.ranks)
-        most = MOST_FOR_JUDGING * self.minutes * 60
-        too_slow = [name for name, each in state.each.items() if protocol != "full" and each * state.size > most]
-        if protocol == "full":
-            state.users, too_slow = cost.users_to_rank(state.each, state.size or cost.MOST_USERS, most)
-        for name in too_slow:
-            takes = state.each[name] * (state.users or state.size)
-            state.left_out[name] = f"one evaluation takes {takes:.0f} of {60 * self.minutes:.0f} s; give more --minutes"
-        train_settings: dict[str, object] = {"tensorboard": False, "seed": self.seed}
-        if state.users is not None:
-            train_settings["valid_users"] = state.users
-        for name in (name for name in plans if name not in too_slow):
-            more = dict[str, object]() if candidates.is_fitted(name) else dict(self.train)
-            if self.metric is not None or plans[name].metric.value != state.metric:
-                more["metric"] = state.metric
-            state.lines.append(Line(name=name, model=name, train={**train_settings, **more}))
+        self.state, self.sign = found, sign_of(found.metric)
+        for line in found.lines:
+            if line.attempts >= MOST_ATTEMPTS and not line.is_over:
+                line.failed = f"the process ended {line.attempts} times while it trained"
+        self.tell(f"{self.out}: {so_far(found, self.left)}")
 
     @property
     def left(self) -> float:
@@ -150,11 +145,12 @@ class AutoSearch:
         if found is None and self._add_variants(pausable):
             return self._next()
         assert found is None or isinstance(found, Line)
-        return found
+        # A slice costs more than training; without room for that it would end after the time.
+        return None if found is None or found.beside >= self.left_to_train else found
 
     def _add_variants(self, pausable: Sequence[Line]) -> bool:
         """Add variants of the best models; False if there were enough."""
-        defaults = [line for line in pausable if line.name == line.model in self.plans and not line.failed]
+        defaults = [line for line in pausable if line.name == line.model and not line.failed]
         made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
         if not defaults or made_so_far >= self.most_variants:
             return False
@@ -171,8 +167,12 @@ class AutoSearch:
         return bool(added)
 
     def _variants(self, line: Line) -> Iterator[candidates.Given]:
-        plan = self.plans[line.model]
-        assert isinstance(plan, TrainingPlan)
+        plan = self.plans.get(line.model)
+        if plan is None:  # the search was taken up
+            own, train_settings = candidates.built(line.model, {"settings": {}, "train": line.train})
+            made = plan_run(line.model, self.spec, Path(), train_settings, own, self.ranks, resume=False)
+            assert isinstance(made, TrainingPlan)
+            plan = self.plans[line.model] = made
         return candidates.variants(line.model, plan, line.train, self.seed)
 
     def _best_of(self, model: str) -> float:
@@ -182,24 +182,35 @@ class AutoSearch:
 
     def _slice(self, line: Line) -> None:
         """Train a candidate for its next slice, and note what it reached."""
-        started, before = time.monotonic(), line.seconds
+        self._started = self._counted = time.monotonic()
+        line.attempts += 1
         line.began = 1 + max(other.began for other in self.state.lines)
         defaults = sum(other.name == other.model for other in self.state.lines if not candidates.is_fitted(other.model))
         slices = halving.first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * halving.GROWTH ** len(line.values)
-        until = min(max(slices, before + 1), before + max(1.0, self.left_to_train))
+        room = self.left_to_train - line.beside
+        self.state.save(self.out)
+        until = min(max(slices, line.trained + 1), line.trained + max(1.0, room))
         try:
             result = self._train(line, until)
         except Interrupted:
-            raise Interrupted(f"{self.out}: stopped as asked; the same command goes on") from None
-        except RecspecError as error:
-            line.failed = str(error)
+            line.attempts = 0
+            raise Interrupted(f"{self.out}: {STOPPED}") from None
+        except candidates.FAILURES as error:
+            line.failed = candidates.told(error)
         else:
+            line.attempts = 0
             self._note(line, result)
         finally:
-            line.seconds = before + time.monotonic() - started
-            self.state.spent += time.monotonic() - started
+            self._count(line)
             self.state.save(self.out)
         self.look(self.state, self.left)
+
+    def _count(self, line: Line) -> None:
+        """Add the time since the last count to that of the candidate and of the search."""
+        now = time.monotonic()
+        line.seconds += now - self._counted
+        self.state.spent += now - self._counted
+        self._counted = now
 
     def _note(self, line: Line, result: Result) -> None:
         protocol, _, name = self.state.deciding.partition("/")
@@ -208,6 +219,8 @@ class AutoSearch:
             name = next((each for each in found if each.startswith(f"{name.rpartition('@')[0]}@")), name)
             self.state.shorter = f"{protocol}/{name}"
         value = found.get(name, math.nan)
+        line.beside = max(0.0, time.monotonic() - self._started - (result.seconds - line.trained))
+        line.trained = result.seconds
         line.best_epoch = float(result.best_epoch)
         if not math.isfinite(value):
             line.failed = f"it has no {self.state.deciding} on valid"
@@ -215,11 +228,17 @@ class AutoSearch:
         line.values.append(self.sign * value)
         if result.stopped != "minutes":
             line.ended = result.stopped
-        self._write_recipe(line)
+        write_recipe(line, self.run_of(line.name), self.state.dataset)
+
+    def _seconds_to_fit(self) -> float:
+        """Seconds in which a fit may try settings: an even share; the models trained by steps have one together."""
+        fits = sum(candidates.is_fitted(line.model) and not line.is_over for line in self.state.lines)
+        others = any(not candidates.is_fitted(line.model) for line in self.state.lines)
+        return max(1.0, self.left_to_train / (fits + others))
 
     def _train(self, line: Line, until: float) -> Result:
         fitted = candidates.is_fitted(line.model)
-        seconds = max(1.0, self.left_to_train) if fitted else until  # a fit ends with the best settings so far
+        seconds = self._seconds_to_fit() if fitted else until  # a fit ends with the best settings so far
         given = {"settings": line.settings, "train": {**line.train, "minutes": seconds / 60}}
         model_settings, train_settings = candidates.built(line.model, given)
         run = self.run_of(line.name)
@@ -241,22 +260,11 @@ class AutoSearch:
     def _see(self, line: Line, event: Event) -> None:
         if event["event"] == "epoch":
             line.epoch = float(str(event["epoch"]))
+        if time.monotonic() - self._counted > SAVED_EVERY:  # so that the clock of a killed search is right
+            self._count(line)
+            self.state.save(self.out)
         self.on_event(line.name, event)
 
     def run_of(self, name: str) -> Path:
         """The folder of a candidate's run."""
         return self.out / RUNS / name
-
-    def _write_recipe(self, line: Line) -> None:
-        """Write the recipe that repeats a candidate's training up to its best epoch."""
-        card = bundle.read_card(bundle.find(self.run_of(line.name)))
-        train_settings = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "minutes": None, "patience": None}
-        how = f"candidate {line.name} of `recspec auto`"
-        recipe = {
-            "about": {"dataset": self.state.dataset, "how": how, "recspec": __version__},
-            "model": line.model,
-            "settings": dict(card.settings),
-            "train": train_settings if not candidates.is_fitted(line.model) else dict(line.train),
-        }
-        with whole_file(self.run_of(line.name) / RECIPE) as temporary:
-            temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")

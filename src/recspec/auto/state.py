@@ -36,9 +36,12 @@ class Line(BaseModel):
     train: dict[str, object] = {}
     values: list[float] = Field([], max_length=64, description="the best value so far after each slice; more is better")
     began: int = Field(0, description="number of its latest slice, counted over all candidates")
-    seconds: float = Field(0.0, ge=0)
+    seconds: float = Field(0.0, ge=0, description="of all its slices, planning, judging and writing included")
+    trained: float = Field(0.0, ge=0, description="seconds of training alone, by which a slice is bounded")
     epoch: float = Field(0.0, ge=0)
     best_epoch: float = Field(0.0, ge=0)
+    beside: float = Field(0.0, ge=0, description="seconds of its latest slice beside training")
+    attempts: int = Field(0, ge=0, description="slices that began since the last one that ended in any way")
     ended: str = Field("", description="why training ended by itself; empty while it waits")
     failed: str = Field("", description="the message of its failure")
 
@@ -51,6 +54,35 @@ class Line(BaseModel):
     def best(self) -> float:
         """The best value so far; more is better."""
         return self.values[-1] if self.values and not self.failed else float("-inf")
+
+
+class Place(BaseModel):
+    """What was measured of a candidate at the end; null: not measured, or unknown."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    valid_error: float | None = None
+    test: float | None = None
+    test_error: float | None = None
+    parameters: int = 0
+    size_bytes: int = 0
+    p50_ms: float | None = Field(None, description="median time of one request: all items for a user, or one row")
+    problem: str = Field("", description="why it could not be measured")
+
+
+class Ending(BaseModel):
+    """The final evaluation. What is judged is written down before test is opened, so that test can't change it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    judged: list[str] = Field(min_length=1, description="candidates from best to worst on valid; the first has won")
+    users: int | None = Field(None, ge=1, description="users ranked, with protocol full; null: all")
+    trains_again: bool = Field(False, description="whether the winner is trained on train and valid")
+    trained_again: bool = False
+    not_again: str = Field("", description="why the winner was not trained again")
+    places: dict[str, Place] = {}
+    lead: tuple[float, float] | None = Field(None, description="of the winner over the next model, and its error")
+    done: bool = False
 
 
 class State(BaseModel):
@@ -68,8 +100,19 @@ class State(BaseModel):
         {}, description="seconds to judge a model on one user or row, by model"
     )
     size: int = Field(0, ge=0, description="users or rows of valid")
+    models: list[str] | None = Field(None, description="models that were asked for; null: all that suit")
     lines: list[Line] = []
     left_out: dict[str, str] = {}
+    ending: Ending | None = None
+
+    @property
+    def ranked(self) -> list[Line]:
+        """Candidates that were trained, from best to worst on valid."""
+        return sorted((line for line in self.lines if line.values and not line.failed), key=lambda line: -line.best)
+
+    def line(self, name: str) -> Line:
+        """The candidate of a name."""
+        return next(line for line in self.lines if line.name == name)
 
     @property
     def deciding(self) -> str:
@@ -94,6 +137,9 @@ class State(BaseModel):
                 confined(out / RUNS, line.name)
                 if line.model not in MODELS:
                     raise ValueError(unknown("model", line.model, MODELS))
+            names = {line.name for line in found.lines if line.values and not line.failed}
+            if found.ending is not None and not names.issuperset(found.ending.judged):
+                raise ValueError("the final evaluation names a candidate that was not trained")
         except (ValidationError, PathError, ValueError) as error:
             problem = str(error).splitlines()[0]
             raise SettingsError(f"{file}: damaged: {problem}; name another folder, or delete this one") from None

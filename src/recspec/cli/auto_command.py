@@ -52,7 +52,7 @@ def auto(
             raise SettingsError("auto: one process a search; start it without torchrun")
         board = AutoSearch(
             spec, out_folder, minutes, metric, only, seed,
-            ranks=ranks, look=display.look, on_event=display.show, stop_requested=stop_requested,
+            ranks=ranks, look=display.look, on_event=display.show, tell=display.tell, stop_requested=stop_requested,
         ).run()  # fmt: skip
     if json_output:
         print_json(board.to_dict())
@@ -62,6 +62,8 @@ def auto(
 
 def print_board(board: Leaderboard) -> None:
     """The leaderboard, its verdict, and where the winner lies."""
+    from recspec.auto import main_reason
+
     table = titled_table(f"{board.metric}, chosen on valid", *COLUMNS.values())
     for line in board.lines:
         table.add_row(*(cell(line[name]) for name in COLUMNS))
@@ -70,7 +72,9 @@ def print_board(board: Leaderboard) -> None:
     first = board.lines[0]
     if "trained_again_on" in first:
         reached = (
-            f": test {cell(first['again_test'])} +- {cell(first['again_test_error'])}" if "again_test" in first else ""
+            f": {board.metric} on test {cell(first['again_test'])} +- {cell(first['again_test_error'])}"
+            if "again_test" in first
+            else ""
         )
         out.print(f"{first['name']} was trained again on train and valid{reached}")
     else:
@@ -78,9 +82,13 @@ def print_board(board: Leaderboard) -> None:
             f"{first['name']} was not trained again on train and valid: {first['not_trained_again']}", soft_wrap=True
         )
     for name, why in board.left_out.items():
-        err.print(f"left out: {name}: {'; '.join(line.strip(' -') for line in why.splitlines())}")
-    share = board.seconds_of_losers / max(board.seconds, 1e-9)
-    out.print(f"{board.seconds:,.0f} s, {share:.0%} of them for models that did not win")
+        err.print(f"left out: {name}: {main_reason(why)}", soft_wrap=True)
+    for line in board.lines:
+        if "problem" in line:
+            err.print(f"not measured: {line['name']}: {main_reason(str(line['problem']))}", soft_wrap=True)
+    if board.left_out:
+        err.print(f"{board.best.parent / 'leaderboard.json'} holds the whole reasons", soft_wrap=True)
+    out.print(f"{board.seconds:,.0f} s, {board.share_of_losers:.0%} of them for models that did not win")
     out.print(
         f"{board.best}: the winner; evaluate, predict, serve and export take it, and recommend if it ranks items",
         soft_wrap=True,
@@ -104,6 +112,10 @@ class _Display:
         if err.is_terminal:
             self.live.stop()
 
+    def tell(self, message: str) -> None:
+        """Print what begins, goes on or is left out."""
+        err.print(message, soft_wrap=True, highlight=False)
+
     def show(self, name: str, event: Mapping[str, object]) -> None:
         """Show one event of a candidate's training."""
         if event["event"] == "epoch":
@@ -112,6 +124,7 @@ class _Display:
 
     def look(self, state: State, left: float) -> None:
         """Show the candidates after a slice."""
+        left = max(0.0, left)
         self.until, self.state = time.monotonic() + left, state
         if err.is_terminal:
             self._refresh()

@@ -6,10 +6,18 @@ from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluat
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, positives, read_rows
 from recspec.evaluation.labelled_rows import count_labels
-from recspec.evaluation.protocols import evaluate_rows
+from recspec.evaluation.protocols import evaluate_rows, run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report, difference, is_lower_better
-from recspec.evaluation.scoring import ModelRanker, as_batch, check_same_features, score_rows
+from recspec.evaluation.scoring import (
+    ModelRanker,
+    Progress,
+    as_batch,
+    check_same_features,
+    score_rows,
+    scores_of,
+    silent,
+)
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "ItemFit",
     "ModelRanker",
     "ModelWarning",
+    "Progress",
     "Question",
     "Report",
     "RowFit",
@@ -36,6 +45,9 @@ __all__ = [
     "is_lower_better",
     "positives",
     "read_rows",
+    "run_protocols",
     "score_rows",
+    "scores_of",
+    "silent",
     "warnings",
 ]

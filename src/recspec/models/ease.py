@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from recspec import config, machine
 from recspec.errors import SettingsError, require_extra
-from recspec.models.fitted import MEMORY_SHARE, Grid, KnownItemsModel, rounded
+from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, rounded
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
 from recspec.nn import RowsHeld
@@ -45,6 +45,9 @@ MOST_DENSE = 20_000
 
 BYTES_DENSE = 16
 """Memory of a number of that matrix: 8 in the inversion, 4 in the model, 4 in the best model so far."""
+
+OF_AN_ITEM = 1e7
+"""Operations in the time (0.5 ms) of the sparse form's matrix of one item."""
 
 BLOCK = 1 << 24
 """Numbers of a matrix computed at once: 128 MB in fp64."""
@@ -112,6 +115,12 @@ class Ease(KnownItemsModel):
         _check_room(self.settings, self.num_users, self.num_items)
         super().how()
         return f"form {self.choice.form}: {self.choice.reason}"
+
+    def operations(self) -> float:
+        if self.choice.form == "sparse":
+            return OF_A_PAIR * self.num_items**2 + OF_AN_ITEM * self.num_items
+        size = self.num_users if self.choice.form == "dual" else self.num_items
+        return float(size) ** 3 / torch.get_num_threads()  # LAPACK takes all threads
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
         self.known.set(interactions)

@@ -30,6 +30,9 @@ MEMORY_SHARE = 0.5
 ROWS_PAY = 64
 """One user's scores of all items cost about as much as this share of them one by one: they are read in order."""
 
+OF_A_PAIR = 400.0
+"""Operations that a core could do in fp64 in the time (20 ns) of counting a pair of items and choosing the largest."""
+
 Grid = Sequence[Mapping[str, object]]
 """Combinations of settings in the order of their worth; the first one is used where nothing can be tried."""
 
@@ -97,6 +100,13 @@ class FittedModel(Model):
     def num_parameters(self) -> int:
         """The number of fitted weights."""
         return sum(buffer.numel() for buffer in self.buffers() if buffer.is_floating_point())
+
+    def operations(self) -> float:
+        """Rough number of arithmetic operations of one fit that the numbers of users and items cause by themselves.
+
+        0 for a fit whose time depends on the number of interactions alone, which is seconds.
+        """
+        return 0.0
 
 
 class ItemModel(FittedModel):

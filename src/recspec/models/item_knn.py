@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec import config
-from recspec.models.fitted import Grid, KnownItemsModel
+from recspec.models.fitted import OF_A_PAIR, Grid, KnownItemsModel
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import Neighbours
 from recspec.nn import RowsHeld
@@ -49,6 +49,9 @@ class ItemKnn(KnownItemsModel):
     def __init__(self, spec: FeatureSpec, settings: ItemKnnSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
         self.neighbours = Neighbours(self.num_items, settings.k)
+
+    def operations(self) -> float:
+        return OF_A_PAIR * self.num_items**2
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:

@@ -336,9 +336,14 @@ def _metric(
     pairs = max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
     ranked = max(pairs // max(1, facts.items), min(FEWEST_USERS, MOST_PAIRS // cost // max(1, facts.items)))
     described = f"{users:,} users x {facts.items:,} items"
-    if users <= ranked:
+    if settings.valid_users is not None and "valid_users" in settings.model_fields_set:
+        yield (
+            "train.metric",
+            ("full/ndcg@10", "rows are interactions; train.valid_users says how many users are ranked"),
+        )
+    elif users <= ranked:
         yield "train.metric", ("full/ndcg@10", f"rows are interactions; ranking {described} costs little")
-    elif ranked >= FEWEST_USERS and "valid_users" not in settings.model_fields_set:
+    elif ranked >= FEWEST_USERS:
         yield "train.metric", ("full/ndcg@10", f"rows are interactions; of {described}, a sample of users is ranked")
         yield "train.valid_users", (ranked, f"ranking {described} after every epoch would cost too much")
     elif candidates > FEW_CANDIDATES or candidates == 1:

@@ -215,12 +215,15 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=note)
     log.write("start", **plan.described())
     started = time.monotonic()
+    ends = [started]
 
     def late() -> bool:
+        """Whether one more combination, as long as the last one, would end after the minutes."""
         minutes = plan.settings.minutes
-        return minutes is not None and time.monotonic() - started > 60 * minutes
+        return minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
 
     def tell(tried: Tried) -> None:
+        ends.append(time.monotonic())
         log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, value=tried.value, best=tried.best)
         if stop_requested():
             log.write("interrupted")
