@@ -21,6 +21,7 @@ from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.prepare.prepared import Prepared
 from recspec.storage import open_split
 from recspec.storage.check import check
+from recspec.training.defaults import task_of
 from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
 
 TIMES = [1_700_000_000 + 60 * row for row in range(12)]
@@ -156,7 +157,7 @@ def test_a_table_by_position_with_a_header_in_lines_and_in_parquet_is_one_datase
         result = prepare_table(tmp_path / name, tmp_path / f"out {name}")
         assert "rows are rated: 'rating' holds 1 to 5, and ratings from 4 on" in inferred(result)
         made[name] = {file: held for file, held in bytes_of(result.spec.folder).items() if file != "feature_spec.yaml"}
-        assert result.spec.metadata["task"] == "interactions"
+        assert task_of(result.spec) == "interactions"
     assert all(held == made["header.csv"] for held in made.values())
 
 
@@ -188,7 +189,7 @@ def test_rows_with_a_label_need_neither_user_nor_item(tmp_path: Path) -> None:
     assert spec.features["city_id"].is_categorical
     assert not spec.features["age"].is_categorical
     assert spec.features["age_bucket"].cardinality == len(range(18, 60)) + 1
-    assert (spec.metadata["task"], spec.metadata["split"]) == ("clicks", "share")
+    assert (task_of(spec), spec.metadata["split"]) == ("clicks", "share")
     told = inferred(result)
     assert "there is no user: no column is named like one (user=COLUMN names it)" in told
     assert "random rows are valid and test, by seed 1" in told
@@ -212,11 +213,11 @@ def test_a_label_is_found_by_its_name_and_values(tmp_path: Path) -> None:
     text = "user_id,item_id,click\n" + "".join(f"u{row % 5},i{row % 7},{row % 2}\n" for row in range(70))
     found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
     assert "rows are labelled: column 'click' holds '0', '1'" in inferred(found)
-    assert found.spec.metadata["task"] == "clicks"
+    assert task_of(found.spec) == "clicks"
     for name, asked in (("told", {"label": None}), ("history", {"history": 3}), ("split", {"split": "leave_one_out"})):
-        assert prepare_table(tmp_path / "a.csv", tmp_path / name, **asked).spec.metadata["task"] == "interactions"
+        assert task_of(prepare_table(tmp_path / "a.csv", tmp_path / name, **asked).spec) == "interactions"
     ones = prepare_table(tmp_path / "b.csv", tmp_path / "b", text.replace(",0\n", ",1\n"))
-    assert ones.spec.metadata["task"] == "interactions"  # a column of ones tells nothing
+    assert task_of(ones.spec) == "interactions"  # a column of ones tells nothing
 
 
 def test_features_are_the_user_s_or_the_item_s_where_all_their_rows_agree(tmp_path: Path) -> None:
@@ -284,7 +285,7 @@ def test_a_rating_three_quarters_up_the_scale_is_an_interaction(
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
     kept = sum(ratings[row % len(ratings)] >= least for row in range(60))
     assert result.summary["interactions"] == kept
-    assert result.spec.metadata["task_reason"] == "rows are ratings, column 'stars', and high ones are interactions"
+    assert task_of(result.spec) == "interactions"
     if kept < 60:
         assert f"{60 - kept} of 60 rows with 'stars' below {least:g}" in str(result.summary["dropped"])
     assert prepare_table(tmp_path / "a.csv", tmp_path / "b", rating=None).summary["interactions"] == 60

@@ -94,14 +94,8 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
 
 
 def _told(settings: Settings) -> dict[str, object]:
-    """Metadata about the path that the data take, for those who train."""
-    if settings.label is not None:
-        task, reason = "clicks", f"rows have a label, column '{settings.label}'"
-    elif settings.rating is not None:
-        task, reason = "interactions", f"rows are ratings, column '{settings.rating}', and high ones are interactions"
-    else:
-        task, reason = "interactions", "rows have no label, so each is an interaction"
-    told: dict[str, object] = {"task": task, "task_reason": reason, "split": settings.chosen_split}
+    """Metadata for training and evaluation."""
+    told: dict[str, object] = {"split": settings.chosen_split}
     return {**told, "cut_offs": list(settings.cut_offs)} if settings.cut_offs else told
 
 
