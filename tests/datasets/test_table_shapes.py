@@ -185,7 +185,7 @@ def test_rows_with_a_label_need_neither_user_nor_item(tmp_path: Path) -> None:
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", labelled_text(2000), label="y")
     spec = result.spec
     assert spec.role("user") == spec.role("item") == ()
-    assert spec.role("context") == ("age", "age_bucket", "job", "city_id", "paid")
+    assert spec.role("context") == ("age", "age_bucket", "job", "city_id", "paid", "paid_bucket")
     assert spec.features["city_id"].is_categorical
     assert not spec.features["age"].is_categorical
     assert spec.features["age_bucket"].cardinality == len(range(18, 60)) + 1
@@ -209,6 +209,53 @@ def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_pa
     assert asked.spec.role("context") == ("number", "same")
 
 
+def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> None:
+    text = "price,label\n" + "".join(f"{'' if row % 10 == 0 else row / 8},{row % 2}\n" for row in range(640))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert result.spec.role("context") == ("price", "price_bucket")
+    assert result.spec.features["price_bucket"].cardinality == 32 + 1  # 640 rows, 20 a bucket; id 0 is missing
+    read = open_split(result.spec, "train", ["price", "price_bucket"]).read(0, 640)
+    price, bucket = (np.asarray(read[name]) for name in ("price", "price_bucket"))
+    assert set(price[bucket == 0]) == {0.0}  # the mean
+    counts = np.bincount(bucket)[1:]
+    assert counts.max() - counts.min() <= 1
+    assert "'price': taken as numbers and, cut into at most 32 buckets" in inferred(result)
+    few = prepare_table(tmp_path / "a.csv", tmp_path / "few", rows=79)
+    alone = prepare_table(tmp_path / "a.csv", tmp_path / "alone", numeric=["price"])
+    assert few.spec.role("context") == alone.spec.role("context") == ("price",)
+
+
+def test_a_column_of_the_file_keeps_the_name_of_a_bucket(tmp_path: Path) -> None:
+    text = "price,Price_Bucket,label\n" + "".join(f"{row / 8},{'ab'[row % 2]},{row % 2}\n" for row in range(640))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert result.spec.role("context") == ("price", "Price_Bucket")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "numeric", "is_log"),
+    [
+        ([0, 1, 10, 100, 1000], [], True),
+        ([0, 1, 10, 100, 1000], ["size"], False),
+        ([-1, 1, 10, 100, 1000], [], False),  # the logarithm spreads what lies around 0
+        ([1, 2, 3, 4, 5], [], False),
+        ([1e-6, 2e-6, 4e-6, 9e-6, 1e-3], [], False),  # ln(1 + x) is x
+        (["", "", "", "", 5], [], False),
+    ],
+)
+def test_the_logarithm_of_a_skewed_number_is_scaled(
+    numbers: list[float], numeric: list[str], is_log: bool, tmp_path: Path
+) -> None:
+    values = [numbers[min(row % 11, 4)] if row % 11 < 5 else numbers[row % 3] for row in range(220)]
+    text = "size,kind,label\n" + "".join(f"{value},{'ab'[row % 2]},{row % 2}\n" for row, value in enumerate(values))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, numeric=numeric, context_features=["size", "kind"])
+    encoder = Encoders.load(result.spec.folder).encoders["size"]
+    assert encoder.log1p == is_log
+    assert ("'size': skewed in train" in inferred(result)) == is_log
+    sizes = np.asarray(open_split(result.spec, "train", ["size"]).read(0, 220)["size"])
+    assert abs(sizes.mean()) < 1e-5
+    check(result.spec)
+
+
 def test_a_label_is_found_by_its_name_and_values(tmp_path: Path) -> None:
     text = "user_id,item_id,click\n" + "".join(f"u{row % 5},i{row % 7},{row % 2}\n" for row in range(70))
     found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
@@ -227,7 +274,7 @@ def test_features_are_the_user_s_or_the_item_s_where_all_their_rows_agree(tmp_pa
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec
     assert spec.role("user") == ("user_id", "city")
     assert spec.role("item") == ("item_id", "brand")
-    assert spec.role("context") == ("hour",)
+    assert spec.role("context") == ("hour", "hour_bucket")
 
 
 def test_labelled_rows_with_times_are_split_by_time_and_with_a_group_by_group(tmp_path: Path) -> None:

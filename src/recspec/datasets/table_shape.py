@@ -38,6 +38,7 @@ CODE_NAME = re.compile(
 """Names of whole numbers that tell things apart: `city_id`, `countryCode`."""
 MOST_VALUES = 1_000  # of whole numbers that may be codes
 ROWS_PER_VALUE = 20  # fewest rows per value of a whole number that may be a code
+NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
 HIGHEST_RATING, MOST_RATINGS = 100, 101
 REPEATED = 0.1  # least share of users (items) with several rows, among which a column is the same, to be theirs
 
@@ -239,21 +240,30 @@ def with_features(
     roles = _roles_of(settings, rows, backend, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
     declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
-    whole = [name for name in names if name not in declared and rows[name].type().is_integer()]
-    codes = [name for name in whole if CODE_NAME.search(name)]
-    both = [name for name in whole if name not in codes and 2 < counts[name] <= MOST_VALUES
-            and counts[name] * ROWS_PER_VALUE <= total]  # fmt: skip
+    numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
+    codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
+    taken_names = {column.lower() for column in rows.columns}
+    free = [name for name in numbers if name not in codes and counts[name] > 2
+            and f"{name}_bucket".lower() not in taken_names]  # fmt: skip
+    each = {name: counts[name] for name in free if rows[name].type().is_integer()
+            and counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total}  # fmt: skip
+    size = min(NUM_BUCKETS, total // ROWS_PER_VALUE)
+    cut = {name: size for name in free if name not in each} if size >= FEWEST_BUCKETS else {}
     update["categorical"] = (*settings.categorical, *codes)
-    update["buckets"] = {**settings.buckets, **{name: counts[name] for name in both}}
+    update["buckets"] = {**settings.buckets, **each, **cut}
     told = [f"{role} {listed(found)}" for role, found in roles.items() if found]
     notes.inferred.append(f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
                           "in all rows of a user (or item) is the user's (item's)")  # fmt: skip
     if codes:
         notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
                               "(numeric=[...] takes them as numbers)")  # fmt: skip
-    if both:
-        notes.inferred.append(f"{listed(both)}: whole numbers with few values, taken as numbers and, each value, as "
+    if each:
+        notes.inferred.append(f"{listed(each)}: whole numbers with few values, taken as numbers and, each value, as "
                               "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip
+    if cut:
+        notes.inferred.append(f"{listed(cut)}: taken as numbers and, cut into at most {size} buckets with about equal "
+                              "numbers of train rows, as categories (NAME_bucket); numeric=[...] takes the numbers "
+                              "alone")  # fmt: skip
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     return build(Settings, f"{raw}: settings", {**given, **update})
 
