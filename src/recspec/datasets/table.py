@@ -108,7 +108,7 @@ def _paths(raw: Path, settings: Settings, notes: Notes) -> tuple[list[Path], Set
         return _split_files(raw if raw.is_dir() else raw.parent, settings.splits), settings
     if raw.is_dir():
         others = {name for name in (settings.users, settings.items) if name}
-        paths = find_raw_files(raw, others, settings.files)
+        paths = find_raw_files(raw, others, settings.files, notes)
         if settings.files or {"split", "splits"} & settings.model_fields_set:
             return paths, settings
         found = splits_by_name(paths, notes)
