@@ -37,6 +37,18 @@ def inferred(result: Prepared) -> str:
     return str(result.summary.get("inferred"))
 
 
+def test_the_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "raw" / "old").mkdir(parents=True)
+    for name in ("a.csv", "b.csv", "README.md", "plan.xlsx"):
+        (tmp_path / "raw" / name).write_text("user_id,item_id\nu1,i1\nu1,i2\nu1,i3\nu2,i1\n")
+    result = prepare_table(tmp_path / "raw", tmp_path / "out", num_negatives=0)
+    assert "'README.md', 'old/', 'plan.xlsx': not read, because they are no files of rows" in str(
+        result.summary["dropped"]).replace('"', "")  # fmt: skip
+    named = prepare_table(tmp_path / "raw", tmp_path / "b", files=["b.csv"], num_negatives=0)
+    assert "'README.md', 'a.csv', 'old/', 'plan.xlsx': not read, because setting 'files' names others" in str(
+        named.summary["dropped"]).replace("\\", "")  # fmt: skip
+
+
 # --- separators, headers, names --------------------------------------------------------------------------------------
 
 HEADER = ("user_id", "item_id", "timestamp")
@@ -306,7 +318,7 @@ def test_a_label_may_be_a_word(tmp_path: Path) -> None:
     assert result.summary["changed"][0] == "label 'rich': '>50K' as 1 and '<=50K' as 0"  # type: ignore[index]
     with pytest.raises(DataError, match=r"no row holds '>50k' .did you mean '>50K'\?.; found '<=50K', '>50K'"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", label="rich", positive=">50k")
-    with pytest.raises(DataError, match="or positive to the text of a 1"):
+    with pytest.raises(DataError, match="--set 'positive=>50K' of this text"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", label="rich")
 
 
@@ -314,8 +326,26 @@ def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Pat
     (tmp_path / "a.csv").write_text(labelled_text())
     with pytest.raises(ValueError, match="history and repeats: of rows without a label; leave out the label or these"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", history=5, repeats="last")
-    with pytest.raises(SettingsError, match="setting 'user': no column 'user_id'; found 'age', 'job'"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("a,y\n1,0\n2,1\n3,1\n", "a user or an item, and there is no label; found 'a', 'y'. If rows are interactions: "
+         "--set user=COLUMN --set item=COLUMN; if a column is to be predicted: --set label=y"),
+        ("y,a\n<=50K,1\n>50K,2\n<=50K,3\n", "predicted: --set label=y --set 'positive=>50K'"),
+        ("a b,y\n1,yes\n2,no\n3,\n", "predicted: --set label=y"),
+        ("user,y\na,it\nb,it's\nc,it\n", "like an item, and there is no label; found 'user', 'y'. If rows are "
+         "interactions: --set item=COLUMN; if a column is to be predicted: --set label=y --set 'positive=it'\"'\"'s'"),
+        ("a\n1\n2\n3\n", "predicted: --set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER"),
+    ],
+)  # fmt: skip
+def test_rows_of_unknown_purpose_are_refused_with_settings_of_their_own_columns(
+    text: str, advice: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert advice in str(caught.value)
 
 
 # --- ratings ---------------------------------------------------------------------------------------------------------

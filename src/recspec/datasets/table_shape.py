@@ -6,16 +6,19 @@ Every choice leaves a note. A setting that was given is never changed.
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import ibis
+import pyarrow as pa
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.config import build
 from recspec.datasets.table_settings import Settings
-from recspec.errors import listed, shortened
+from recspec.errors import SettingsError, listed, shortened
 from recspec.prepare import (
     FILE_SPLIT,
     LABELS,
@@ -40,6 +43,7 @@ MOST_VALUES = 1_000  # of whole numbers that may be codes
 ROWS_PER_VALUE = 20  # fewest rows per value of a whole number that may be a code
 NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
 HIGHEST_RATING, MOST_RATINGS = 100, 101
+GLANCED = 1_000  # rows read to propose a label
 REPEATED = 0.1  # least share of users (items) with several rows, among which a column is the same, to be theirs
 
 
@@ -74,6 +78,7 @@ class _Shape:
             self._choose_split()
             self._take_features()
         else:
+            self._check_ids(raw)
             self._find_rating()
             self._note_unused()
         given = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
@@ -145,6 +150,30 @@ class _Shape:
         for role in ("user", "item"):
             if not self._given(role) and self._now(role) not in self.columns:
                 self._set(role, None, f"there is no {role}: no column is named like one ({role}=COLUMN names it)")
+
+    def _check_ids(self, raw: Path) -> None:
+        """Refuse rows without a label and without a column of users or of items, and propose columns of the file."""
+        lacks = [role for role in ("user", "item") if not self._given(role) and self._now(role) not in self.columns]
+        if not lacks:
+            return
+        what = " or ".join({"user": "a user", "item": "an item"}[role] for role in lacks)
+        ids = " ".join(f"--set {role}=COLUMN" for role in lacks)
+        label = self._label_advice([name for name in self.columns if name not in self._named])
+        raise SettingsError(f"{raw}: no column is named like {what}, and there is no label; found "
+                            f"{listed(self.columns)}. If rows are interactions: {ids}; if a column is to be "
+                            f"predicted: {label}")  # fmt: skip
+
+    def _label_advice(self, free: Sequence[str]) -> str:
+        """Settings that make a column the label: the last one that holds two values."""
+        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).limit(GLANCED).select(ROW, *free))
+        for name in reversed(free):
+            held = Counter(str(value).strip() for value in glance.column(name).to_pylist() if value is not None)
+            if len(held) != 2 or pa.types.is_nested(glance.column(name).type):
+                continue
+            rarer = min(held, key=held.__getitem__)
+            is_plain = {LABELS.get(value.lower()) for value in held} == {0, 1}
+            return _assigned(label=name) if is_plain else _assigned(label=name, positive=rarer)
+        return "--set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER unless it holds 0 and 1"
 
     def _find_time(self) -> None:
         settings = self.settings
@@ -266,6 +295,11 @@ def with_features(
                               "alone")  # fmt: skip
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     return build(Settings, f"{raw}: settings", {**given, **update})
+
+
+def _assigned(**settings: str) -> str:
+    """Settings as a shell takes them."""
+    return " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
 
 
 def _counts(rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, int]:
