@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from recspec.config import parse_assignments
 from recspec.datasets import DATASETS
+from recspec.encoding import ScaleEncoder
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.prepare.prepared import Prepared
@@ -259,8 +260,11 @@ def test_the_logarithm_of_a_skewed_number_is_scaled(
 ) -> None:
     values = [numbers[min(row % 11, 4)] if row % 11 < 5 else numbers[row % 3] for row in range(220)]
     text = "size,kind,label\n" + "".join(f"{value},{'ab'[row % 2]},{row % 2}\n" for row, value in enumerate(values))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, numeric=numeric, context_features=["size", "kind"])
+    result = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", text, numeric=numeric, context_features=["size", "kind"]
+    )
     encoder = Encoders.load(result.spec.folder).encoders["size"]
+    assert isinstance(encoder, ScaleEncoder)
     assert encoder.log1p == is_log
     assert ("'size': skewed in train" in inferred(result)) == is_log
     sizes = np.asarray(open_split(result.spec, "train", ["size"]).read(0, 220)["size"])
@@ -331,12 +335,11 @@ def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("a,y\n1,0\n2,1\n3,1\n", "a user or an item, and there is no label; found 'a', 'y'. If rows are interactions: "
-         "--set user=COLUMN --set item=COLUMN; if a column is to be predicted: --set label=y"),
+        ("a,y\n1,0\n2,1\n3,1\n", "found 'a', 'y'. If rows are interactions: --set user=COLUMN --set item=COLUMN; if a"),
         ("y,a\n<=50K,1\n>50K,2\n<=50K,3\n", "predicted: --set label=y --set 'positive=>50K'"),
         ("a b,y\n1,yes\n2,no\n3,\n", "predicted: --set label=y"),
-        ("user,y\na,it\nb,it's\nc,it\n", "like an item, and there is no label; found 'user', 'y'. If rows are "
-         "interactions: --set item=COLUMN; if a column is to be predicted: --set label=y --set 'positive=it'\"'\"'s'"),
+        ("user,y\na,it\nb,it's\nc,it\n", "predicted: --set label=y --set 'positive=it'\"'\"'s'"),
+        ("user,y\na,1\n", "is named like an item, and there is no label; found 'user', 'y'. If rows are inter"),
         ("a\n1\n2\n3\n", "predicted: --set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER"),
     ],
 )  # fmt: skip

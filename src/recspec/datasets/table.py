@@ -170,6 +170,8 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
     elsewhere = {name for side, table in held.items() for name in named[side] if name in table.columns}
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
     rows = typed(raw_rows, replace(roles, features=features))
+    if taken:  # all values are read several times, and making them costs a regular expression or more each
+        rows = backend.stage(rows)
     settings = with_features(settings, rows, backend, notes, taken=taken, raw=raw)
     tables = Tables(backend, settings, notes, rows, held.get("users"), held.get("items"))
     others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}

@@ -255,9 +255,8 @@ def with_features(
     names = [name for name in settings.context_features if name in taken]
     if not names:
         return settings
-    counts = _counts(rows, backend, names)
     total = count_rows(backend, rows)
-    dropped = [name for name in names if _is_number_of_row(rows, backend, name)]
+    counts, dropped = _counts(rows, backend, names, total)
     dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
     constant = [name for name in names if name not in dropped and counts[name] < 2 and not rows[name].type().is_array()]
     if dropped:
@@ -302,24 +301,20 @@ def _assigned(**settings: str) -> str:
     return " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
 
 
-def _counts(rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, int]:
+def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> tuple[dict[str, int], list[str]]:
+    """The number of distinct values of each column, 0 of lists, and the columns that number the rows from 0 or 1."""
     scalar = [name for name in names if not rows[name].type().is_array()]
-    found = dict.fromkeys(names, 0)
-    if scalar:
-        counted = rows.aggregate(**{f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)})
-        held = fetch(backend, counted).to_pylist()[0]
-        found |= {name: int(held[f"_{place}"]) for place, name in enumerate(scalar)}
-    return found
-
-
-def _is_number_of_row(rows: Table, backend: Backend, name: str) -> bool:
-    values: Values = rows[name]
-    if not values.type().is_integer():
-        return False
-    off = values - rows[ROW]
-    found = fetch(backend, rows.aggregate(least=off.min(), most=off.max(), count=values.count(), rows=rows.count()))
-    least, most, count, total = found.to_pylist()[0].values()
-    return total > 1 and count == total and least == most and least in (0, 1)
+    whole = [name for name in scalar if rows[name].type().is_integer()]
+    asked: dict[str, Values] = {f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)}
+    for place, name in enumerate(whole):
+        off = rows[name] - rows[ROW]
+        asked |= {f"_least_{place}": off.min(), f"_most_{place}": off.max(), f"_held_{place}": off.count()}
+    found = fetch(backend, rows.aggregate(**asked)).to_pylist()[0] if asked else {}
+    counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
+    edges = {name: tuple(found[f"_{what}_{place}"] for what in ("least", "most", "held"))
+             for place, name in enumerate(whole)}  # fmt: skip
+    return counts, [name for name, (least, most, held) in edges.items()
+                    if total > 1 and held == total and least == most and least in (0, 1)]  # fmt: skip
 
 
 def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:

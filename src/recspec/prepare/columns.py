@@ -110,7 +110,6 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
     if column.encoder is not None:
         return column.encoder, None
     name = column.column
-    values = rows[column.source]
     if column.kind == "number":
         return _fit_numbers(backend, rows, column), None
     if column.kind in ("bucket", "category"):

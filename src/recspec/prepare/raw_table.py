@@ -271,7 +271,9 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: str 
         number = number_of(values.strip(), "float64") if values.type().is_string() else values
         rows.refuse(number.isnull(), name, "expected a number, as positive_from is set", ", the label")
         return (number >= positive_from).cast("int64")
-    expected = "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "
+    expected = (
+        "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "
+    )
     expected += f"--set {_example(rows, values)} of this text"
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")

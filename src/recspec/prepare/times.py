@@ -35,7 +35,8 @@ DIRECTIVES = {
 """Python's codes of `time_format` and the text they match."""
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y",
-         "%d/%m/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y/%m/%d", "%y.%m.%d", "%y-%m-%d", "%d %b %Y", "%b %d, %Y", "%b %d %Y", "%d-%b-%Y", "%d-%b-%y",
+         "%d/%m/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y/%m/%d", "%y.%m.%d", "%y-%m-%d", "%d %b %Y", "%b %d, %Y",
+         "%b %d %Y", "%d-%b-%Y", "%d-%b-%y",
          "%d%b%Y")  # fmt: skip
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M")
 GUESSES = tuple(f"{date}{clock}" for date in DATES for clock in CLOCKS)
@@ -207,7 +208,9 @@ class Times:
         """Times in the one usual format that all values fit; a problem if there is none, or several."""
         fitting = self._fitting(text)
         if len(fitting) == 1:
-            self.rows.notes.inferred.append(f"'{self.name}': times written as {fitting[0]} (time_format says otherwise)")
+            self.rows.notes.inferred.append(
+                f"'{self.name}': times written as {fitting[0]} (time_format says otherwise)"
+            )
             return self._formatted(text, fitting[0])
         known = "expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00"
         how = "say how it is written with time_format, in codes such as --set 'time_format=%d/%m/%Y %H:%M'"
