@@ -307,14 +307,11 @@ def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> 
     whole = [name for name in scalar if rows[name].type().is_integer()]
     asked: dict[str, Values] = {f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)}
     for place, name in enumerate(whole):
-        off = rows[name] - rows[ROW]
-        asked |= {f"_least_{place}": off.min(), f"_most_{place}": off.max(), f"_held_{place}": off.count()}
+        asked |= {f"_{start}_{place}": (rows[name] == rows[ROW] + start).cast("int64").sum() for start in (0, 1)}
     found = fetch(backend, rows.aggregate(**asked)).to_pylist()[0] if asked else {}
     counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
-    edges = {name: tuple(found[f"_{what}_{place}"] for what in ("least", "most", "held"))
-             for place, name in enumerate(whole)}  # fmt: skip
-    return counts, [name for name, (least, most, held) in edges.items()
-                    if total > 1 and held == total and least == most and least in (0, 1)]  # fmt: skip
+    return counts, [name for place, name in enumerate(whole)
+                    if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])]  # fmt: skip
 
 
 def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:

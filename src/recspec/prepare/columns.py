@@ -131,7 +131,8 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
 def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
     """The scale of a number, or of its logarithm."""
     values = rows[column.source]
-    forms = {False: values, True: values.sign() * (values.abs() + 1).ln()}
+    real = values.cast("float64")  # the largest whole number has no successor
+    forms = {False: values, True: real.sign() * (real.abs() + 1).ln()}
     asked = [*forms] if column.log1p is None else [column.log1p]
     moments = {f"{what}_{log}": value for log in asked
                for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))}  # fmt: skip
