@@ -146,7 +146,7 @@ def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
 def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
     text = "user_id,item_id,stars\n" + "".join(f"1,{item},{item % 5 + 1}\n" for item in range(50))
     with pytest.raises(
-        DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.* .or set positive_from"
+        DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.*--set positive_from=NUMBER"
     ):
         prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="stars")
     assert (

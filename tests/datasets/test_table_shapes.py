@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from recspec.config import parse_assignments
 from recspec.datasets import DATASETS
+from recspec.encoding import ScaleEncoder
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.prepare.prepared import Prepared
 from recspec.storage import open_split
 from recspec.storage.check import check
+from recspec.training.defaults import task_of
 from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
 
 TIMES = [1_700_000_000 + 60 * row for row in range(12)]
@@ -34,6 +36,18 @@ def pairs_of(result: Prepared) -> dict[str, list[tuple[object, object]]]:
 
 def inferred(result: Prepared) -> str:
     return str(result.summary.get("inferred"))
+
+
+def test_the_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "raw" / "old").mkdir(parents=True)
+    for name in ("a.csv", "b.csv", "README.md", "plan.xlsx"):
+        (tmp_path / "raw" / name).write_text("user_id,item_id\nu1,i1\nu1,i2\nu1,i3\nu2,i1\n")
+    result = prepare_table(tmp_path / "raw", tmp_path / "out", num_negatives=0)
+    assert "'README.md', 'old/', 'plan.xlsx': not read, because they are no files of rows" in str(
+        result.summary["dropped"]).replace('"', "")  # fmt: skip
+    named = prepare_table(tmp_path / "raw", tmp_path / "b", files=["b.csv"], num_negatives=0)
+    assert "'README.md', 'a.csv', 'old/', 'plan.xlsx': not read, because setting 'files' names others" in str(
+        named.summary["dropped"]).replace("\\", "")  # fmt: skip
 
 
 # --- separators, headers, names --------------------------------------------------------------------------------------
@@ -156,7 +170,7 @@ def test_a_table_by_position_with_a_header_in_lines_and_in_parquet_is_one_datase
         result = prepare_table(tmp_path / name, tmp_path / f"out {name}")
         assert "rows are rated: 'rating' holds 1 to 5, and ratings from 4 on" in inferred(result)
         made[name] = {file: held for file, held in bytes_of(result.spec.folder).items() if file != "feature_spec.yaml"}
-        assert result.spec.metadata["task"] == "interactions"
+        assert task_of(result.spec) == "interactions"
     assert all(held == made["header.csv"] for held in made.values())
 
 
@@ -184,11 +198,11 @@ def test_rows_with_a_label_need_neither_user_nor_item(tmp_path: Path) -> None:
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", labelled_text(2000), label="y")
     spec = result.spec
     assert spec.role("user") == spec.role("item") == ()
-    assert spec.role("context") == ("age", "age_bucket", "job", "city_id", "paid")
+    assert spec.role("context") == ("age", "age_bucket", "job", "city_id", "paid", "paid_bucket")
     assert spec.features["city_id"].is_categorical
     assert not spec.features["age"].is_categorical
     assert spec.features["age_bucket"].cardinality == len(range(18, 60)) + 1
-    assert (spec.metadata["task"], spec.metadata["split"]) == ("clicks", "share")
+    assert (task_of(spec), spec.metadata["split"]) == ("clicks", "share")
     told = inferred(result)
     assert "there is no user: no column is named like one (user=COLUMN names it)" in told
     assert "random rows are valid and test, by seed 1" in told
@@ -208,15 +222,65 @@ def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_pa
     assert asked.spec.role("context") == ("number", "same")
 
 
+def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> None:
+    text = "price,label\n" + "".join(f"{'' if row % 10 == 0 else row / 8},{row % 2}\n" for row in range(640))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert result.spec.role("context") == ("price", "price_bucket")
+    assert result.spec.features["price_bucket"].cardinality == 32 + 1  # 640 rows, 20 a bucket; id 0 is missing
+    read = open_split(result.spec, "train", ["price", "price_bucket"]).read(0, 640)
+    price, bucket = (np.asarray(read[name]) for name in ("price", "price_bucket"))
+    assert set(price[bucket == 0]) == {0.0}  # the mean
+    counts = np.bincount(bucket)[1:]
+    assert counts.max() - counts.min() <= 1
+    assert "'price': taken as numbers and, cut into at most 32 buckets" in inferred(result)
+    few = prepare_table(tmp_path / "a.csv", tmp_path / "few", rows=79)
+    alone = prepare_table(tmp_path / "a.csv", tmp_path / "alone", numeric=["price"])
+    assert few.spec.role("context") == alone.spec.role("context") == ("price",)
+
+
+def test_a_column_of_the_file_keeps_the_name_of_a_bucket(tmp_path: Path) -> None:
+    text = "price,Price_Bucket,label\n" + "".join(f"{row / 8},{'ab'[row % 2]},{row % 2}\n" for row in range(640))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert result.spec.role("context") == ("price", "Price_Bucket")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "numeric", "is_log"),
+    [
+        ([0, 1, 10, 100, 1000], [], True),
+        ([0, 1, 10, 100, 1000], ["size"], False),
+        ([-1, 1, 10, 100, 1000], [], False),  # the logarithm spreads what lies around 0
+        ([1, 2, 3, 4, 5], [], False),
+        ([1e-6, 2e-6, 4e-6, 9e-6, 1e-3], [], False),  # ln(1 + x) is x
+        (["", "", "", "", 5], [], False),
+    ],
+)
+def test_the_logarithm_of_a_skewed_number_is_scaled(
+    numbers: list[float], numeric: list[str], is_log: bool, tmp_path: Path
+) -> None:
+    values = [numbers[min(row % 11, 4)] if row % 11 < 5 else numbers[row % 3] for row in range(220)]
+    text = "size,kind,label\n" + "".join(f"{value},{'ab'[row % 2]},{row % 2}\n" for row, value in enumerate(values))
+    result = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", text, numeric=numeric, context_features=["size", "kind"]
+    )
+    encoder = Encoders.load(result.spec.folder).encoders["size"]
+    assert isinstance(encoder, ScaleEncoder)
+    assert encoder.log1p == is_log
+    assert ("'size': skewed in train" in inferred(result)) == is_log
+    sizes = np.asarray(open_split(result.spec, "train", ["size"]).read(0, 220)["size"])
+    assert abs(sizes.mean()) < 1e-5
+    check(result.spec)
+
+
 def test_a_label_is_found_by_its_name_and_values(tmp_path: Path) -> None:
     text = "user_id,item_id,click\n" + "".join(f"u{row % 5},i{row % 7},{row % 2}\n" for row in range(70))
     found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
     assert "rows are labelled: column 'click' holds '0', '1'" in inferred(found)
-    assert found.spec.metadata["task"] == "clicks"
+    assert task_of(found.spec) == "clicks"
     for name, asked in (("told", {"label": None}), ("history", {"history": 3}), ("split", {"split": "leave_one_out"})):
-        assert prepare_table(tmp_path / "a.csv", tmp_path / name, **asked).spec.metadata["task"] == "interactions"
+        assert task_of(prepare_table(tmp_path / "a.csv", tmp_path / name, **asked).spec) == "interactions"
     ones = prepare_table(tmp_path / "b.csv", tmp_path / "b", text.replace(",0\n", ",1\n"))
-    assert ones.spec.metadata["task"] == "interactions"  # a column of ones tells nothing
+    assert task_of(ones.spec) == "interactions"  # a column of ones tells nothing
 
 
 def test_features_are_the_user_s_or_the_item_s_where_all_their_rows_agree(tmp_path: Path) -> None:
@@ -226,7 +290,7 @@ def test_features_are_the_user_s_or_the_item_s_where_all_their_rows_agree(tmp_pa
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec
     assert spec.role("user") == ("user_id", "city")
     assert spec.role("item") == ("item_id", "brand")
-    assert spec.role("context") == ("hour",)
+    assert spec.role("context") == ("hour", "hour_bucket")
 
 
 def test_labelled_rows_with_times_are_split_by_time_and_with_a_group_by_group(tmp_path: Path) -> None:
@@ -258,7 +322,7 @@ def test_a_label_may_be_a_word(tmp_path: Path) -> None:
     assert result.summary["changed"][0] == "label 'rich': '>50K' as 1 and '<=50K' as 0"  # type: ignore[index]
     with pytest.raises(DataError, match=r"no row holds '>50k' .did you mean '>50K'\?.; found '<=50K', '>50K'"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", label="rich", positive=">50k")
-    with pytest.raises(DataError, match="or positive to the text of a 1"):
+    with pytest.raises(DataError, match="--set 'positive=>50K' of this text"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", label="rich")
 
 
@@ -266,8 +330,25 @@ def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Pat
     (tmp_path / "a.csv").write_text(labelled_text())
     with pytest.raises(ValueError, match="history and repeats: of rows without a label; leave out the label or these"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", history=5, repeats="last")
-    with pytest.raises(SettingsError, match="setting 'user': no column 'user_id'; found 'age', 'job'"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("a,y\n1,0\n2,1\n3,1\n", "found 'a', 'y'. If rows are interactions: --set user=COLUMN --set item=COLUMN; if a"),
+        ("y,a\n<=50K,1\n>50K,2\n<=50K,3\n", "predicted: --set label=y --set 'positive=>50K'"),
+        ("a b,y\n1,yes\n2,no\n3,\n", "predicted: --set label=y"),
+        ("user,y\na,it\nb,it's\nc,it\n", "predicted: --set label=y --set 'positive=it'\"'\"'s'"),
+        ("user,y\na,1\n", "is named like an item, and there is no label; found 'user', 'y'. If rows are inter"),
+        ("a\n1\n2\n3\n", "predicted: --set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER"),
+    ],
+)  # fmt: skip
+def test_rows_of_unknown_purpose_are_refused_with_settings_of_their_own_columns(
+    text: str, advice: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert advice in str(caught.value)
 
 
 # --- ratings ---------------------------------------------------------------------------------------------------------
@@ -284,7 +365,7 @@ def test_a_rating_three_quarters_up_the_scale_is_an_interaction(
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
     kept = sum(ratings[row % len(ratings)] >= least for row in range(60))
     assert result.summary["interactions"] == kept
-    assert result.spec.metadata["task_reason"] == "rows are ratings, column 'stars', and high ones are interactions"
+    assert task_of(result.spec) == "interactions"
     if kept < 60:
         assert f"{60 - kept} of 60 rows with 'stars' below {least:g}" in str(result.summary["dropped"])
     assert prepare_table(tmp_path / "a.csv", tmp_path / "b", rating=None).summary["interactions"] == 60

@@ -279,9 +279,12 @@ def test_a_clock_change_does_not_move_the_last_purchase(tmp_path: Path) -> None:
         ([*map(str, range(1_700_000_000, 1_700_000_250)), "yesterday", "soon", *map(str, range(1, 300))],
          "line 252 is 'yesterday', line 253 is 'soon'; expected a number, as 549 other values are"),
         (["2024-01-01", "2024-02-30", "2024-01-03"], "line 3 is '2024-02-30'; there is no such day"),
-        (["02/25/2024", "03/25/2024"], "line 2 is '02/25/2024', line 3 is '03/25/2024'; expected a number, or a time"),
-        (["02/25/2024", "03/25/2024"], "else say how it is written: --set 'time_format=%m/%d/%Y'"),
-        (["02/03/2024", "03/04/2024"], "--set 'time_format=%m/%d/%Y' or --set 'time_format=%d/%m/%Y'"),
+        (["02/03/2024", "03/04/2024"], "line 2 is '02/03/2024', line 3 is '03/04/2024'; expected a number, or a time"),
+        (["02/03/2024", "03/04/2024"], "in several ways: --set 'time_format=%m/%d/%Y' or --set 'time_format=%d/%m/%Y'"),
+        (["20.11.12 10:30", "21.11.12 10:30"], "'time_format=%d.%m.%y %H:%M' or --set 'time_format=%y.%m.%d %H:%M'"),
+        (["31.12.2020", "31.13.2020"], "say how it is written with time_format, in codes such as --set"),
+        (["31 Dez 2020", "30 Dez 2020"], "say how it is written with time_format, in codes such as --set"),
+        (["30.02.2020", "31.12.2020"], "line 2 is '30.02.2020'; there is no such day"),
         (["1", "", "3"], "line 3 is missing; expected a number"),
         (["soon", "later"], "line 2 is 'soon', line 3 is 'later'; expected a number"),
     ],
@@ -306,6 +309,27 @@ def test_times_that_can_not_be_told_name_their_lines(times: list[str], message: 
 def test_a_time_format_may_be_declared(form: str, text: str, expected: float, tmp_path: Path) -> None:
     found, _ = times_of(tmp_path, [text, text], time_format=form)
     assert found == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("times", "form", "last"),
+    [
+        (["31.12.2020", "1.1.2021"], "%d.%m.%Y", "2021-01-01 00:00:00"),
+        (["31.12.2020 23:59", "01.01.2021 7:05"], "%d.%m.%Y %H:%M", "2021-01-01 07:05:00"),
+        (["31.12.2020 23:59:59", "30.12.2020 07:05:01"], "%d.%m.%Y %H:%M:%S", "2020-12-31 23:59:59"),
+        (["02/25/2024", "03/01/2024"], "%m/%d/%Y", "2024-03-01 00:00:00"),
+        (["25/2/2024 1:30 PM", "01/03/2024 12:30 AM"], "%d/%m/%Y %I:%M %p", "2024-03-01 00:30:00"),
+        (["2024-2-5", "2024-11-25"], "%Y-%m-%d", "2024-11-25 00:00:00"),
+        (["Mar 7, 2019", "December 31, 2020"], "%b %d, %Y", "2020-12-31 00:00:00"),
+        ([*["02/03/2024"] * 1_500, "02/25/2024"], "%m/%d/%Y", "2024-02-25 00:00:00"),  # the last row alone tells
+    ],
+)
+def test_times_in_the_only_usual_format_that_fits_are_recognised(
+    times: list[str], form: str, last: str, tmp_path: Path
+) -> None:
+    _, summary = times_of(tmp_path, times)
+    assert summary["last"] == last
+    assert f"'timestamp': times written as {form} (time_format says otherwise)" in str(summary["inferred"])
 
 
 def test_a_time_that_does_not_fit_its_format_is_named(tmp_path: Path) -> None:

@@ -94,14 +94,8 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
 
 
 def _told(settings: Settings) -> dict[str, object]:
-    """Metadata about the path that the data take, for those who train."""
-    if settings.label is not None:
-        task, reason = "clicks", f"rows have a label, column '{settings.label}'"
-    elif settings.rating is not None:
-        task, reason = "interactions", f"rows are ratings, column '{settings.rating}', and high ones are interactions"
-    else:
-        task, reason = "interactions", "rows have no label, so each is an interaction"
-    told: dict[str, object] = {"task": task, "task_reason": reason, "split": settings.chosen_split}
+    """Metadata for training and evaluation."""
+    told: dict[str, object] = {"split": settings.chosen_split}
     return {**told, "cut_offs": list(settings.cut_offs)} if settings.cut_offs else told
 
 
@@ -114,7 +108,7 @@ def _paths(raw: Path, settings: Settings, notes: Notes) -> tuple[list[Path], Set
         return _split_files(raw if raw.is_dir() else raw.parent, settings.splits), settings
     if raw.is_dir():
         others = {name for name in (settings.users, settings.items) if name}
-        paths = find_raw_files(raw, others, settings.files)
+        paths = find_raw_files(raw, others, settings.files, notes)
         if settings.files or {"split", "splits"} & settings.model_fields_set:
             return paths, settings
         found = splits_by_name(paths, notes)
@@ -176,6 +170,8 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
     elsewhere = {name for side, table in held.items() for name in named[side] if name in table.columns}
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
     rows = typed(raw_rows, replace(roles, features=features))
+    if taken:  # all values are read several times, and making them costs a regular expression or more each
+        rows = backend.stage(rows)
     settings = with_features(settings, rows, backend, notes, taken=taken, raw=raw)
     tables = Tables(backend, settings, notes, rows, held.get("users"), held.get("items"))
     others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}

@@ -6,16 +6,19 @@ Every choice leaves a note. A setting that was given is never changed.
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import ibis
+import pyarrow as pa
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.config import build
 from recspec.datasets.table_settings import Settings
-from recspec.errors import listed, shortened
+from recspec.errors import SettingsError, listed, shortened
 from recspec.prepare import (
     FILE_SPLIT,
     LABELS,
@@ -38,7 +41,9 @@ CODE_NAME = re.compile(
 """Names of whole numbers that tell things apart: `city_id`, `countryCode`."""
 MOST_VALUES = 1_000  # of whole numbers that may be codes
 ROWS_PER_VALUE = 20  # fewest rows per value of a whole number that may be a code
+NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
 HIGHEST_RATING, MOST_RATINGS = 100, 101
+GLANCED = 1_000  # rows read to propose a label
 REPEATED = 0.1  # least share of users (items) with several rows, among which a column is the same, to be theirs
 
 
@@ -73,6 +78,7 @@ class _Shape:
             self._choose_split()
             self._take_features()
         else:
+            self._check_ids(raw)
             self._find_rating()
             self._note_unused()
         given = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
@@ -144,6 +150,30 @@ class _Shape:
         for role in ("user", "item"):
             if not self._given(role) and self._now(role) not in self.columns:
                 self._set(role, None, f"there is no {role}: no column is named like one ({role}=COLUMN names it)")
+
+    def _check_ids(self, raw: Path) -> None:
+        """Refuse rows without a label and without a column of users or of items, and propose columns of the file."""
+        lacks = [role for role in ("user", "item") if not self._given(role) and self._now(role) not in self.columns]
+        if not lacks:
+            return
+        what = " or ".join({"user": "a user", "item": "an item"}[role] for role in lacks)
+        ids = " ".join(f"--set {role}=COLUMN" for role in lacks)
+        label = self._label_advice([name for name in self.columns if name not in self._named])
+        raise SettingsError(f"{raw}: no column is named like {what}, and there is no label; found "
+                            f"{listed(self.columns)}. If rows are interactions: {ids}; if a column is to be "
+                            f"predicted: {label}")  # fmt: skip
+
+    def _label_advice(self, free: Sequence[str]) -> str:
+        """Settings that make a column the label: the last one that holds two values."""
+        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).limit(GLANCED).select(ROW, *free))
+        for name in reversed(free):
+            held = Counter(str(value).strip() for value in glance.column(name).to_pylist() if value is not None)
+            if len(held) != 2 or pa.types.is_nested(glance.column(name).type):
+                continue
+            rarer = min(held, key=held.__getitem__)
+            is_plain = {LABELS.get(value.lower()) for value in held} == {0, 1}
+            return _assigned(label=name) if is_plain else _assigned(label=name, positive=rarer)
+        return "--set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER unless it holds 0 and 1"
 
     def _find_time(self) -> None:
         settings = self.settings
@@ -225,9 +255,8 @@ def with_features(
     names = [name for name in settings.context_features if name in taken]
     if not names:
         return settings
-    counts = _counts(rows, backend, names)
     total = count_rows(backend, rows)
-    dropped = [name for name in names if _is_number_of_row(rows, backend, name)]
+    counts, dropped = _counts(rows, backend, names, total)
     dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
     constant = [name for name in names if name not in dropped and counts[name] < 2 and not rows[name].type().is_array()]
     if dropped:
@@ -239,43 +268,50 @@ def with_features(
     roles = _roles_of(settings, rows, backend, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
     declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
-    whole = [name for name in names if name not in declared and rows[name].type().is_integer()]
-    codes = [name for name in whole if CODE_NAME.search(name)]
-    both = [name for name in whole if name not in codes and 2 < counts[name] <= MOST_VALUES
-            and counts[name] * ROWS_PER_VALUE <= total]  # fmt: skip
+    numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
+    codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
+    taken_names = {column.lower() for column in rows.columns}
+    free = [name for name in numbers if name not in codes and counts[name] > 2
+            and f"{name}_bucket".lower() not in taken_names]  # fmt: skip
+    each = {name: counts[name] for name in free if rows[name].type().is_integer()
+            and counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total}  # fmt: skip
+    size = min(NUM_BUCKETS, total // ROWS_PER_VALUE)
+    cut = {name: size for name in free if name not in each} if size >= FEWEST_BUCKETS else {}
     update["categorical"] = (*settings.categorical, *codes)
-    update["buckets"] = {**settings.buckets, **{name: counts[name] for name in both}}
+    update["buckets"] = {**settings.buckets, **each, **cut}
     told = [f"{role} {listed(found)}" for role, found in roles.items() if found]
     notes.inferred.append(f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
                           "in all rows of a user (or item) is the user's (item's)")  # fmt: skip
     if codes:
         notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
                               "(numeric=[...] takes them as numbers)")  # fmt: skip
-    if both:
-        notes.inferred.append(f"{listed(both)}: whole numbers with few values, taken as numbers and, each value, as "
+    if each:
+        notes.inferred.append(f"{listed(each)}: whole numbers with few values, taken as numbers and, each value, as "
                               "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip
+    if cut:
+        notes.inferred.append(f"{listed(cut)}: taken as numbers and, cut into at most {size} buckets with about equal "
+                              "numbers of train rows, as categories (NAME_bucket); numeric=[...] takes the numbers "
+                              "alone")  # fmt: skip
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     return build(Settings, f"{raw}: settings", {**given, **update})
 
 
-def _counts(rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, int]:
+def _assigned(**settings: str) -> str:
+    """Settings as a shell takes them."""
+    return " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+
+
+def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> tuple[dict[str, int], list[str]]:
+    """The number of distinct values of each column, 0 of lists, and the columns that number the rows from 0 or 1."""
     scalar = [name for name in names if not rows[name].type().is_array()]
-    found = dict.fromkeys(names, 0)
-    if scalar:
-        counted = rows.aggregate(**{f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)})
-        held = fetch(backend, counted).to_pylist()[0]
-        found |= {name: int(held[f"_{place}"]) for place, name in enumerate(scalar)}
-    return found
-
-
-def _is_number_of_row(rows: Table, backend: Backend, name: str) -> bool:
-    values: Values = rows[name]
-    if not values.type().is_integer():
-        return False
-    off = values - rows[ROW]
-    found = fetch(backend, rows.aggregate(least=off.min(), most=off.max(), count=values.count(), rows=rows.count()))
-    least, most, count, total = found.to_pylist()[0].values()
-    return total > 1 and count == total and least == most and least in (0, 1)
+    whole = [name for name in scalar if rows[name].type().is_integer()]
+    asked: dict[str, Values] = {f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)}
+    for place, name in enumerate(whole):
+        asked |= {f"_{start}_{place}": (rows[name] == rows[ROW] + start).cast("int64").sum() for start in (0, 1)}
+    found = fetch(backend, rows.aggregate(**asked)).to_pylist()[0] if asked else {}
+    counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
+    return counts, [name for place, name in enumerate(whole)
+                    if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])]  # fmt: skip
 
 
 def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 
 from recspec.encoding import NumberEncoder, Vocabulary
-from recspec.errors import DataError
+from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Catalogue, Column, Fitted, fit_in_table, metadata
 from recspec.prepare.context import Progress
@@ -85,6 +85,7 @@ def _fit(backend: Backend, rows: Table, source: Source, folder: Path) -> Fitted:
             fitted.add_cross(column)
         else:
             fitted.add(column.name, *fit_in_table(backend, train, column, source.min_count))
+    _note_logarithms(source, fitted)
     for name in source.kept:
         fitted.add(name, NumberEncoder(), None)
     given: dict[Literal["user", "item"], Catalogue | None] = {"user": source.users, "item": source.items}
@@ -94,6 +95,15 @@ def _fit(backend: Backend, rows: Table, source: Source, folder: Path) -> Fitted:
         catalogue.write(folder / f"{role}s.parquet")
     fitted.encoders.save(folder)
     return fitted
+
+
+def _note_logarithms(source: Source, fitted: Fitted) -> None:
+    """Note the numbers whose logarithm was chosen."""
+    free = [column.name for column in chain(*source.columns.values()) if column.log1p is None]
+    logs = [name for name in free if getattr(fitted.encoders.encoders[name], "log1p", False)]
+    if logs:
+        source.notes.inferred.append(f"{listed(logs)}: skewed in train, so models read the scaled "
+                                     "logarithm ln(1 + x) (numeric=[...] keeps the numbers)")  # fmt: skip
 
 
 def _write_splits(

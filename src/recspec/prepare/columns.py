@@ -44,6 +44,7 @@ from recspec.storage import Columns, Ragged
 
 FittedColumn = tuple[Encoder, Vocabulary | None]
 Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
+SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
 LIST_VALUES = 2**31 - 1  # most values in the lists of one array of type `list`; larger arrays are `large_list`
 
 
@@ -58,7 +59,7 @@ class Column:
     separator: str | None = None  # of the values of a list that is one text
     encoder: Encoder | None = None  # if given, nothing is fitted
     size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets
-    log1p: bool = False  # scales the logarithm of a number
+    log1p: bool | None = False  # scales the logarithm of a number; None: if train's are skewed and not negative
     crossed: Sequence[str] = ()  # the features of a cross; buckets are crossed as buckets
     is_list: bool = False  # whether a hashed column holds several values per row
 
@@ -91,7 +92,7 @@ def fit(column: Column, raw: pa.Array) -> FittedColumn:
         return column.encoder, None
     name = column.column
     if column.kind == "number":
-        plain = ScaleEncoder(column=name, mean=0, std=1, log1p=column.log1p)
+        plain = ScaleEncoder(column=name, mean=0, std=1, log1p=bool(column.log1p))
         numbers = pa.array(plain.transformed(raw), from_pandas=True)
         scaler = Scaler.of(pc.mean(numbers).as_py(), pc.stddev(numbers).as_py())
         return plain.model_copy(update={"mean": scaler.mean, "std": scaler.std}), None
@@ -109,12 +110,8 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
     if column.encoder is not None:
         return column.encoder, None
     name = column.column
-    values = rows[column.source]
     if column.kind == "number":
-        scaled = values.sign() * (values.abs() + 1).ln() if column.log1p else values
-        found = fetch(backend, rows.aggregate(mean=scaled.mean(), std=scaled.std(how="pop")))
-        scaler = Scaler.of(found.column("mean")[0].as_py(), found.column("std")[0].as_py())
-        return ScaleEncoder(column=name, mean=scaler.mean, std=scaler.std, log1p=column.log1p), None
+        return _fit_numbers(backend, rows, column), None
     if column.kind in ("bucket", "category"):
         counted = fetch(backend, counts_by(rows, column.source))
         return _fit_counted(column, counted.column(column.source), counted.column("rows"), min_count)
@@ -129,6 +126,26 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
             seen[entry["values"]] = seen.get(entry["values"], 0) + entry["counts"]
     kept = [value for value, count in seen.items() if count >= min_count]
     return _list_encoder(column, longest, pa.array(kept, None if kept else pa.string()))
+
+
+def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
+    """The scale of a number, or of its logarithm."""
+    values = rows[column.source]
+    real = values.cast("float64")  # the largest whole number has no successor
+    forms = {False: values, True: real.sign() * (real.abs() + 1).ln()}
+    asked = [*forms] if column.log1p is None else [column.log1p]
+    moments = {f"{what}_{log}": value for log in asked
+               for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))}  # fmt: skip
+    found = fetch(backend, rows.aggregate(least=values.min(), **moments)).to_pylist()[0]
+    scalers = {log: Scaler.of(found[f"mean_{log}"], found[f"std_{log}"]) for log in asked}
+    chosen = asked[0]
+    if len(asked) > 1 and found["least"] is not None and found["least"] >= 0:
+        cubes = {f"_{log}": (((forms[log] - scaler.mean) / scaler.std) ** 3).mean() for log, scaler in scalers.items()}
+        skews = fetch(backend, rows.aggregate(**cubes)).to_pylist()[0]
+        skew, of_log = (abs(skews[f"_{log}"] or 0.0) for log in asked)
+        chosen = skew > SKEWED and of_log * 2 < skew
+    scaler = scalers[chosen]
+    return ScaleEncoder(column=column.column, mean=scaler.mean, std=scaler.std, log1p=chosen)
 
 
 def _fit_counted(column: Column, values: pa.Array, counts: pa.Array, min_count: int) -> FittedColumn:

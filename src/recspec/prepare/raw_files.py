@@ -72,23 +72,32 @@ def check_encoding(text: str) -> str:
     return {"iso8859-1": "latin-1"}.get(name, name)
 
 
-def find_raw_files(folder: Path, others: Collection[str], files: Sequence[str]) -> list[Path]:
-    """The files that hold the rows: those in `files`, or all files of one kind, sorted by name."""
-    found = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in others]
+def find_raw_files(folder: Path, others: Collection[str], files: Sequence[str], notes: Notes) -> list[Path]:
+    """The files that hold the rows: those in `files`, or all files of one kind, sorted by name; notes the others."""
+    inside = [path for path in sorted(folder.iterdir()) if path.name not in others]
+    found = [path for path in inside if path.is_file()]
     if files:
         named = {path.name: path for path in found}
         missing = [f"no file '{name}'{nearest(name, named)}" for name in files if name not in named]
         if missing:
             raise SettingsError.of(f"{folder}: setting 'files'", missing)
+        _note_left_out([path for path in inside if path.name not in files], notes, "setting 'files' names others")
         return [named[name] for name in files]
     found = [path for path in found if not _is_about(path)]
     kinds = (PARQUET_SUFFIXES, JSON_SUFFIXES, TEXT_SUFFIXES)
     held = [paths for kind in kinds if (paths := [path for path in found if path.name.lower().endswith(kind)])]
     if len(held) == 1:
+        _note_left_out([path for path in inside if path not in held[0]], notes, "they are no files of rows")
         return held[0]
     names = listed(path.name for path in found)
     raise DataError(f"{folder}: expected files of one kind, Parquet, JSON lines or CSV, found {names}; name those you "
                     f"mean, such as --set 'files=[{found[0].name if found else 'rows.csv'}]'")  # fmt: skip
+
+
+def _note_left_out(paths: Sequence[Path], notes: Notes, why: str) -> None:
+    if paths:
+        names = listed(f"{path.name}/" if path.is_dir() else path.name for path in paths)
+        notes.dropped.append(f"{names}: not read, because {why}")
 
 
 def _is_about(path: Path) -> bool:

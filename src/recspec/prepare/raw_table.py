@@ -6,6 +6,7 @@ change leaves a note. Values of an unclear type are an error that names their li
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,7 @@ from recspec.prepare.times import Times
 CODE = r"^[+-]?(0[0-9]|[0-9]{19})"  # as a number, these digits lose a leading zero or their last digits
 WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
 """Numbers with separators and units: `1,234.50`, `12,5`, `$3`, `7 %`."""
+MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
 }  # fmt: skip
@@ -269,8 +271,10 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: str 
         number = number_of(values.strip(), "float64") if values.type().is_string() else values
         rows.refuse(number.isnull(), name, "expected a number, as positive_from is set", ", the label")
         return (number >= positive_from).cast("int64")
-    expected = ("expected 0 or 1, true or false, yes or no (or set positive_from to the number where a 1 begins, or "
-                "positive to the text of a 1)")  # fmt: skip
+    expected = (
+        "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "
+    )
+    expected += f"--set {_example(rows, values)} of this text"
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
         return values.cast("int64")
@@ -283,6 +287,14 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: str 
         told = [f"{listed(found)} as {value}" for value, found in each.items() if found]
         rows.notes.changed.append(f"label '{name}': {' and '.join(told)}")
     return label
+
+
+def _example(rows: RawRows, values: Values) -> str:
+    """The setting that makes the rarest text of a label a 1, as a shell takes it, if the texts are few."""
+    held = fetch(rows.backend, rows.table.filter(values.notnull()).group_by(word=values.cast("string").strip())
+                 .aggregate(rows=ibis._.count()).order_by("rows", "word").limit(MOST_WORDS + 1))  # fmt: skip
+    found = held.column("word").to_pylist()
+    return shlex.quote(f"positive={found[0]}") if 0 < len(found) <= MOST_WORDS else "positive=TEXT"
 
 
 def _label_by_word(rows: RawRows, name: str, positive: str) -> Values:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 
 import ibis
 import pyarrow as pa
@@ -33,10 +34,15 @@ DIRECTIVES = {
 }  # fmt: skip
 """Python's codes of `time_format` and the text they match."""
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-GUESSES = ("%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%m/%d/%y", "%d/%m/%y", "%d %b %Y",
-           "%b %d, %Y", "%d-%b-%Y", "%Y%m%d")  # fmt: skip
-"""Formats that a message suggests if they fit."""
-GLANCED = 1_000  # rows read to suggest a time column
+DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y",
+         "%d/%m/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y/%m/%d", "%y.%m.%d", "%y-%m-%d", "%d %b %Y", "%b %d, %Y",
+         "%b %d %Y", "%d-%b-%Y", "%d-%b-%y",
+         "%d%b%Y")  # fmt: skip
+CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M")
+GUESSES = tuple(f"{date}{clock}" for date in DATES for clock in CLOCKS)
+"""Formats that are tried where no other is given and times are neither numbers nor of ISO 8601."""
+BOUNDS = {"m": 12, "d": 31, "H": 23, "I": 12, "M": 59, "S": 59}
+GLANCED = 1_000  # rows read to find a time column or a format
 
 
 def check_time_format(text: str) -> str:
@@ -103,16 +109,16 @@ class Times:
             self._refuse(missing | ~tests["number"], f"expected a number, as {found['number']:,} other values are")
             kind = "int64" if found["plain"] == found["number"] else "float64"
             return self._scaled(number_of(text, kind))
-        if not found["zoned"] + found["unzoned"]:
-            self._refuse(missing | ibis.literal(True), self._advice())
-            return text.length()  # never read, because the problem is raised first
+        told = found["zoned"] + found["unzoned"]
+        if not told or (told < found["present"] and len(self._fitting(text)) == 1):
+            return self._guessed(text)
         if found["zoned"] and found["unzoned"]:
             what = {"zoned": "with a time zone", "unzoned": "without one"}
             few, many = sorted(("unzoned", "zoned"), key=found.__getitem__)
             self._refuse(tests[few], f"{found[few]:,} times {what[few]} and {found[many]:,} {what[many]}; "
                          "they can't be compared: give all times a zone, or none")  # fmt: skip
         self._refuse(missing | ~(tests["zoned"] | tests["unzoned"]), f"expected a time of ISO 8601, as "
-                     f"{found['zoned'] + found['unzoned']:,} other values are; or set time_format")  # fmt: skip
+                     f"{told:,} other values are; or set time_format")  # fmt: skip
         if found["zoned"]:
             self.rows.notes.changed.append(f"'{self.name}': times with zones, made UTC")
         else:
@@ -198,16 +204,39 @@ class Times:
             self._note_utc()
         return self._instant(clock, fraction, zone)
 
-    def _advice(self) -> str:
-        rows = self.rows.table
-        sample = fetch(self.rows.backend, rows.select(_value=rows[self.name]).limit(GLANCED)).column("_value")
-        texts = [text.strip() for text in sample.to_pylist() if text]
-        fitting = [form for form in GUESSES if texts and all(_fits(text, form) for text in texts)]
-        told = " or ".join(f"--set 'time_format={form}'" for form in fitting) or "--set 'time_format=%d/%m/%Y %H:%M'"
+    def _guessed(self, text: StringValue) -> Values:
+        """Times in the one usual format that all values fit; a problem if there is none, or several."""
+        fitting = self._fitting(text)
+        if len(fitting) == 1:
+            self.rows.notes.inferred.append(
+                f"'{self.name}': times written as {fitting[0]} (time_format says otherwise)"
+            )
+            return self._formatted(text, fitting[0])
         known = "expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00"
-        return f"{known}; else say how it is written: {told}"
+        how = "say how it is written with time_format, in codes such as --set 'time_format=%d/%m/%Y %H:%M'"
+        if fitting:
+            how = "it may be written in several ways: " + " or ".join(f"--set 'time_format={form}'" for form in fitting)
+        self._refuse(ibis.literal(True), f"{known}; {how}")
+        return text.length()  # never read, because the problem is raised first
+
+    def _fitting(self, text: StringValue) -> list[str]:
+        """The formats of `GUESSES` that all values fit."""
+        rows = self.rows.table
+        sample = fetch(self.rows.backend, rows.order_by(ROW).select(_value=text).limit(GLANCED)).column("_value")
+        texts = [each for each in sample.to_pylist() if each]
+        forms = [form for form in GUESSES if texts and all(_fits(each, form) for each in texts)]
+        tests = {}
+        for place, form in enumerate(forms):
+            pattern, groups = _pattern(form)
+            within = text.re_search(pattern)
+            for code in {*groups} & {"m", "d"}:
+                within &= text.re_extract(pattern, groups[code]).try_cast("int64") <= BOUNDS[code]
+            tests[f"_{place}"] = (text.isnull() | (text == "") | within).all()
+        found = fetch(self.rows.backend, rows.aggregate(**tests)).to_pylist()[0] if tests else {}
+        return [form for place, form in enumerate(forms) if found[f"_{place}"]]
 
 
+@cache
 def _pattern(form: str) -> tuple[str, dict[str, int]]:
     """The regular expression of a time format, and the group number of each code."""
     parts = re.split("(%.)", form)
@@ -222,8 +251,9 @@ def _fits(text: str, form: str) -> bool:
     found = re.match(pattern, text)
     if found is None:
         return False
-    bounds = {"m": 12, "d": 31, "H": 23, "I": 12, "M": 59, "S": 59}
-    return all(int(found[group]) <= bounds[code] for code, group in groups.items() if code in bounds)
+    if "b" in groups and found[groups["b"]].lower() not in MONTHS:
+        return False
+    return all(int(found[group]) <= BOUNDS[code] for code, group in groups.items() if code in BOUNDS)
 
 
 def _example(form: str) -> str:
@@ -271,4 +301,4 @@ def _looks_like_time(values: pa.ChunkedArray) -> bool:
     if all(re.fullmatch(r"[0-9]{9,19}(\.[0-9]+)?", text) for text in held):
         numbers = [float(text) for text in held]
         return any(3e8 * per <= min(numbers) and max(numbers) <= 4.2e9 * per for per in PER_SECOND.values())
-    return any(all(_fits(text, form) for text in held) for form in GUESSES if form != "%Y%m%d")
+    return any(all(_fits(text, form) for text in held) for form in GUESSES)
