@@ -238,6 +238,29 @@ def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> No
     assert few.spec.role("context") == alone.spec.role("context") == ("price",)
 
 
+@pytest.mark.parametrize("name", ["zip", "postal_code", "deviceId"])
+def test_codes_that_are_mostly_digits_are_categories(tmp_path: Path, name: str) -> None:
+    text = f"{name},label\n" + "".join(f"{'98117-5258' if row % 40 == 3 else 98100 + row % 7},{row % 2}\n"
+                                       for row in range(80))  # fmt: skip
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert result.spec.features[name].cardinality == 8 + 1  # seven codes, a longer one, and unknown ones
+    with pytest.raises(DataError, match=r"'price': line 5 is '98117-5258'.*categorical=\[price\]"):
+        prepare_table(tmp_path / "b.csv", tmp_path / "price", text.replace(name, "price"))
+
+
+def test_a_wide_table_of_several_files_is_the_same_as_in_one(tmp_path: Path) -> None:
+    names = [f"c{place}" for place in range(130)]
+    lines = [",".join([*(str((row * 7 + place) % 5 / 2) for place in range(130)), str(row % 2)]) for row in range(60)]
+    header = ",".join([*names, "label"])
+    (tmp_path / "raw").mkdir()
+    for part in range(2):
+        text = "\n".join([header, *lines[part * 30 : part * 30 + 30]])
+        (tmp_path / "raw" / f"{part}.csv").write_text(text + "\n")
+    several = prepare_table(tmp_path / "raw", tmp_path / "several")
+    one = prepare_table(tmp_path / "a.csv", tmp_path / "one", "\n".join([header, *lines]) + "\n")
+    assert bytes_of(several.spec.folder) == bytes_of(one.spec.folder)
+
+
 def test_a_column_of_the_file_keeps_the_name_of_a_bucket(tmp_path: Path) -> None:
     text = "price,Price_Bucket,label\n" + "".join(f"{row / 8},{'ab'[row % 2]},{row % 2}\n" for row in range(640))
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)

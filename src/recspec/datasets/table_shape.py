@@ -5,7 +5,6 @@ Every choice leaves a note. A setting that was given is never changed.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -20,6 +19,7 @@ from recspec.config import build
 from recspec.datasets.table_settings import Settings
 from recspec.errors import SettingsError, listed, shortened
 from recspec.prepare import (
+    CODE_NAME,
     FILE_SPLIT,
     LABELS,
     ROW,
@@ -32,13 +32,10 @@ from recspec.prepare import (
     columns_like_times,
     count_rows,
     fetch,
+    figures,
     number_of,
 )
 
-CODE_NAME = re.compile(
-    r"(^|[^A-Za-z])([Ii][Dd]|[Cc]ode|[Zz]ip|[Tt]ype|[Cc]ategory)$|[a-z](Id|ID|Code|Zip|Type|Category)$"
-)
-"""Names of whole numbers that tell things apart: `city_id`, `countryCode`."""
 MOST_VALUES = 1_000  # of whole numbers that may be codes
 ROWS_PER_VALUE = 20  # fewest rows per value of a whole number that may be a code
 NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
@@ -308,7 +305,7 @@ def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> 
     asked: dict[str, Values] = {f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)}
     for place, name in enumerate(whole):
         asked |= {f"_{start}_{place}": (rows[name] == rows[ROW] + start).cast("int64").sum() for start in (0, 1)}
-    found = fetch(backend, rows.aggregate(**asked)).to_pylist()[0] if asked else {}
+    found = figures(backend, rows, asked)
     counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
     return counts, [name for place, name in enumerate(whole)
                     if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])]  # fmt: skip

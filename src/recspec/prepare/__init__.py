@@ -23,7 +23,7 @@ from recspec.prepare.raw_files import (
     splits_by_name,
     stage,
 )
-from recspec.prepare.raw_table import LABELS, Roles, read_raw_files, typed
+from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, read_raw_files, typed
 from recspec.prepare.scatter import Scatter, shuffled
 from recspec.prepare.splits import by_share, by_time, leave_one_out
 from recspec.prepare.tables import (
@@ -34,6 +34,7 @@ from recspec.prepare.tables import (
     count_rows,
     counts_by,
     fetch,
+    figures,
     first_left_out,
     keep_earliest,
     left_join,
@@ -42,13 +43,14 @@ from recspec.prepare.text_files import PROBLEMS_SHOWN, ROW_BYTES, ColumnType, Js
 from recspec.prepare.times import check_time_format, columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "ENGINES", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES",
-    "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType",
-    "Distribution", "HistorySettings", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared",
-    "Progress", "RawLayout", "RawRows", "RawType", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter",
-    "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "at_least", "blocks", "by_share", "by_time",
-    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "count_rows",
-    "counts_by", "fetch", "find_raw_files", "first_left_out", "interactions", "keep_earliest", "leave_one_out",
-    "left_join", "limit_bytes", "lines_of", "note_doubtful_time", "note_untimed", "number_of", "prepared",
-    "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name", "stage", "typed",
+    "CODE_NAME", "ENGINES", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
+    "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnRole",
+    "ColumnType", "Distribution", "HistorySettings", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext",
+    "Prepared", "Progress", "RawLayout", "RawRows", "RawType", "Reading", "Remark", "Repeats", "Roles", "RowsBy",
+    "Scatter", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "at_least", "blocks", "by_share",
+    "by_time", "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times",
+    "count_rows", "counts_by", "fetch", "figures", "find_raw_files", "first_left_out", "interactions",
+    "keep_earliest", "leave_one_out", "left_join", "limit_bytes", "lines_of", "note_doubtful_time", "note_untimed",
+    "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name", "stage",
+    "typed",
 ]  # fmt: skip

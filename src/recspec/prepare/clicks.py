@@ -21,7 +21,7 @@ from ibis.expr.types import Table
 from recspec.encoding import NumberEncoder, Vocabulary
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
-from recspec.prepare.columns import Catalogue, Column, Fitted, fit_in_table, metadata
+from recspec.prepare.columns import Catalogue, Column, Fitted, fit_columns, fit_in_table, metadata
 from recspec.prepare.context import Progress
 from recspec.prepare.names import GROUP, LABEL, ROW, SPLIT, SPLITS
 from recspec.prepare.notes import Notes
@@ -67,12 +67,12 @@ def write(backend: Backend, folder: Path, source: Source, *, progress: Progress)
     if not counted.get("train"):
         raise DataError(f"{source.dataset}: none of {total:,} rows is for training; give valid and test smaller shares")
     progress("finding ids", 0, None)
-    fitted = _fit(backend, rows, source, folder)
+    fitted = _fit(backend, rows, source, folder, counted["train"])
     chunks = _write_splits(backend, folder, rows, source, fitted, counted, progress)
     return _specification(folder, source, fitted, chunks, counted)
 
 
-def _fit(backend: Backend, rows: Table, source: Source, folder: Path) -> Fitted:
+def _fit(backend: Backend, rows: Table, source: Source, folder: Path, num_train: int) -> Fitted:
     """Fit all features and write the encoders and catalogues."""
     train = rows.filter(rows[SPLIT] == "train")
     fitted = Fitted(strip=source.strip, missing_values=source.missing_values)
@@ -80,11 +80,14 @@ def _fit(backend: Backend, rows: Table, source: Source, folder: Path) -> Fitted:
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None
         fitted.add_id(column.name, vocabulary, source.raw_names.get(column.name))
-    for column in chain(*source.columns.values()):
+    columns = [*chain(*source.columns.values())]
+    single = [column for column in columns if column.kind != "cross"]
+    found = fit_columns(backend, train, num_train, single, source.min_count)
+    for column in columns:
         if column.kind == "cross":
             fitted.add_cross(column)
         else:
-            fitted.add(column.name, *fit_in_table(backend, train, column, source.min_count))
+            fitted.add(column.name, *next(found))
     _note_logarithms(source, fitted)
     for name in source.kept:
         fitted.add(name, NumberEncoder(), None)

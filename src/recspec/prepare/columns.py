@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -45,6 +45,7 @@ from recspec.storage import Columns, Ragged
 FittedColumn = tuple[Encoder, Vocabulary | None]
 Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
 SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
+VALUES_AT_ONCE = 1 << 20  # raw values that are held to fit columns in memory
 LIST_VALUES = 2**31 - 1  # most values in the lists of one array of type `list`; larger arrays are `large_list`
 
 
@@ -86,27 +87,42 @@ class Catalogue:
     latest: pa.Table | None = None  # further columns made from the rows of train, with the same key
 
 
-def fit(column: Column, raw: pa.Array) -> FittedColumn:
-    """Fit the encoder of a column in memory."""
+def fit(column: Column, raw: pa.Array, min_count: int = 1) -> FittedColumn:
+    """Fit the encoder of a column in memory; values in fewer than `min_count` rows become unknown."""
     if column.encoder is not None:
         return column.encoder, None
-    name = column.column
     if column.kind == "number":
-        plain = ScaleEncoder(column=name, mean=0, std=1, log1p=bool(column.log1p))
-        numbers = pa.array(plain.transformed(raw), from_pandas=True)
-        scaler = Scaler.of(pc.mean(numbers).as_py(), pc.stddev(numbers).as_py())
-        return plain.model_copy(update={"mean": scaler.mean, "std": scaler.std}), None
+        return _fit_held_numbers(column, raw), None
     if column.kind in ("bucket", "category"):
         counted = pc.value_counts(pc.drop_null(raw))
-        return _fit_counted(column, counted.field("values"), counted.field("counts"), 1)
+        return _fit_counted(column, counted.field("values"), counted.field("counts"), min_count)
     if column.kind == "hash" and not column.is_list:
-        return HashEncoder(column=name, cardinality=column.size), None
+        return HashEncoder(column=column.column, cardinality=column.size), None
     flat, offsets = split_lists(raw, column.separator)
-    return _list_encoder(column, int(np.diff(offsets).max(initial=0)), flat)
+    counted = pc.value_counts(flat)
+    kept = counted.field("values").filter(pc.greater_equal(counted.field("counts"), min_count))
+    return _list_encoder(column, int(np.diff(offsets).max(initial=0)), kept)
+
+
+def fit_columns(
+    backend: Backend, rows: Table, num_rows: int, columns: Sequence[Column], min_count: int = 1
+) -> Iterator[FittedColumn]:
+    """Fit columns of a table, in order; of a small table many with one query, as a query costs more than its values."""
+    step = VALUES_AT_ONCE // max(1, num_rows)
+    for start in range(0, len(columns), max(1, step)):
+        some = columns[start : start + max(1, step)]
+        names = dict.fromkeys(column.source for column in some if column.encoder is None)
+        if not step or not names:
+            yield from (fit_in_table(backend, rows, column, min_count) for column in some)
+            continue
+        held = fetch(backend, rows.select(*names))
+        for column in some:
+            raw = pa.nulls(0) if column.encoder is not None else combined(held.column(column.source))
+            yield fit(column, raw, min_count)
 
 
 def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int = 1) -> FittedColumn:
-    """Fit the encoder of a column of a table; values in fewer than `min_count` rows become unknown."""
+    """Fit the encoder of a column of a table of any size; values in fewer than `min_count` rows become unknown."""
     if column.encoder is not None:
         return column.encoder, None
     name = column.column
@@ -128,6 +144,26 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
     return _list_encoder(column, longest, pa.array(kept, None if kept else pa.string()))
 
 
+def _fit_held_numbers(column: Column, raw: pa.Array) -> ScaleEncoder:
+    """The scale of a number in memory, or of its logarithm."""
+    asked = [False, True] if column.log1p is None else [column.log1p]
+    scalers, skews = {}, {}
+    for log in asked:
+        values = ScaleEncoder(mean=0, std=1, log1p=log).transformed(raw)
+        values = values[~np.isnan(values)]
+        with np.errstate(over="ignore", invalid="ignore"):  # moments of the largest numbers are infinite
+            scaler = Scaler.of(values.mean(), values.std()) if len(values) else Scaler.of(None, None)
+            skew = abs((((values - scaler.mean) / scaler.std) ** 3).mean()) if len(values) else 0.0
+        scalers[log], skews[log] = scaler, float(skew) if values.min(initial=0) >= 0 else 0.0
+    return _scale(column, scalers, skews)
+
+
+def _scale(column: Column, scalers: Mapping[bool, Scaler], skews: Mapping[bool, float]) -> ScaleEncoder:
+    """The scale of a number or of its logarithm, which is chosen if it is much less skewed."""
+    log = next(iter(scalers)) if len(scalers) == 1 else skews[False] > SKEWED and skews[True] * 2 < skews[False]
+    return ScaleEncoder(column=column.column, mean=scalers[log].mean, std=scalers[log].std, log1p=log)
+
+
 def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
     """The scale of a number, or of its logarithm."""
     values = rows[column.source]
@@ -138,14 +174,12 @@ def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
                for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))}  # fmt: skip
     found = fetch(backend, rows.aggregate(least=values.min(), **moments)).to_pylist()[0]
     scalers = {log: Scaler.of(found[f"mean_{log}"], found[f"std_{log}"]) for log in asked}
-    chosen = asked[0]
+    skews = dict.fromkeys(asked, 0.0)
     if len(asked) > 1 and found["least"] is not None and found["least"] >= 0:
         cubes = {f"_{log}": (((forms[log] - scaler.mean) / scaler.std) ** 3).mean() for log, scaler in scalers.items()}
-        skews = fetch(backend, rows.aggregate(**cubes)).to_pylist()[0]
-        skew, of_log = (abs(skews[f"_{log}"] or 0.0) for log in asked)
-        chosen = skew > SKEWED and of_log * 2 < skew
-    scaler = scalers[chosen]
-    return ScaleEncoder(column=column.column, mean=scaler.mean, std=scaler.std, log1p=chosen)
+        cubed = fetch(backend, rows.aggregate(**cubes)).to_pylist()[0]
+        skews = {log: abs(cubed[f"_{log}"] or 0.0) for log in asked}
+    return _scale(column, scalers, skews)
 
 
 def _fit_counted(column: Column, values: pa.Array, counts: pa.Array, min_count: int) -> FittedColumn:

@@ -34,6 +34,7 @@ RowsBy = Literal["first", "random"]
 RawType = Literal["string", "int64", "float64"]
 Part = TextFile | JsonFile | Path
 Staged = tuple[Table, Sequence[Part], Sequence[int], Collection[str]]
+WIDE = 100  # columns beyond which the files of a table are joined once, not in every query
 PARQUET_SUFFIXES = (".parquet",)
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz")
 TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz", ".dat", ".dat.gz", ".data", ".inter")
@@ -249,6 +250,8 @@ def stage(
         table = _with_split(table, counts, reading.splits)
     if reading.rows is not None:
         table = _some_rows(table, sum(counts), reading, notes)
+    if len(table.columns) > WIDE and len(paths) > 1:  # or each query names every column of every file
+        table = backend.stage(table)
     return RawRows(backend, table, parts, counts, texts, reading, notes)
 
 

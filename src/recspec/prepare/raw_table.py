@@ -6,10 +6,12 @@ change leaves a note. Values of an unclear type are an error that names their li
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import ibis
@@ -22,12 +24,16 @@ from recspec.prepare.backend import Backend
 from recspec.prepare.names import FILE_SPLIT, ROW
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
-from recspec.prepare.tables import count_rows, fetch
+from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.times import Times
 
 CODE = r"^[+-]?(0[0-9]|[0-9]{19})"  # as a number, these digits lose a leading zero or their last digits
 WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
 """Numbers with separators and units: `1,234.50`, `12,5`, `$3`, `7 %`."""
+CODE_NAME = re.compile(
+    r"(^|[^A-Za-z])([Ii][Dd]|[Cc]ode|[Zz]ip|[Tt]ype|[Cc]ategory)$|[a-z](Id|ID|Code|Zip|Type|Category)$"
+)
+"""Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
 MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
@@ -83,6 +89,13 @@ class _Seen:
     def rest(self) -> int:
         """Values that are neither numbers nor missing."""
         return self.present - self.markers - self.numbers
+
+
+def _tests(values: Values) -> Iterator[Values]:
+    """Where the values of a text column are what `_Seen` counts, in its order."""
+    text = values.strip()
+    yield from (text != "", text.re_search(NUMBER), text.re_search(PLAIN_WHOLE), text.re_search(CODE))
+    yield from (text.re_search(WRITTEN) & ~text.re_search(NUMBER), text.lower().isin([*TRUTH]), is_missing_marker(text))
 
 
 @dataclass(frozen=True)
@@ -145,24 +158,15 @@ class _Typing:
 
     @cached_property
     def _seen(self) -> dict[str, _Seen]:
-        """Counts of every text column to judge, in one pass over the rows."""
+        """Counts of every text column to judge."""
         rows, roles = self.rows.table, self.roles
         judged = [*roles.categories, *roles.numbers, *roles.features] if not roles.shown else rows.columns
         names = [name for name in dict.fromkeys(judged) if name in rows.columns and name != ROW
                  and rows[name].type().is_string()]  # fmt: skip
-        counts: dict[str, Values] = {}
-        for place, name in enumerate(names):
-            text = rows[name].strip()
-            tests = {"present": text != "", "numbers": text.re_search(NUMBER), "plain": text.re_search(PLAIN_WHOLE),
-                     "codes": text.re_search(CODE), "written": text.re_search(WRITTEN) & ~text.re_search(NUMBER),
-                     "truths": text.lower().isin([*TRUTH]), "markers": is_missing_marker(text)}  # fmt: skip
-            counts |= {f"_{place}_{test}": found.cast("int64").sum() for test, found in tests.items()}
-        if not counts:
-            return {}
-        found = fetch(self.rows.backend, rows.aggregate(**counts)).to_pylist()[0]
-        tested = _Seen.__annotations__
-        return {name: _Seen(**{test: int(found[f"_{place}_{test}"] or 0) for test in tested})
-                for place, name in enumerate(names)}  # fmt: skip
+        holds = chain.from_iterable(_tests(rows[name]) for name in names)
+        counts = {f"_{place}": each.cast("int64").sum() for place, each in enumerate(holds)}
+        found = iter(figures(self.rows.backend, rows, counts).values())
+        return {name: _Seen(*(int(next(found) or 0) for _ in _Seen.__annotations__)) for name in names}
 
     def _truth(self, name: str) -> Values | None:
         """1 and 0 for true and false, if a column holds nothing else."""
@@ -190,7 +194,7 @@ class _Typing:
             return None
         if seen.numbers and not seen.rest and (asked or not seen.markers):
             return self._number(name)
-        if asked and (seen.numbers + seen.written) * 2 > seen.present and not seen.codes:
+        if asked and (seen.numbers + seen.written) * 2 > seen.present and not seen.codes and not CODE_NAME.search(name):
             self._refuse_text(name, seen)
         elif asked:
             self._infer("text, taken as categories", name)

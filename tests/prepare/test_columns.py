@@ -1,0 +1,64 @@
+"""Encoders fitted in memory and by queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.prepare import columns, tables
+from recspec.prepare.backend import Backend
+from recspec.prepare.columns import Column
+
+RAW = pa.table({
+    "price": pa.array([0.0, 1.0, None, 10.0, 100.0, 1000.0, 10.0, 3.0]),
+    "delta": pa.array([-1.0, 0.5, 2.0, -30.0, None, 0.0, 0.0, 90.0]),
+    "shop": pa.array(["a", "b", None, "a", "b", "c", "a", "é"]),
+    "tags": pa.array(["x|y", "y", None, "", "x|y|z", "z", "y", "y"]),
+    "none": pa.nulls(8, pa.float64()),
+})  # fmt: skip
+COLUMNS = (
+    Column("plain", "number", raw="price"),
+    Column("chosen", "number", raw="price", log1p=None),
+    Column("both", "number", raw="delta", log1p=None),
+    Column("none", "number", log1p=None),
+    Column("logged", "number", raw="delta", log1p=True),
+    Column("price_bucket", "bucket", raw="price", size=3),
+    Column("shop", "category"),
+    Column("hashed", "hash", raw="shop", size=10),
+    Column("tags", "list", separator="|"),
+)
+
+
+@pytest.mark.parametrize("at_once", [0, 8, 24, 1 << 20])
+def test_columns_of_a_small_table_are_fitted_in_memory_as_by_a_query_each(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(columns, "VALUES_AT_ONCE", at_once)
+    pq.write_table(RAW, tmp_path / "rows.parquet")
+    rows = backend.read_parquet([tmp_path / "rows.parquet"], row=True)
+    expected = [columns.fit_in_table(backend, rows, column, 2) for column in COLUMNS]
+    found = list(columns.fit_columns(backend, rows, RAW.num_rows, COLUMNS, 2))
+    assert list(map(told, found)) == list(map(told, expected))
+    logs = {column.name: getattr(encoder, "log1p", None) for column, (encoder, _) in zip(COLUMNS, found, strict=True)}
+    assert logs["chosen"] and logs["logged"]
+    assert not (logs["plain"] or logs["both"] or logs["none"])
+
+
+def told(fitted: columns.FittedColumn) -> tuple[object, object]:
+    encoder, vocabulary = fitted
+    return encoder, None if vocabulary is None else vocabulary.values.to_pylist()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 200])
+def test_aggregates_are_the_same_in_any_number_of_queries(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(tables, "AGGREGATES_AT_ONCE", at_once)
+    pq.write_table(RAW, tmp_path / "rows.parquet")
+    rows = backend.read_parquet([tmp_path / "rows.parquet"], row=True)
+    asked = {"most": rows["price"].max(), "kinds": rows["shop"].nunique(), "least": rows["delta"].min()}
+    assert tables.figures(backend, rows, asked) == {"most": 1000.0, "kinds": 4, "least": -30.0}
+    assert tables.figures(backend, rows, {}) == {}
