@@ -242,6 +242,9 @@ def test_interactions_are_judged_by_full_ranking_where_it_costs_little(
     monkeypatch.setattr(defaults, "FEWEST_USERS", 50)
     found = resolved(data["interactions"], **given).settings  # type: ignore[arg-type]
     assert (found.metric, found.valid_users) == (metric, users)
+    if metric == "sampled/ndcg@10":  # beside few candidates, an order of pairs alone
+        monkeypatch.setattr(defaults, "FEW_CANDIDATES", 1_000)
+        assert resolved(data["interactions"]).settings.metric == "rows/auc"
 
 
 def test_the_path_says_how_the_data_is_taken(data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:

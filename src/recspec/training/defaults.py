@@ -349,7 +349,8 @@ def _metric(
     elif candidates > FEW_CANDIDATES or candidates == 1:
         yield "train.metric", ("sampled/ndcg@10", f"ranking {described} after every epoch would cost too much")
     else:
-        yield "train.metric", (rows[0], f"positives have {candidates} candidates, and {described} are too many to rank")
+        why = f"rows are interactions, whose order counts; {described} are too many to rank"
+        yield "train.metric", ("rows/auc", why)
 
 
 def _calibration(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
