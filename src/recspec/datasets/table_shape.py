@@ -36,8 +36,8 @@ from recspec.prepare import (
     number_of,
 )
 
-MOST_VALUES = 1_000  # of whole numbers that may be codes
-ROWS_PER_VALUE = 20  # fewest rows per value of a whole number that may be a code
+MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
+ROWS_PER_VALUE = 20  # fewest rows per value of a number that may be a code
 NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
 HIGHEST_RATING, MOST_RATINGS = 100, 101
 GLANCED = 1_000  # rows read to propose a label
@@ -270,8 +270,8 @@ def with_features(
     taken_names = {column.lower() for column in rows.columns}
     free = [name for name in numbers if name not in codes and counts[name] > 2
             and f"{name}_bucket".lower() not in taken_names]  # fmt: skip
-    each = {name: counts[name] for name in free if rows[name].type().is_integer()
-            and counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total}  # fmt: skip
+    each = {name: counts[name] for name in free
+            if counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total}  # fmt: skip
     size = min(NUM_BUCKETS, total // ROWS_PER_VALUE)
     cut = {name: size for name in free if name not in each} if size >= FEWEST_BUCKETS else {}
     update["categorical"] = (*settings.categorical, *codes)
@@ -283,7 +283,7 @@ def with_features(
         notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
                               "(numeric=[...] takes them as numbers)")  # fmt: skip
     if each:
-        notes.inferred.append(f"{listed(each)}: whole numbers with few values, taken as numbers and, each value, as "
+        notes.inferred.append(f"{listed(each)}: numbers with few values, taken as numbers and, each value, as "
                               "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip
     if cut:
         notes.inferred.append(f"{listed(cut)}: taken as numbers and, cut into at most {size} buckets with about equal "
