@@ -261,6 +261,18 @@ def test_a_wide_table_of_several_files_is_the_same_as_in_one(tmp_path: Path) -> 
     assert bytes_of(several.spec.folder) == bytes_of(one.spec.folder)
 
 
+def test_a_number_beyond_train_is_train_s_nearest_and_told(tmp_path: Path) -> None:
+    rows = [*((row % 8, "train") for row in range(80)), (-5, "valid"), (100, "test"), (3, "test")]
+    text = "price,label,fold\n" + "".join(f"{price},{row % 2},{fold}\n" for row, (price, fold) in enumerate(rows))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, splits="fold")
+    read = {split: open_split(result.spec, split, ["price"]).read(0, 80)["price"] for split in result.spec.splits}
+    assert float(read["valid"][0]) == float(np.min(read["train"]))  # type: ignore[arg-type]
+    assert float(read["test"][0]) == float(np.max(read["train"]))  # type: ignore[arg-type]
+    assert "'price': 2 of 3 held-out rows are beyond the range of train" in str(result.summary["changed"])
+    plain = prepare_table(tmp_path / "a.csv", tmp_path / "plain", splits="fold", numeric=["price"])
+    assert float(open_split(plain.spec, "test", ["price"]).read(0, 2)["price"][0]) > 10  # type: ignore[arg-type]
+
+
 def test_a_column_of_the_file_keeps_the_name_of_a_bucket(tmp_path: Path) -> None:
     text = "price,Price_Bucket,label\n" + "".join(f"{row / 8},{'ab'[row % 2]},{row % 2}\n" for row in range(640))
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.encoding import ScaleEncoder
 from recspec.prepare import columns, tables
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Column
@@ -23,7 +25,8 @@ COLUMNS = (
     Column("plain", "number", raw="price"),
     Column("chosen", "number", raw="price", log1p=None),
     Column("both", "number", raw="delta", log1p=None),
-    Column("none", "number", log1p=None),
+    Column("none", "number", log1p=None, limited=True),
+    Column("limited", "number", raw="delta", log1p=None, limited=True),
     Column("logged", "number", raw="delta", log1p=True),
     Column("price_bucket", "bucket", raw="price", size=3),
     Column("shop", "category"),
@@ -43,8 +46,17 @@ def test_columns_of_a_small_table_are_fitted_in_memory_as_by_a_query_each(
     found = list(columns.fit_columns(backend, rows, RAW.num_rows, COLUMNS, 2))
     assert list(map(told, found)) == list(map(told, expected))
     logs = {column.name: getattr(encoder, "log1p", None) for column, (encoder, _) in zip(COLUMNS, found, strict=True)}
-    assert logs == {"plain": False, "chosen": True, "both": False, "none": False, "logged": True, **dict.fromkeys(
-        ("price_bucket", "shop", "hashed", "tags"))}  # fmt: skip
+    assert logs == {"plain": False, "chosen": True, "both": False, "none": False, "limited": False, "logged": True,
+                    **dict.fromkeys(("price_bucket", "shop", "hashed", "tags"))}  # fmt: skip
+    limits = {column.name: (getattr(each, "low", None), getattr(each, "high", None))
+              for column, (each, _) in zip(COLUMNS, found, strict=True)}  # fmt: skip
+    assert limits == {**dict.fromkeys(limits, (None, None)), "limited": (-30.0, 90.0)}
+
+
+def test_a_number_beyond_its_limits_is_the_nearer_one() -> None:
+    encoder = ScaleEncoder(mean=1, std=2, low=-3, high=9, outside=None)
+    assert encoder.transformed([-100.0, -3.0, 0.0, 9.0, 1e9]).tolist() == [-3, -3, 0, 9, 9]
+    assert np.isnan(encoder.transformed([None])).all()
 
 
 def told(fitted: columns.FittedColumn) -> tuple[object, object]:

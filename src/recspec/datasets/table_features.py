@@ -291,8 +291,8 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str]) 
     separator = settings.list_separator if chosen == "list" and kind.is_string() else None
     if name in settings.hashed:
         return Column(name, "hash", separator=separator, size=settings.hashed[name], is_list=chosen == "list")
-    log1p = None if chosen == "number" and settings.label is not None and name not in settings.numeric else False
-    return Column(name, chosen, separator=separator, log1p=log1p)
+    free = chosen == "number" and settings.label is not None and name not in settings.numeric
+    return Column(name, chosen, separator=separator, log1p=None if free else False, limited=free)
 
 
 # --- catalogues ------------------------------------------------------------------------------------------------------

@@ -183,7 +183,9 @@ class CrossEncoder(_Encoder):
 class _Number(_OneColumn):
     low: float | None = Field(None, description="a smaller value becomes `outside`")
     high: float | None = Field(None, description="a larger value becomes `outside`")
-    outside: float = Field(0.0, description="in place of values below `low` or above `high`")
+    outside: float | None = Field(
+        0.0, description="in place of values below `low` or above `high`; null: the nearer one"
+    )
     missing: float | None = Field(None, description="in place of a missing value")
     log1p: bool = Field(False, description="take the logarithm: sign(value) * ln(1 + |value|)")
     log_plus: float | None = Field(None, description="take ln(value + this); where there is none the value is missing")
@@ -197,6 +199,10 @@ class _Number(_OneColumn):
     def transformed(self, values: RawValues) -> NDArray[np.float64]:
         """Numbers after low and high, then missing, then the logarithm; NaN where one stays missing."""
         return raw_values.transformed(self, as_numbers(as_array(values)))
+
+    def is_outside(self, values: RawValues) -> NDArray[np.bool_]:
+        """Which numbers lie below `low` or above `high`."""
+        return raw_values.is_outside(self, as_numbers(as_array(values)))
 
 
 class NumberEncoder(_Number):

@@ -178,7 +178,10 @@ def encode_numbers(encoder: Settings, numbers: NDArray[np.float64]) -> NDArray[A
 def transformed(encoder: Settings, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Numbers after `low` and `high`, then `missing`, then the logarithm; NaN where one stays missing."""
     if encoder.low is not None or encoder.high is not None:
-        numbers = np.where(is_outside(encoder, numbers), encoder.outside, numbers)
+        if encoder.outside is None:
+            numbers = np.clip(numbers, encoder.low, encoder.high)
+        else:
+            numbers = np.where(is_outside(encoder, numbers), encoder.outside, numbers)
     if encoder.missing is not None:
         numbers = np.where(np.isnan(numbers), encoder.missing, numbers)
     if encoder.log_plus is not None:

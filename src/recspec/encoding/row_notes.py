@@ -85,7 +85,7 @@ class OutOfRange:
     outside: int
     far: int
     limits: str
-    taken: float
+    taken: float | None
 
     def __add__(self, other: OutOfRange) -> OutOfRange:
         return OutOfRange(self.outside + other.outside, self.far + other.far, self.limits, self.taken)
@@ -93,7 +93,8 @@ class OutOfRange:
     def note(self, name: str, rows: int) -> str:
         parts = []
         if self.outside:
-            parts.append(f"{_some(self.outside, rows)} {name} outside {self.limits}; {self.taken:g} is taken")
+            taken = "the nearer limit" if self.taken is None else f"{self.taken:g}"
+            parts.append(f"{_some(self.outside, rows)} {name} outside {self.limits}; {taken} is taken")
         if self.far:
             far = f"{FAR:g} or more standard deviations from the mean of the training data"
             parts.append(f"{_some(self.far, rows)} {name} {far}; the answer means little there")

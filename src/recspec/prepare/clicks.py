@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from ibis.expr.types import Table
 
-from recspec.encoding import NumberEncoder, Vocabulary
+from recspec.encoding import NumberEncoder, ScaleEncoder, Vocabulary
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Catalogue, Column, Fitted, fit_columns, fit_in_table, metadata
@@ -127,6 +127,8 @@ def _write_splits(
     fitted.features[LABEL] = Feature(dtype="float32")
     done = 0
     unknown: Counter[str] = Counter()
+    beyond: Counter[str] = Counter()
+    limited = [column for column in chain(*source.columns.values()) if column.limited]
     with ExitStack() as stack:
         names = [name for name in SPLITS if name in counted]
         writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
@@ -139,15 +141,27 @@ def _write_splits(
                     if name != "train":
                         unknown.update({role: int((np.asarray(columns[identity.name]) == 0).sum())
                                         for role, identity in source.ids.items()})  # fmt: skip
+                        beyond.update({column.name: _num_outside(fitted, column, part) for column in limited})
             done += batch.num_rows
             progress("writing splits", done, sum(counted.values()))
     held_out = sum(writer.num_rows for name, writer in writers.items() if name != "train")
     source.notes.changed += [f"{count:,} of {held_out:,} held-out rows have {role} id 0: train lacks their {role}"
                              for role, count in unknown.items() if count]  # fmt: skip
+    source.notes.changed += [
+        f"'{name}': {count:,} of {held_out:,} held-out rows are beyond the range of train, and take "
+        "its nearer end (numeric=[...] keeps numbers)"
+        for name, count in beyond.items()
+        if count
+    ]
     if source.min_count > 1:
         few = f"ids and categories in fewer than {source.min_count:,} train rows"
         source.notes.changed.append(f"{few} share id 0 with unknown ones (min_count)")
     return {name: writer.chunks for name, writer in writers.items()}
+
+
+def _num_outside(fitted: Fitted, column: Column, rows: pa.Table) -> int:
+    encoder = fitted.encoders.encoders[column.name]
+    return int(encoder.is_outside(rows.column(column.source)).sum()) if isinstance(encoder, ScaleEncoder) else 0
 
 
 def _group_cardinality(backend: Backend, rows: Table) -> int:

@@ -61,6 +61,7 @@ class Column:
     encoder: Encoder | None = None  # if given, nothing is fitted
     size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets
     log1p: bool | None = False  # scales the logarithm of a number; None: if train's are skewed and not negative
+    limited: bool = False  # takes a number beyond the range of train as the nearer end of the range
     crossed: Sequence[str] = ()  # the features of a cross; buckets are crossed as buckets
     is_list: bool = False  # whether a hashed column holds several values per row
 
@@ -147,21 +148,32 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
 def _fit_held_numbers(column: Column, raw: pa.Array) -> ScaleEncoder:
     """The scale of a number in memory, or of its logarithm."""
     asked = [False, True] if column.log1p is None else [column.log1p]
+    limits: tuple[float | None, float | None] = (None, None)
     scalers, skews = {}, {}
     for log in asked:
         values = ScaleEncoder(mean=0, std=1, log1p=log).transformed(raw)
         values = values[~np.isnan(values)]
+        if not log and len(values):
+            limits = float(values.min()), float(values.max())
         with np.errstate(over="ignore", invalid="ignore"):  # moments of the largest numbers are infinite
             scaler = Scaler.of(values.mean(), values.std()) if len(values) else Scaler.of(None, None)
             skew = abs((((values - scaler.mean) / scaler.std) ** 3).mean()) if len(values) else 0.0
         scalers[log], skews[log] = scaler, float(skew) if values.min(initial=0) >= 0 else 0.0
-    return _scale(column, scalers, skews)
+    return _scale(column, scalers, skews, limits)
 
 
-def _scale(column: Column, scalers: Mapping[bool, Scaler], skews: Mapping[bool, float]) -> ScaleEncoder:
+def _scale(
+    column: Column,
+    scalers: Mapping[bool, Scaler],
+    skews: Mapping[bool, float],
+    limits: tuple[float | None, float | None],
+) -> ScaleEncoder:
     """The scale of a number or of its logarithm, which is chosen if it is much less skewed."""
+    low, high = limits if column.limited else (None, None)
+    bounds = {} if low is None or high is None else {"low": low, "high": high, "outside": None}
     log = next(iter(scalers)) if len(scalers) == 1 else skews[False] > SKEWED and skews[True] * 2 < skews[False]
-    return ScaleEncoder(column=column.column, mean=scalers[log].mean, std=scalers[log].std, log1p=log)
+    scaler = scalers[log]
+    return ScaleEncoder(column=column.column, mean=scaler.mean, std=scaler.std, log1p=log, **bounds)
 
 
 def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
@@ -172,14 +184,14 @@ def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
     asked = [*forms] if column.log1p is None else [column.log1p]
     moments = {f"{what}_{log}": value for log in asked
                for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))}  # fmt: skip
-    found = fetch(backend, rows.aggregate(least=values.min(), **moments)).to_pylist()[0]
+    found = fetch(backend, rows.aggregate(least=real.min(), most=real.max(), **moments)).to_pylist()[0]
     scalers = {log: Scaler.of(found[f"mean_{log}"], found[f"std_{log}"]) for log in asked}
     skews = dict.fromkeys(asked, 0.0)
     if len(asked) > 1 and found["least"] is not None and found["least"] >= 0:
         cubes = {f"_{log}": (((forms[log] - scaler.mean) / scaler.std) ** 3).mean() for log, scaler in scalers.items()}
         cubed = fetch(backend, rows.aggregate(**cubes)).to_pylist()[0]
         skews = {log: abs(cubed[f"_{log}"] or 0.0) for log in asked}
-    return _scale(column, scalers, skews)
+    return _scale(column, scalers, skews, (found["least"], found["most"]))
 
 
 def _fit_counted(column: Column, values: pa.Array, counts: pa.Array, min_count: int) -> FittedColumn:
