@@ -318,3 +318,13 @@ def test_few_items_are_judged_by_a_shorter_list(tmp_path: Path) -> None:
     assert len(board.lines) == 3
     assert board.metric in ("full/ndcg@5", "full/ndcg@1")
     assert a_search(few, tmp_path / "out", ("popularity", "ease", "neumf")).run().metric == board.metric
+
+
+def test_repeats_alone_are_told_at_the_start(tmp_path: Path) -> None:
+    rows = [f"u{user},i{item}" for _ in range(4) for user in range(12) for item in range(3)]
+    (tmp_path / "again.csv").write_text("user_id,item_id\n" + "\n".join([*rows, "x,i9", "x,i8"]) + "\n")
+    table, context = DATASETS["table"], PrepareContext(tmp_path / "again.csv", tmp_path / "again")
+    table.prepare(context, table.Settings(num_negatives=0, repeats="keep"))
+    with pytest.raises(SettingsError, match=r"full/ndcg@10 judges nothing.*--metric rows/auc"):
+        a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("ease", "neumf")).run()
+    assert not (tmp_path / "out" / "auto.json").exists()

@@ -261,6 +261,28 @@ def test_a_wide_table_of_several_files_is_the_same_as_in_one(tmp_path: Path) -> 
     assert bytes_of(several.spec.folder) == bytes_of(one.spec.folder)
 
 
+@pytest.mark.parametrize("value", [2**53 + 1, 10**16, 123_456_789_012_345_678])
+def test_whole_numbers_that_no_float_holds_are_text_or_as_asked(tmp_path: Path, value: int) -> None:
+    text = "tweet,label\n" + "".join(f"{value + row % 3 if row % 4 else 7},{row % 2}\n" for row in range(80))
+    free = prepare_table(tmp_path / "a.csv", tmp_path / "free", text)
+    assert free.spec.features["tweet"].cardinality == 4 + 1
+    asked = prepare_table(tmp_path / "a.csv", tmp_path / "asked", numeric=["tweet"])
+    assert asked.spec.role("context") == ("tweet",)
+    pq.write_table(
+        pa.table({"tweet": [value + row for row in range(80)], "label": [0, 1] * 40}), tmp_path / "a.parquet"
+    )
+    whole = prepare_table(tmp_path / "a.parquet", tmp_path / "whole", numeric=["tweet"])
+    assert whole.spec.role("context") == ("tweet",)
+
+
+def test_a_column_that_names_each_row_is_a_feature_if_asked(tmp_path: Path) -> None:
+    text = "name,one,price,label\n" + "".join(f"n{row},1,{row % 5},{row % 2}\n" for row in range(80))
+    free = prepare_table(tmp_path / "a.csv", tmp_path / "free", text)
+    assert "name" not in free.spec.role("context") and "one" not in free.spec.role("context")  # noqa: PT018
+    asked = prepare_table(tmp_path / "a.csv", tmp_path / "asked", categorical=["name", "one"])
+    assert {"name", "one"} <= {*asked.spec.role("context")}
+
+
 def test_a_number_beyond_train_is_train_s_nearest_and_told(tmp_path: Path) -> None:
     rows = [*((row % 8, "train") for row in range(80)), (-5, "valid"), (100, "test"), (3, "test")]
     text = "price,label,fold\n" + "".join(f"{price},{row % 2},{fold}\n" for row, (price, fold) in enumerate(rows))

@@ -92,6 +92,11 @@ def _measure_cost(
         return ()
     question = question_of(spec, "valid" if "valid" in spec.splits else "train", state.metric)
     state.size = cost.size_of(question)
+    if not state.size:
+        raise SettingsError(
+            f"{spec.folder}: {state.metric} judges nothing, as no positive of valid is an item that is new to its "
+            "user; ask for another metric, such as --metric rows/auc"
+        )
     for name, plan in plans.items():
         state.each[name] = cost.seconds_each(plan.make(None).to(ranks.device).eval(), question)
     most = MOST_FOR_JUDGING * minutes * 60

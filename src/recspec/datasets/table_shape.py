@@ -254,8 +254,14 @@ def with_features(
         return settings
     total = count_rows(backend, rows)
     counts, dropped = _counts(rows, backend, names, total)
+    declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
     dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
-    constant = [name for name in names if name not in dropped and counts[name] < 2 and not rows[name].type().is_array()]
+    constant = [
+        name
+        for name in names
+        if name not in (*dropped, *declared) and counts[name] < 2 and not rows[name].type().is_array()
+    ]
+    dropped = [name for name in dropped if name not in declared]
     if dropped:
         notes.dropped.append(f"columns {listed(dropped)}: they number or name each row, so they tell nothing of "
                              "other rows (context_features=[...] takes columns by name)")  # fmt: skip
@@ -264,7 +270,6 @@ def with_features(
     names = [name for name in names if name not in (*dropped, *constant)]
     roles = _roles_of(settings, rows, backend, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
-    declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
     numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
     codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
     taken_names = {column.lower() for column in rows.columns}

@@ -158,7 +158,7 @@ def as_numbers(array: pa.Array) -> NDArray[np.float64]:
 
 def _cast_to_numbers(array: pa.Array) -> pa.Array:
     try:
-        return array.cast(pa.float64())
+        return array.cast(pa.float64(), safe=not pa.types.is_integer(array.type))  # beyond 2^53 to the nearest float64
     except pa.ArrowInvalid:
         if not is_text(array.type):
             raise

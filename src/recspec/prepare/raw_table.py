@@ -27,7 +27,7 @@ from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Readi
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.times import Times
 
-CODE = r"^[+-]?(0[0-9]|[0-9]{19})"  # as a number, these digits lose a leading zero or their last digits
+CODE = r"^[+-]?(0[0-9]|[0-9]{16})"  # as a number, these digits lose a leading zero or their last digits
 WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
 """Numbers with separators and units: `1,234.50`, `12,5`, `$3`, `7 %`."""
 CODE_NAME = re.compile(

@@ -189,7 +189,7 @@ class Validation:
         if not known:
             raise SettingsError(
                 f"{self.plan.spec.folder}, split '{self.split}': no positive row holds an item with an id that is new "
-                "to the user, so there is nothing to rank; set train.metric=rows/log_loss"
+                "to the user, so there is nothing to rank; set train.metric=rows/auc"
             )
         raise SettingsError(f"train.metric: {unknown('metric', self.metric, known)}")
 
