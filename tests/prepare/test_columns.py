@@ -53,6 +53,16 @@ def test_columns_of_a_small_table_are_fitted_in_memory_as_by_a_query_each(
     assert limits == {**dict.fromkeys(limits, (None, None)), "limited": (-30.0, 90.0)}
 
 
+def test_a_seldom_number_is_not_huge_where_it_occurs() -> None:
+    seldom = pa.array([0.0] * 99 + [1.0])
+    (limited, _), (plain, _) = (columns.fit(Column("x", "number", log1p=None, limited=each), seldom)
+                                for each in (True, False))  # fmt: skip
+    assert isinstance(limited, ScaleEncoder)
+    assert isinstance(plain, ScaleEncoder)
+    assert (limited.mean, limited.std) == (0.01, 0.25)  # the range 0 to 1 takes 4 deviations
+    assert plain.std == pytest.approx(0.0995, abs=1e-4)
+
+
 def test_a_number_beyond_its_limits_is_the_nearer_one() -> None:
     encoder = ScaleEncoder(mean=1, std=2, low=-3, high=9, outside=None)
     assert encoder.transformed([-100.0, -3.0, 0.0, 9.0, 1e9]).tolist() == [-3, -3, 0, 9, 9]

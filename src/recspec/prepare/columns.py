@@ -45,6 +45,7 @@ from recspec.storage import Columns, Ragged
 FittedColumn = tuple[Encoder, Vocabulary | None]
 Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
 SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
+WIDEST = 4.0  # deviations that the range of a limited number takes at most
 VALUES_AT_ONCE = 1 << 20  # raw values that are held to fit columns in memory
 LIST_VALUES = 2**31 - 1  # most values in the lists of one array of type `list`; larger arrays are `large_list`
 
@@ -173,7 +174,11 @@ def _scale(
     bounds = {} if low is None or high is None else {"low": low, "high": high, "outside": None}
     log = next(iter(scalers)) if len(scalers) == 1 else skews[False] > SKEWED and skews[True] * 2 < skews[False]
     scaler = scalers[log]
-    return ScaleEncoder(column=column.column, mean=scaler.mean, std=scaler.std, log1p=log, **bounds)
+    encoder = ScaleEncoder(column=column.column, mean=scaler.mean, std=scaler.std, log1p=log, **bounds)
+    if bounds:  # a number that is seldom anything but 0 has a tiny deviation, and would be huge in these rows
+        least, most = encoder.transformed([low, high])
+        encoder = encoder.model_copy(update={"std": max(scaler.std, float(f"{(most - least) / WIDEST:.9g}"))})
+    return encoder
 
 
 def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
