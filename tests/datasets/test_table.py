@@ -119,7 +119,8 @@ def test_labelled_rows_are_split_as_asked_and_kept_as_given(split: str, tmp_path
     assert (split == "group") == groups[0].isdisjoint(groups[1] | groups[2])
     train = open_split(result.spec, "train", ["price"]).read(0, 400)["price"]
     assert np.mean(np.asarray(train)) == pytest.approx(0, abs=1e-6)  # fitted on train alone
-    assert np.std(np.asarray(train)) == pytest.approx(1, abs=1e-6)
+    assert np.ptp(np.asarray(train)) == pytest.approx(4, abs=1e-5)  # a wider range than 4 deviations is taken as 4
+    assert np.std(np.asarray(train)) < 1
 
 
 def test_values_seen_only_after_train_or_too_seldom_are_unknown(tmp_path: Path) -> None:
