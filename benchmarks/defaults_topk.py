@@ -38,7 +38,7 @@ from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
 from recspec.evaluation import evaluate_model, positives
 from recspec.machine import keep_freed_memory
-from recspec.models import MODELS, Interactions, ItemModel
+from recspec.models import MODELS, FittedItemModel, Interactions
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
@@ -244,7 +244,7 @@ def run_classics(name: str, spec: FeatureSpec, results: Results, only: Sequence[
 def _of_classic(classic: str, settings: Mapping[str, Any], known: Interactions, spec: FeatureSpec) -> dict[str, Any]:
     kind = MODELS[classic]
     model = kind(spec, kind.Settings(**settings))
-    assert isinstance(model, ItemModel)
+    assert isinstance(model, FittedItemModel)
     model.fit(known)
     return measure(model, spec)
 

@@ -56,6 +56,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8], "auxiliary_hidden": [8], "search_hidden": [8],
          "short_length": 2, "top_k": 2, "heads": 2},
     ),
+    "mult_vae": ModelCase(
+        {"hidden": (32,), "latent": 16, "dropout": 0.2, "anneal_steps": 20},
+        {"hidden": [8], "latent": 4, "dropout": 0.0, "beta": 0.0},
+        "decoder",
+    ),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

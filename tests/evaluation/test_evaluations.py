@@ -15,7 +15,7 @@ from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselin
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Report
 from recspec.evaluation.row_baselines import logistic_regression
-from recspec.models import Interactions, ItemModel
+from recspec.models import FittedItemModel, Interactions
 from recspec.spec import Chunk, FeatureSpec
 from tests import made_up
 from tests.evaluation.tables import (
@@ -133,11 +133,11 @@ def test_baselines_are_fitted_on_what_the_model_was_trained_on(tmp_path: Path, m
     spec = dataset(tmp_path, splits)
     sizes = []
 
-    def counting(_: ItemModel, interactions: Interactions, *, seed: int = 0) -> None:  # noqa: ARG001
+    def counting(_: FittedItemModel, interactions: Interactions, *, seed: int = 0) -> None:  # noqa: ARG001
         sizes.append(interactions.num_pairs)
         raise SettingsError("counted")
 
-    monkeypatch.setattr(ItemModel, "fit", counting)
+    monkeypatch.setattr(FittedItemModel, "fit", counting)
     model = TableModel(spec, np.eye(4, 6))
     settings = EvaluateSettings(ks=(1,))
     for train in ({}, {"train_splits": ["train", "valid"]}):

@@ -11,7 +11,7 @@ from recspec.errors import SettingsError
 from recspec.evaluation import evaluate_model, positives
 from recspec.evaluation.fitting import ItemFit, RowFit, Tried, fit_line
 from recspec.evaluation.question import EvaluateSettings, Question
-from recspec.models import MODELS, ItemModel, LogisticRegression
+from recspec.models import MODELS, FittedItemModel, LogisticRegression
 from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.evaluation.tables import dataset
@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 def a_fit(name: str, data: FeatureSpec, valid: str = "valid", settings: dict[str, object] | None = None) -> ItemFit:
     kind = MODELS[name]
-    assert issubclass(kind, ItemModel)
+    assert issubclass(kind, FittedItemModel)
     return ItemFit(kind, data, config.build(kind.Settings, "", settings or {}), ("train",), valid)
 
 

@@ -12,7 +12,7 @@ import torch
 from recspec import config
 from recspec.errors import DataError, MissingExtraError, SettingsError
 from recspec.metrics import hit_rate, ndcg, rank_groups
-from recspec.models import MODELS, Interactions, ItemModel
+from recspec.models import MODELS, FittedItemModel, Interactions
 from recspec.models import ease as ease_file
 from recspec.models import known_items as known_file
 from recspec.nn import without_memory
@@ -41,20 +41,20 @@ def specification(users: int, items: int) -> FeatureSpec:
     return FeatureSpec.from_dict({"feature_spec": features, "channel_spec": channels})
 
 
-def fitted(name: str, interactions: Interactions, seed: int = 0, **settings: object) -> ItemModel:
+def fitted(name: str, interactions: Interactions, seed: int = 0, **settings: object) -> FittedItemModel:
     spec = specification(interactions.num_users, interactions.num_items)
     model = without_memory(lambda: MODELS[name](spec, MODELS[name].Settings.model_validate(settings)))
-    assert isinstance(model, ItemModel)
+    assert isinstance(model, FittedItemModel)
     model.fit(interactions, seed=seed)
     return model.eval()
 
 
-def all_scores(model: ItemModel) -> np.ndarray:
+def all_scores(model: FittedItemModel) -> np.ndarray:
     request = {"user": torch.arange(model.num_users)}
     return model.score_items(request, {"item": torch.arange(model.num_items)}).numpy()
 
 
-def pair_scores(model: ItemModel) -> np.ndarray:
+def pair_scores(model: FittedItemModel) -> np.ndarray:
     """Of every pair by `forward`."""
     users = torch.arange(model.num_users).repeat_interleave(model.num_items)
     items = torch.arange(model.num_items).repeat(model.num_users)
@@ -257,10 +257,10 @@ def test_ease_mirrors_triangles_larger_than_a_block() -> None:
     np.testing.assert_array_equal(square, expected)
 
 
-def ease_of(users: int, items: int, **settings: object) -> ItemModel:
+def ease_of(users: int, items: int, **settings: object) -> FittedItemModel:
     spec = specification(users, items)
     model = without_memory(lambda: MODELS["ease"](spec, MODELS["ease"].Settings.model_validate(settings)))
-    assert isinstance(model, ItemModel)
+    assert isinstance(model, FittedItemModel)
     return model
 
 
@@ -283,7 +283,7 @@ def test_a_form_that_memory_cannot_hold_is_refused_before_the_work(monkeypatch: 
     with pytest.raises(SettingsError, match=message):
         ease_of(20_000, 50_000, form="dual").how()
     model = without_memory(lambda: MODELS["ials"](specification(10**6, 10**6), MODELS["ials"].Settings(factors=1000)))
-    assert isinstance(model, ItemModel)
+    assert isinstance(model, FittedItemModel)
     with pytest.raises(SettingsError, match=r"ials: weights of 8\.0 GB, and 0\.5 GB are free .* take smaller sizes"):
         model.how()
 
@@ -415,7 +415,7 @@ def test_the_known_figures_on_ml_1m(
 def test_settings_beyond_the_solver_are_a_message() -> None:
     own = MODELS["ials"].Settings.model_construct(factors=2, l2=1e-30, alpha=1e30, iterations=15)
     model = MODELS["ials"](specification(41, 21), own)
-    assert isinstance(model, ItemModel)
+    assert isinstance(model, FittedItemModel)
     with pytest.raises(SettingsError, match="l2 1e-30 and alpha 1e\\+30 are too far apart"):
         model.fit(two_tastes())
 

@@ -14,12 +14,12 @@ from recspec.batch import Batch, num_rows, take
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
 from recspec.errors import RecspecError, SettingsError
-from recspec.evaluation import evaluate_model, positives
+from recspec.evaluation import evaluate_model, interactions_of, positives
 from recspec.evaluation.row_baselines import LogisticFit
 from recspec.evaluation.scoring import score_rows
 from recspec.loading.loader import Loader
 from recspec.loading.sampling import item_features
-from recspec.models import MODELS, ItemModel, LogisticRegression
+from recspec.models import MODELS, FittedItemModel, LogisticRegression, TrainedItemModel
 from recspec.models.base import Model
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
@@ -67,10 +67,13 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
     if isinstance(model, LogisticRegression):
         fit = LogisticFit(spec, ["train"])
         model.fill(fit.layout.mean, fit.layout.std, fit.layout.edges, *fit.solve(10.0))
-    if isinstance(model, ItemModel):
+    if isinstance(model, FittedItemModel):
         model.fit(positives(spec, ["train"]))
         scores = model.score_users(torch.arange(5))
         model.set_line(1 / float(scores.std()), -float(scores.mean() / scores.std()))
+    if isinstance(model, TrainedItemModel):
+        model.learn_from(interactions_of(model, spec, ["train"]))
+        model.describe(item_features(spec, ["train"], model.item_inputs))
     for parameter in model.parameters():  # large enough that rows differ
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -180,7 +183,7 @@ class TestEveryModel:
         for _ in range(2):
             torch.manual_seed(5)
             made.append(MODELS[name](data, MODELS[name].Settings.model_validate(MODEL_CASES[name].fits)))
-            if isinstance(model := made[-1], ItemModel):
+            if isinstance(model := made[-1], FittedItemModel):
                 model.fit(positives(data, ["train"]), seed=5)
             elif name not in TRAINED_BY_STEPS:
                 made[-1] = build(name, data)

@@ -4,7 +4,7 @@ from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
-from recspec.evaluation.interactions import id_feature, positives, read_rows
+from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows
 from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import evaluate_rows, run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
@@ -42,8 +42,10 @@ __all__ = [
     "evaluate_model",
     "evaluate_rows",
     "id_feature",
+    "interactions_of",
     "is_lower_better",
     "positives",
+    "read_events",
     "read_rows",
     "run_protocols",
     "score_rows",

@@ -10,18 +10,18 @@ from recspec.bundle import Bundle
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.fitting import ItemFit
-from recspec.evaluation.interactions import history_of_items
+from recspec.evaluation.interactions import history_of_items, interactions_of
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.evaluation.scoring import Progress, Ranker, SplitScores, check_same_features, scores_of, silent
-from recspec.models import MODELS, ItemModel, Model
+from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
 
-BASELINES: Mapping[str, type[ItemModel]] = MappingProxyType(
-    {name: model for name, model in MODELS.items() if issubclass(model, ItemModel)}
+BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
+    {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
 )
 """Models of users' interactions alone, beside which any other model of users and items is put."""
 
@@ -48,7 +48,7 @@ def evaluate(
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
     question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
-    model = run_protocols(scores_of(trained.model, question, ranks, progress))
+    model = run_protocols(scores_of(_informed(trained.model, question), question, ranks, progress))
     if not (baselines and ranks.is_first):
         return Report(split, model)
     splits = trained.card.train.get("train_splits")
@@ -71,7 +71,14 @@ def evaluate_model(
     """Evaluate a model in memory, or a ranker of user-item pairs (no logits, so no log loss)."""
     reads = model.features() if isinstance(model, Model) else ()
     question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=reads)
-    return run_protocols(scores_of(model, question, ranks))
+    return run_protocols(scores_of(_informed(model, question), question, ranks))
+
+
+def _informed(model: Model | Ranker, question: Question) -> Model | Ranker:
+    """The model; an item model knows the users' events in the splits before the question's."""
+    if not isinstance(model, ItemModel) or not question.before:
+        return model
+    return model.knowing(interactions_of(model, question.spec, question.before))
 
 
 def evaluate_baselines(
@@ -88,8 +95,7 @@ def evaluate_baselines(
 
     On test, the settings of `BASELINES` are chosen on valid first, as those of a model are.
 
-    If rows hold histories, a model knows the user's earlier events at each row. To match that, a baseline learns item
-    similarities from `fitted_on`, but knows every item that the user acted on before the split.
+    A baseline learns item similarities from `fitted_on`, but knows every item that the user acted on before the split.
     """
     spec = question.spec
     if absent := [split for split in fitted_on if split not in spec.splits]:
@@ -115,11 +121,10 @@ def evaluate_baselines(
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
-        if question.before and history_of_items(spec) is not None:
-            facts["users_known_by"] = f"rows and histories of {' and '.join(question.before)}"
-            assert isinstance(fitted.model, ItemModel)
-            fitted.model.know(question.seen)
-        return scores_of(fitted.model, question), facts
+        if question.before:
+            rows = "rows and histories" if history_of_items(spec) is not None else "rows"
+            facts["users_known_by"] = f"{rows} of {' and '.join(question.before)}"
+        return scores_of(_informed(fitted.model, question), question), facts
 
     found: dict[str, Evaluation] = {}
     for number, name in enumerate(fits):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,7 @@ from recspec import config
 from recspec.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
-from recspec.evaluation.interactions import history_of_items, positives
+from recspec.evaluation.interactions import history_of_items, interactions_of
 from recspec.evaluation.labelled_rows import splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
@@ -23,11 +22,11 @@ from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
 from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
 from recspec.evaluation.warnings import ModelWarning
-from recspec.models import FittedModel, Interactions, ItemModel, LogisticRegression, Scores
+from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
 
-METRIC = ItemModel.metric
+METRIC = FittedItemModel.metric
 
 MOST_SCORES = 1 << 26
 """Scores of users x items on valid for each combination of settings: more users are sampled."""
@@ -66,7 +65,7 @@ class Fitted:
 class ItemFit:
     """The fit of one kind of model to the interactions of some splits."""
 
-    kind: type[ItemModel]
+    kind: type[FittedItemModel]
     spec: FeatureSpec
     settings: config.Settings
     """Those that were given are kept; the others are chosen."""
@@ -92,7 +91,7 @@ class ItemFit:
         """
         before = [split for split in self.splits if split != self.valid]
         question = self._question() if self.valid and before else None
-        interactions = positives(self.spec, before or self.splits)
+        interactions = interactions_of(self.kind, self.spec, before or self.splits)
         best: Fitted | None = None
         if question is not None:
             best = self._choose(interactions, question)
@@ -103,11 +102,11 @@ class ItemFit:
         if best is not None and before == list(self.splits):
             return best
         if before and before != list(self.splits):
-            interactions = positives(self.spec, self.splits)
+            interactions = interactions_of(self.kind, self.spec, self.splits)
         model = self._fitted(chosen, interactions)
         if best is None:
             return Fitted(model, num_pairs=interactions.num_pairs)
-        assert isinstance(best.model, ItemModel)
+        assert isinstance(best.model, FittedItemModel)
         model.set_line(*best.model.line.tolist())
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
@@ -143,19 +142,18 @@ class ItemFit:
             on_tried=self.on_tried,
             enough=self.enough,
         )
-        assert isinstance(best.model, ItemModel)
+        assert isinstance(best.model, FittedItemModel)
         return replace(best, tried=tried, logits_from=_set_line(best.model, question))
 
-    def _fitted(self, settings: config.Settings, interactions: Interactions) -> ItemModel:
+    def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = without_memory(lambda: self.kind(self.spec, settings))
         model.how()
         model.fit(interactions, seed=self.seed)
         return model.eval()
 
-    def _measure(self, model: ItemModel, question: Question) -> Evaluation:
+    def _measure(self, model: FittedItemModel, question: Question) -> Evaluation:
         if question.before and history_of_items(self.spec) is not None:
-            model = copy.deepcopy(model)
-            model.know(question.seen)
+            model = model.knowing(interactions_of(model, self.spec, question.before))
         return run_protocols(scores_of(model, question))
 
     def _value(self, found: Metrics) -> float:
@@ -166,7 +164,9 @@ class ItemFit:
         return _value_of(known, self._named)
 
 
-def _combinations(kind: type[ItemModel], interactions: Interactions, settings: config.Settings) -> list[Combination]:
+def _combinations(
+    kind: type[FittedItemModel], interactions: Interactions, settings: config.Settings
+) -> list[Combination]:
     """The combinations of the model's grid that differ in settings which were not given."""
     distinct: list[Combination] = []
     for combination in kind.grid(interactions) if interactions.num_pairs else [{}]:
@@ -263,7 +263,7 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _set_line(model: ItemModel, question: Question) -> str:
+def _set_line(model: FittedItemModel, question: Question) -> str:
     """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
     rows, weight = question.rows, 1.0
     if rows.has_both_classes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import DataError, SpecError
-from recspec.models import Ids, Interactions
+from recspec.models import Ids, Interactions, ItemModel, UserEvents
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, SplitReader, open_split
 
@@ -40,6 +40,52 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
                 most = max(most, 2 * len(keys[0]))
     users, items = np.divmod(np.concatenate(keys), num_items)
     return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
+
+
+def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
+    """The positives of some splits, with the events in order of time for a model that reads them."""
+    found = positives(spec, splits)
+    return replace(found, order=read_events(spec, splits)) if kind.reads_order else found
+
+
+def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
+    """The events of each user in some splits, in the order of the splits and of their rows: oldest first.
+
+    They are the history of the user's first row, if rows hold histories, and then the items of all positive rows.
+    Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
+    history have the time of its row and the weight 1.
+    """
+    user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
+    named = {of: str(spec.metadata.get(of, "")) for of in ("timestamp", "event_weight")}
+    extra = {of: name for of, name in named.items() if all(name in spec.columns(split) for split in splits)}
+    parts: list[dict[str, NDArray[Any]]] = []
+    earlier: list[dict[str, NDArray[Any]]] = []
+    met = np.zeros(spec.num_ids(user), dtype=bool)
+    for split in splits:
+        held = [history] if history is not None and history in spec.columns(split) else []
+        for _, block in blocks(open_split(spec, split, (user, item, spec.label, *extra.values(), *held))):
+            columns: dict[str, NDArray[Any]] = {
+                of: scalar(block[name]).astype(np.float64) for of, name in extra.items()
+            }
+            columns |= {"user": scalar(block[user]).astype(np.int64), "item": scalar(block[item]).astype(np.int32)}
+            if held and isinstance(lists := block[held[0]], Ragged):
+                who, first = np.unique(columns["user"], return_index=True)
+                counts = np.zeros(len(columns["user"]), np.int64)
+                counts[first[~met[who]]] = lists.lengths[first[~met[who]]]
+                met[who] = True
+                before = {name: np.repeat(values, counts) for name, values in columns.items()}
+                before["item"] = lists.values[np.repeat(counts > 0, lists.lengths)].astype(np.int32)
+                if "event_weight" in before:
+                    before["event_weight"] = np.ones(len(before["item"]))
+                earlier.append(before)
+            positive = scalar(block[spec.label]).astype(np.float32) > 0
+            parts.append({name: values[positive] for name, values in columns.items()})
+    joined = {
+        name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in (*earlier, *parts))])
+        for name in ("user", "item", *extra)
+    }
+    weights = joined["event_weight"].astype(np.float32) if "event_weight" in extra else None
+    return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
 
 
 def history_of_items(spec: FeatureSpec) -> str | None:

@@ -11,8 +11,9 @@ from recspec.loading.sampling import (
     negatives_by_default,
     sampler_for,
 )
+from recspec.loading.users import UserLoader
 
 __all__ = [
-    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "holds_negatives", "item_features",
-    "negatives_by_default", "sampler_for",
+    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "UserLoader", "holds_negatives",
+    "item_features", "negatives_by_default", "sampler_for",
 ]  # fmt: skip

@@ -7,20 +7,22 @@ from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
-from recspec.models.fitted import FittedModel, ItemModel
+from recspec.models.fitted import FittedItemModel, FittedModel
 from recspec.models.ials import Ials
-from recspec.models.interactions import Ids, Interactions, Scores
+from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
+from recspec.models.item_model import ItemModel, TrainedItemModel
 from recspec.models.logistic_regression import LogisticRegression
+from recspec.models.mult_vae import MultVae
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedModel", "IdFacts", "Ids",
-    "Interactions", "ItemModel", "LogisticRegression", "Model", "PreparedNegatives", "Proposals", "Scores", "Task",
-    "Wide", "WideDeep", "WideDeepSettings", "counts_of",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
+    "Ids", "Interactions", "ItemModel", "LogisticRegression", "Model", "PreparedNegatives", "Proposals", "Scores",
+    "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
@@ -36,4 +38,5 @@ MODELS: dict[str, type[Model]] = {
     Ease.name: Ease,
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
+    MultVae.name: MultVae,
 }

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
 from recspec.models.facts import DataFacts, Proposals
+from recspec.models.known_items import Stored
 from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, may_replace
 from recspec.spec import FeatureSpec
 
@@ -222,9 +223,15 @@ class Model(nn.Module, ABC):
         """Whether `forward` gives logits, whose sigmoid is a probability; otherwise only the order has a meaning."""
         return True
 
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:  # noqa: ARG002
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
         """Size the buffers whose size depends on the data as in a file; returns the problems of their contents."""
-        return []
+        problems = []
+        for name, part in self.named_modules():
+            if isinstance(part, Stored):
+                prefix = f"{name}."
+                own = {key.removeprefix(prefix): each for key, each in weights.items() if key.startswith(prefix)}
+                problems += [f"weight '{name}': {problem}" for problem in part.make_room(own)]
+        return problems
 
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""

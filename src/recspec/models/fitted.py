@@ -17,12 +17,10 @@ from recspec.batch import Batch
 from recspec.errors import DataError, SettingsError
 from recspec.models.base import Model
 from recspec.models.interactions import Interactions
-from recspec.models.known_items import KnownItems, Stored
+from recspec.models.item_model import SCORES, ItemModel
+from recspec.models.known_items import KnownItems
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
-
-SCORES = 1 << 24
-"""Scores of users x items computed at once: 64 MB."""
 
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that a fit may fill."""
@@ -55,15 +53,6 @@ class FittedModel(Model):
 
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
-
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
-        problems = []
-        for name, part in self.named_modules():
-            if isinstance(part, Stored):
-                prefix = f"{name}."
-                own = {key.removeprefix(prefix): each for key, each in weights.items() if key.startswith(prefix)}
-                problems += [f"weight '{name}': {problem}" for problem in part.make_room(own)]
-        return problems
 
     metric: ClassVar[str]
     """PROTOCOL/METRIC on valid by which its settings are chosen."""
@@ -109,26 +98,8 @@ class FittedModel(Model):
         return 0.0
 
 
-class ItemModel(FittedModel):
-    """A fitted model of user and item ids, which ranks items by the users' interactions alone.
-
-    A score is no logit by itself. `set_line` sets the line that turns scores into logits: logit = a * score + b with
-    a > 0, so that no order changes.
-    """
-
-    needs = ("user", "item", "label")
-    metric = "full/ndcg@10"
-    line: Tensor
-
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
-        self.user_id, self.item_id = spec.user_id, spec.item_id
-        self.num_users, self.num_items = spec.num_ids(self.user_id), spec.num_ids(self.item_id)
-        self.register_buffer("line", torch.tensor([1.0, 0.0]))
-
-    def features(self) -> tuple[str, ...]:
-        """The user's and the item's id."""
-        return self.user_id, self.item_id
+class FittedItemModel(FittedModel, ItemModel):
+    """A fitted model of user and item ids, which ranks items by the users' interactions alone."""
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
@@ -151,48 +122,8 @@ class ItemModel(FittedModel):
     def _fit(self, interactions: Interactions, seed: int) -> None:
         """Fill the weights from at least one interaction."""
 
-    @abstractmethod
-    def know(self, interactions: Interactions) -> None:
-        """Take other interactions as those of the users, with the same item model."""
 
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
-        problems, line = super().make_room(weights), weights.get("line")
-        if line is not None and line.numel() and not float(line.flatten()[0]) > 0:
-            problems.append("weight 'line': the slope is not above 0, so it would turn the order of items around")
-        return problems
-
-    def set_line(self, slope: float, intercept: float) -> None:
-        """Turn scores into logits by slope * score + intercept."""
-        assert slope > 0
-        self.line = torch.tensor([slope, intercept], dtype=torch.float32)
-
-    @property
-    def gives_logits(self) -> bool:
-        return self.line.tolist() != [1.0, 0.0]
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,), or scores of a model without such a line."""
-        users, items = batch[self.user_id].long(), batch[self.item_id].long()
-        return self._as_logits(self.score_pairs(users, items) if users.shape[0] else users.float())
-
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
-        """`score_items`: each user's scores of all items, of which those asked for are kept."""
-        scores = self.score_users(request[self.user_id].long())
-        return self._as_logits(scores.index_select(1, items[self.item_id].long()))
-
-    def _as_logits(self, scores: Tensor) -> Tensor:
-        return scores.float() * self.line[0] + self.line[1]
-
-    @abstractmethod
-    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
-        """(B,) scores of pairs."""
-
-    @abstractmethod
-    def score_users(self, users: Tensor) -> Tensor:
-        """(R, N) scores of every item for each user; the caller bounds R."""
-
-
-class KnownItemsModel(ItemModel):
+class KnownItemsModel(FittedItemModel):
     """A model that scores an item by weights from the user's items."""
 
     def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:

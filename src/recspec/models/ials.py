@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recspec import config
 from recspec.errors import SettingsError, require_extra
-from recspec.models.fitted import Grid, ItemModel, rounded
+from recspec.models.fitted import FittedItemModel, Grid, rounded
 from recspec.models.interactions import Interactions
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
@@ -55,7 +55,7 @@ class IalsSettings(config.Settings):
     iterations: int = Field(15, ge=1, description="rounds of alternating least squares")
 
 
-class Ials(ItemModel):
+class Ials(FittedItemModel):
     """iALS (Hu, Koren, Volinsky, 2008): matrix factorisation of implicit feedback."""
 
     name = "ials"

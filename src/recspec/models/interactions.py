@@ -1,8 +1,11 @@
-"""Which items each user acted on: the data that a classic recommender is fitted to."""
+"""Which items each user acted on, and when: the data of models that rank items by a user's events.
+
+Shapes: U users; N items; T events.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +22,85 @@ Scores = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, eq=False)
+class UserEvents:
+    """The events of each user: user u's are `items[offsets[u]:offsets[u + 1]]`, oldest first; an item may repeat."""
+
+    offsets: NDArray[np.int64]  # (U + 1,)
+    items: NDArray[np.int32]  # (T,)
+    times: NDArray[np.float64] | None = None  # (T,) None if they are not known, or not asked for
+    weights: NDArray[np.float32] | None = None  # (T,) None if every event counts 1
+
+    @classmethod
+    def from_rows(
+        cls,
+        users: Ids,
+        items: Ids,
+        num_users: int,
+        times: NDArray[np.float64] | None = None,
+        weights: NDArray[np.float32] | None = None,
+    ) -> UserEvents:
+        """Events from rows of any users; rows of one user are in order of time."""
+        order = np.argsort(users, kind="stable")
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(users, minlength=num_users))])
+        return cls(
+            offsets,
+            items[order].astype(np.int32),
+            None if times is None else times[order],
+            None if weights is None else weights[order],
+        )
+
+    @property
+    def num_users(self) -> int:
+        """U."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(U,) number of events of each user."""
+        return np.diff(self.offsets)
+
+    @property
+    def users(self) -> NDArray[np.int64]:
+        """(T,) the user of each event."""
+        return np.repeat(np.arange(self.num_users), self.lengths)
+
+    def take(self, kept: NDArray[np.bool_]) -> UserEvents:
+        """Some of the events (T,), of the same users."""
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[self.offsets]
+        times = None if self.times is None else self.times[kept]
+        return UserEvents(offsets, self.items[kept], times, None if self.weights is None else self.weights[kept])
+
+    def latest(self, length: int) -> UserEvents:
+        """Each user's latest events."""
+        return self.take(np.arange(len(self.items)) >= np.repeat(self.offsets[1:] - length, self.lengths))
+
+    def without_repeats(self, num_items: int) -> UserEvents:
+        """Each user's latest event of each item."""
+        keys = self.users * num_items + self.items
+        kept = np.zeros(len(keys), dtype=bool)
+        kept[len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]] = True
+        return self.take(kept)
+
+    def interactions(self, num_items: int) -> Interactions:
+        """Which items each user acted on, with these events."""
+        found = Interactions.from_pairs(self.users, self.items, num_users=self.num_users, num_items=num_items)
+        return replace(found, order=self)
+
+
+@dataclass(frozen=True, eq=False)
 class Interactions:
     """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending, each once."""
 
     offsets: NDArray[np.int64]  # (U + 1,)
     items: NDArray[np.int32]
     num_items: int
+    order: UserEvents | None = None
+    """The events behind them, if their order was asked for."""
+
+    @property
+    def events(self) -> UserEvents:
+        """The events in order of time; by item, each once, if their order is not known."""
+        return UserEvents(self.offsets, self.items) if self.order is None else self.order
 
     @classmethod
     def from_pairs(cls, users: Ids, items: Ids, *, num_users: int, num_items: int) -> Interactions:

@@ -63,10 +63,8 @@ class KnownItems(Stored):
         if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
             return []
         lengths = offsets.diff()
-        if int(offsets[0]) != 0 or int(offsets[-1]) != len(items) or bool((lengths < 0).any()):
-            return [f"'offsets' does not rise from 0 to {len(items)}, the number of 'items'"]
-        if len(items) and not 0 <= int(items.min()) <= int(items.max()) < self.num_items:
-            return [f"'items' holds ids from {items.min()} to {items.max()}; expected 0 to {self.num_items - 1}"]
+        if problems := problems_of_lists(offsets, items, self.num_items):
+            return problems
         rises = items.diff() > 0
         first = offsets[1:-1]
         rises[first[(first > 0) & (first < len(items))] - 1] = True  # the next user's list may begin lower
@@ -176,3 +174,12 @@ class Neighbours(Stored):
             return torch.zeros_like(acted)
         table = acted.T.contiguous()
         return F.embedding_bag(self.items.long(), table, per_sample_weights=self.weight, mode="sum").T
+
+
+def problems_of_lists(offsets: Tensor, items: Tensor, num_items: int) -> list[str]:
+    """What is wrong with the users' lists of a file."""
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(items) or bool((offsets.diff() < 0).any()):
+        return [f"'offsets' does not rise from 0 to {len(items)}, the number of 'items'"]
+    if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
+        return [f"'items' holds ids from {items.min()} to {items.max()}; expected 0 to {num_items - 1}"]
+    return []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recspec import config
-from recspec.models.fitted import ItemModel
+from recspec.models.fitted import FittedItemModel
 from recspec.models.interactions import Interactions
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
@@ -16,7 +16,7 @@ class PopularitySettings(config.Settings):
     """Popularity has no settings."""
 
 
-class Popularity(ItemModel):
+class Popularity(FittedItemModel):
     """Ranks items by the number of users who acted on them, the same for every user."""
 
     name = "popularity"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from recspec.distributed import Ranks, Shards, build, stores_of
-from recspec.loading import NegativeSampler, sampler_for
-from recspec.models import Model
+from recspec.loading import NegativeSampler, item_features, sampler_for
+from recspec.models import Model, TrainedItemModel
 from recspec.training.optimizers import Optimizers
 from recspec.training.outline import make_optimizers, without_frozen
 from recspec.training.plan import TrainingPlan
@@ -29,6 +29,10 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
     """The model with its first weights."""
     torch.manual_seed(plan.settings.seed)
     model, shards = build(plan.make, ranks, plan.placement)
+    if isinstance(model, TrainedItemModel):
+        assert plan.interactions is not None
+        model.learn_from(plan.interactions)
+        model.describe(item_features(plan.spec, plan.settings.train_splits, model.item_inputs))
     optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
     backend = plan.embedding_backend.value
     optimizers.use_backend(backend)

@@ -12,9 +12,9 @@ import torch
 from recspec.distributed import Placement, Ranks, place
 from recspec.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation import count_labels
-from recspec.loading import Loader, Part, holds_negatives, negatives_by_default
+from recspec.loading import Loader, Part, UserLoader, holds_negatives, negatives_by_default
 from recspec.machine import cpu_is_intels, cpu_multiplies_bf16, parse_bytes
-from recspec.models import Model
+from recspec.models import Ids, Model, TrainedItemModel
 from recspec.nn import Embeddings, kernels
 from recspec.spec import NO_FILES, FeatureSpec, Role
 from recspec.training.optimizer_settings import numbers_beside, updates_rows_exactly
@@ -92,8 +92,10 @@ def check_calibration(spec: FeatureSpec, settings: TrainSettings, valid: Choice[
                         "set train.calibration=none")  # fmt: skip
 
 
-def pick_negatives(spec: FeatureSpec, settings: TrainSettings) -> Choice[int]:
+def pick_negatives(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = Model) -> Choice[int]:
     """Negatives drawn for each positive."""
+    if issubclass(kind, TrainedItemModel):
+        return Choice(0, "a row is a user, whose items are compared with all others or with those that the model draws")
     if settings.negatives is None:
         number = negatives_by_default(spec)
         return Choice(number, "rows are interactions" if number else "rows have their own labels")
@@ -117,10 +119,12 @@ def pick_batch_size(asked: int | None, so_far: int | None, samples: int, device:
     return Choice(wanted, f"200 to 400 steps for an epoch of {samples:,} samples")
 
 
-def pick_metric(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
+def pick_metric(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = Model) -> Choice[str]:
     """The metric that picks the best epoch: the rank of the positive among enough candidates, else AUC of all rows."""
     if settings.metric is not None:
         return Choice(settings.metric, "as asked")
+    if issubclass(kind, TrainedItemModel):
+        return Choice(kind.metric, "all items ranked for each user")
     candidates = spec.metadata.get("test_samples_per_series")
     if "valid" in spec.splits and isinstance(candidates, int) and candidates > 10:
         return Choice("sampled/ndcg@10", f"each positive has {candidates} candidates")
@@ -130,9 +134,27 @@ def pick_metric(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
 def unread(model: Model, spec: FeatureSpec) -> dict[str, list[str]]:
     """Features of each role that the model does not use."""
     roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
-    read = model.loss_features()
+    read = {*model.features(), *model.loss_features()}
     found = {role: [name for name in spec.role(role) if name not in read] for role in roles}
     return {role: names for role, names in found.items() if names}
+
+
+def check_users(kind: type[TrainedItemModel], settings: TrainSettings) -> None:
+    """Refuse settings of rows, which a model that learns from users does not have."""
+    unread = {"negatives": "the items that it compares are settings of the model"}
+    unread |= {"valid_share": "it learns from whole users, so prepare a split valid"}
+    unread |= {"calibration": "its scores are no logits"} if settings.calibration != "none" else {}
+    found = [f"train.{name}: {why}" for name, why in unread.items() if getattr(settings, name) not in (None, 0, 0.0)]
+    if found:
+        raise SettingsError.of(f"{kind.name} is trained on users, not on rows; leave these out", found)
+
+
+def open_users(spec: FeatureSpec, settings: TrainSettings, users: Ids, ranks: Ranks) -> UserLoader:
+    """The users to train on."""
+    if not len(users):
+        raise SpecError(f"{spec.folder}: no user has enough positives in {listed(settings.train_splits)} to learn from")
+    size = max(1, settings.batch_size or 1)
+    return UserLoader(spec, users, batch_size=size, seed=settings.seed, ranks=ranks)
 
 
 def open_rows(

@@ -19,7 +19,7 @@ from recspec.errors import SpecError
 from recspec.evaluation import id_feature
 from recspec.files import PathError, read_text
 from recspec.loading import holds_negatives, negatives_by_default
-from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task
+from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Ragged, open_split
@@ -46,6 +46,9 @@ HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST_ROWS_TO_DIVIDE = 0.1, 1_000_000, 200
 PAIRS_PER_SAMPLE, FEW_PAIRS = 4, 2_000_000
 """Pairs of user and item that an evaluation between epochs scores, for each sample of an epoch: about half of the
 epoch's cost, as scoring a pair costs a ninth of training on a sample (NeuMF on a CPU). So many cost little anyway."""
+
+PAIRS_BY_PRODUCT = 300_000_000
+"""Pairs of user and item that an evaluation scores for a model whose scores are a product of matrices: seconds."""
 
 FEWEST_USERS, MOST_PAIRS = 500, 10_000_000
 """The fewest users that a ranking of all items is worth it for, and the most pairs that they may cost."""
@@ -89,11 +92,13 @@ def resolve(
         merged.fill(merged.suited(model.defaults(facts)))
         merged.leave_out_absent_parts(lambda: model(spec, merged.model_settings))
         # Each step depends on what the ones before have chosen.
-        merged.fill(dict(_held_out(spec, merged.settings, facts)))
+        if not issubclass(model, TrainedItemModel):
+            merged.fill(dict(_held_out(spec, merged.settings, facts)))
         if pick_valid(spec, merged.settings).value:
             merged.fill(dict(_metric(model, spec, merged.settings, facts)))
         merged.fill(_length(spec, merged.settings))
-        merged.fill(_calibration(spec, merged.settings, facts))
+        if not issubclass(model, TrainedItemModel):
+            merged.fill(_calibration(spec, merged.settings, facts))
     return Resolved(merged.settings, merged.model_settings, merged.proposed)
 
 
@@ -279,11 +284,13 @@ def _positive_share(spec: FeatureSpec, splits: tuple[str, ...]) -> float:
 # --- the path --------------------------------------------------------------------------------------------------------
 
 
-def pick_path(spec: FeatureSpec) -> Choice[str]:
+def pick_path(spec: FeatureSpec, model: type[Model] = Model) -> Choice[str]:
     """The kind of data, which decides the negatives and the metric, and whether its splits are by time."""
     prepared = _prepare_settings(spec)
     threshold = prepared.get("positive_from", prepared.get("min_rating"))
-    if task_of(spec) == "clicks":
+    if issubclass(model, TrainedItemModel):
+        kind, why = "implicit", "the positives of each user are learned as a list; ranking judges"
+    elif task_of(spec) == "clicks":
         kind, why = "labelled", "rows have labels of their own: no negatives are drawn, log loss and AUC judge"
         if threshold is not None:
             kind, why = "rated", f"labels are ratings from {threshold} on: no negatives are drawn"
@@ -327,13 +334,16 @@ def _metric(
 ) -> Iterator[tuple[str, tuple[object, str]]]:
     """The metric that suits the data, and a sample of users if all would cost too much."""
     rows = "rows/log_loss", "rows have labels; AUC alone would not see overconfidence"
-    if facts.task == "clicks" or "valid" not in spec.splits:
+    of_rows = facts.task == "clicks" and not issubclass(model, TrainedItemModel)
+    if of_rows or "valid" not in spec.splits:
         yield "train.metric", rows
         return
     candidates = int(str(spec.metadata.get("test_samples_per_series", 1)))
     users = max(1, min(facts.users, facts.valid_rows // max(1, candidates)))
     cost = max(1, facts.longest_history if "history" in model.needs else 1)  # of a pair, in events
     pairs = max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
+    if issubclass(model, TrainedItemModel):
+        pairs = PAIRS_BY_PRODUCT
     ranked = max(pairs // max(1, facts.items), min(FEWEST_USERS, MOST_PAIRS // cost // max(1, facts.items)))
     described = f"{users:,} users x {facts.items:,} items"
     if settings.valid_users is not None and "valid_users" in settings.model_fields_set:

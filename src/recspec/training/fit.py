@@ -20,13 +20,13 @@ from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried
-from recspec.models import MODELS, FittedModel, ItemModel, LogisticRegression
+from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, LogisticRegression
 from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
 from recspec.training import run_folder
 from recspec.training.choices import Choice, check_splits
-from recspec.training.result import Result, seen_of
+from recspec.training.result import Result, inform, seen_of
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 
@@ -236,6 +236,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
     seconds = time.monotonic() - started
+    inform(found.model, plan.spec)
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
     speed = found.num_pairs / max(seconds, 1e-9)
     result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings)
@@ -261,7 +262,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
 def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> ItemFit | RowFit:
     kind, spec, own, train = plan.kind, plan.spec, plan.model_settings, plan.settings
     valid, metric = plan.valid.value, plan.metric.value
-    if issubclass(kind, ItemModel):
+    if issubclass(kind, FittedItemModel):
         return ItemFit(kind, spec, own, train.train_splits, valid, metric, train.seed, train.valid_users, tell, late)
     assert issubclass(kind, LogisticRegression)
     return RowFit(kind, spec, own, train.train_splits, valid, metric, tell, late)

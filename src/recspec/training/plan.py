@@ -12,8 +12,9 @@ import torch
 from recspec import __version__, config, machine
 from recspec.distributed import Placement, Ranks
 from recspec.errors import SettingsError, unknown
+from recspec.evaluation import interactions_of
 from recspec.loading import Loader
-from recspec.models import MODELS, FittedModel, Model
+from recspec.models import MODELS, FittedModel, Interactions, Model, TrainedItemModel
 from recspec.nn import RowsHeld, kernels
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
@@ -63,6 +64,8 @@ class TrainingPlan:
     notes: tuple[str, ...]
     device: torch.device
     world_size: int
+    interactions: Interactions | None = field(default=None, repr=False, compare=False)
+    """The users' events, for a model that is trained on users."""
     proposed: Mapping[str, Choice[object]] = field(default_factory=dict)
     """Settings that were not given and suit the data, as `train.epochs` or `settings.dropout`."""
 
@@ -162,25 +165,32 @@ def make_plan(
     if issubclass(MODELS[model_name], FittedModel):
         raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
     device = ranks.device
-    precision = choices.pick_precision(settings.precision, device, steady=MODELS[model_name].steady_shapes)
+    kind = MODELS[model_name]
+    precision = choices.pick_precision(settings.precision, device, steady=kind.steady_shapes)
     choices.check_splits(spec, settings.train_splits)
     proposed: Mapping[str, Choice[object]] = {}
     if propose:
-        resolved = resolve(MODELS[model_name], spec, settings, model_settings, device, so_far)
+        resolved = resolve(kind, spec, settings, model_settings, device, so_far)
         settings, model_settings, proposed = resolved.settings, resolved.model_settings, resolved.proposed
     companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec, settings)
     if "train.calibration" not in proposed:
         choices.check_calibration(spec, settings, valid)
-    make = partial(MODELS[model_name], spec, model_settings)
+    make = partial(kind, spec, model_settings)
     outline = Outline(make, settings, device)
     placement = choices.place_tables(outline, settings, ranks, precision.value)
     divided = placement.plan.stores
-    negatives = choices.pick_negatives(spec, settings)
+    negatives = choices.pick_negatives(spec, settings, kind)
     compiles = choices.pick_compile(settings, ranks, whole_gradients=True).value != "none"
-    loader = choices.open_rows(
-        spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles
-    )
+    interactions = None
+    if issubclass(kind, TrainedItemModel):
+        choices.check_users(kind, settings)
+        interactions = interactions_of(kind, spec, settings.train_splits)
+        loader: Loader = choices.open_users(spec, settings, kind.trained_users(interactions), ranks)
+    else:
+        loader = choices.open_rows(
+            spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles
+        )
     samples = 1 + negatives.value
     before = so_far.get("train", {}).get("batch_size") if so_far else None
     batch_size = choices.pick_batch_size(
@@ -200,7 +210,7 @@ def make_plan(
         settings=settings.model_copy(update={"batch_size": batch_size.value}),
         model_settings=model_settings,
         make=make,
-        path=pick_path(spec),
+        path=pick_path(spec, kind),
         batch_size=batch_size,
         precision=precision,
         threads=Choice(*threads),
@@ -209,7 +219,7 @@ def make_plan(
         negatives=negatives,
         rows=Choice(loader.held, f"train.memory_budget is {settings.memory_budget}"),
         valid=valid,
-        metric=choices.pick_metric(spec, settings),
+        metric=choices.pick_metric(spec, settings, kind),
         tables=choices.describe_placement(placement, ranks),
         embedding_backend=backend,
         sparse_gradients=sparse,
@@ -222,5 +232,6 @@ def make_plan(
         notes=tuple(choices.notes_of(outline.model, spec, settings, ranks)),
         device=device,
         world_size=ranks.world_size,
+        interactions=interactions,
         proposed=proposed,
     )

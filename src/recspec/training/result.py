@@ -11,7 +11,8 @@ import torch
 from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
 from recspec.calibration import Calibration
-from recspec.evaluation import ModelWarning, id_feature, positives
+from recspec.evaluation import ModelWarning, id_feature, interactions_of, positives
+from recspec.models import ItemModel, Model
 from recspec.spec import FeatureSpec
 from recspec.training.build import Built
 from recspec.training.checkpoints import Progress
@@ -49,8 +50,10 @@ def write_bundle(
     """Write the bundle on the first rank, with the weights of the file `best`, chosen by `metric`, if it keeps them."""
     plan, ranks, model = built.plan, built.ranks, built.model
     model.eval()
+    inform(model, plan.spec)
     weights = built.shards.whole(model.state_dict())
     use_best = keeps_best(built, progress)
+    from_file = use_best and not isinstance(model, ItemModel)  # the file knows less of the users
     behind = progress.epochs(plan.steps_per_epoch)
     epoch = progress.best_epoch if use_best else behind
     stopped = progress.stopped or "epochs"
@@ -79,8 +82,8 @@ def write_bundle(
         warnings=tuple(each.to_dict() for each in judgement.warnings),
     )
     if ranks.is_first:
-        bundle.save(folder, model, card, seen=seen_of(plan.spec), weights=best if use_best else weights)
-    elif not use_best:
+        bundle.save(folder, model, card, seen=seen_of(plan.spec), weights=best if from_file else weights)
+    elif not from_file:
         checkpoint.take_part(weights)
     ranks.barrier()
     return Result(
@@ -101,9 +104,19 @@ def keeps_best(built: Built, progress: Progress) -> bool:
     return built.plan.settings.keep_best and progress.best is not None
 
 
+KNOWN = ("train", "valid")
+"""Splits whose events a bundle knows; test is opened by `evaluate` alone."""
+
+
+def inform(model: Model, spec: FeatureSpec) -> None:
+    """Let an item model know the users' events in all splits of `KNOWN`, for requests."""
+    if isinstance(model, ItemModel):
+        model.know(interactions_of(model, spec, [split for split in KNOWN if split in spec.splits]))
+
+
 def seen_of(spec: FeatureSpec) -> Seen | None:
     """The items that each user acted on, which recommendations leave out."""
     if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
         return None
-    known = positives(spec, [split for split in ("train", "valid") if split in spec.splits])
+    known = positives(spec, [split for split in KNOWN if split in spec.splits])
     return Seen(torch.from_numpy(known.offsets), torch.from_numpy(known.items), torch.from_numpy(known.counts))

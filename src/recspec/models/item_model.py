@@ -1,0 +1,178 @@
+"""Models that rank items by a user's events: fitted ones, and those trained by steps over users.
+
+Shapes: U users; N items; B rows; R requests.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recspec import config
+from recspec.batch import Batch
+from recspec.models.base import Model
+from recspec.models.interactions import Ids, Interactions
+from recspec.models.known_events import KnownEvents
+from recspec.nn import RowsHeld
+from recspec.spec import FeatureSpec
+
+ItemModelType = TypeVar("ItemModelType", bound="ItemModel")
+
+SCORES = 1 << 24
+"""Scores of users x items computed at once: 64 MB."""
+
+
+class ItemModel(Model):
+    """A model of user and item ids, which ranks items by the events that it knows of each user.
+
+    A score is no logit by itself. `set_line` sets the line that turns scores into logits: logit = a * score + b with
+    a > 0, so that no order changes.
+    """
+
+    needs = ("user", "item", "label")
+    metric: ClassVar[str] = "full/ndcg@10"
+    """PROTOCOL/METRIC on valid by which its settings or epochs are chosen."""
+    reads_order: ClassVar[bool] = False
+    """Whether it reads `Interactions.events`: the order of events, repeats, times or weights."""
+    line: Tensor
+
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.user_id, self.item_id = spec.user_id, spec.item_id
+        self.num_users, self.num_items = spec.num_ids(self.user_id), spec.num_ids(self.item_id)
+        self.register_buffer("line", torch.tensor([1.0, 0.0]))
+
+    def features(self) -> tuple[str, ...]:
+        """The user's and the item's id."""
+        return self.user_id, self.item_id
+
+    @abstractmethod
+    def know(self, interactions: Interactions) -> None:
+        """Take other interactions as those of the users, with the same weights of items."""
+
+    def knowing(self: ItemModelType, interactions: Interactions) -> ItemModelType:
+        """The same model, with its weights shared, that knows other interactions, of any number of users."""
+        other = cast(ItemModelType, _sharing(self))
+        other.know(interactions)
+        return other
+
+    def score_events(self, interactions: Interactions) -> Tensor:
+        """(U, N) scores of every item for events that belong to no known user, such as baskets."""
+        with torch.inference_mode():
+            users = torch.arange(interactions.num_users, device=self.device)
+            return self.knowing(interactions).score_users(users)
+
+    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems, line = super().make_room(weights), weights.get("line")
+        if line is not None and line.numel() and not float(line.flatten()[0]) > 0:
+            problems.append("weight 'line': the slope is not above 0, so it would turn the order of items around")
+        return problems
+
+    def set_line(self, slope: float, intercept: float) -> None:
+        """Turn scores into logits by slope * score + intercept."""
+        assert slope > 0
+        device = None if self.line.is_meta else self.line.device
+        self.line = torch.tensor([slope, intercept], dtype=torch.float32, device=device)
+
+    @property
+    def gives_logits(self) -> bool:
+        return self.line.tolist() != [1.0, 0.0]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B,), or scores of a model without such a line."""
+        users, items = batch[self.user_id].long(), batch[self.item_id].long()
+        return self._as_logits(self.score_pairs(users, items) if users.shape[0] else users.float())
+
+    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+        """`score_items`: each user's scores of all items, of which those asked for are kept."""
+        scores = self.score_users(request[self.user_id].long())
+        return self._as_logits(scores.index_select(1, items[self.item_id].long()))
+
+    def _as_logits(self, scores: Tensor) -> Tensor:
+        return scores.float() * self.line[0] + self.line[1]
+
+    @abstractmethod
+    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores of pairs."""
+
+    @abstractmethod
+    def score_users(self, users: Tensor) -> Tensor:
+        """(R, N) scores of every item for each user; the caller bounds R."""
+
+
+class TrainedItemModel(ItemModel):
+    """An item model trained by steps over users: a training row is a user, whose events the loss predicts.
+
+    A batch of training holds ids of users alone; the model reads their events from `known`. The loss is a sum over
+    events, divided by the users of the batch and by the mean number of events of a trained user. So the losses of the
+    parts of a batch add up to that of the batch, and it is a mean over events as far as batches are alike.
+    """
+
+    reads_order = True
+    steady_shapes = False
+    fewest_events: ClassVar[int] = 2
+    """Events of a user without which nothing is learned from them."""
+    item_inputs: tuple[str, ...] = ()
+    """Features of items, besides the id, that it reads by item; see `describe`."""
+
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, held)
+        self.known = KnownEvents(self.num_users, self.num_items)
+        self.mean_events = 1.0
+
+    def know(self, interactions: Interactions) -> None:
+        self.known.set(interactions.events, self.device)
+
+    def learn_from(self, interactions: Interactions) -> None:
+        """Take these interactions as those to train on."""
+        self.know(interactions)
+        lengths = interactions.events.lengths[self.trained_users(interactions)]
+        self.mean_events = float(lengths.mean()) if len(lengths) else 1.0
+
+    def describe(self, items: Batch) -> None:
+        """Take the features `item_inputs` of every item, by id."""
+        assert not items
+
+    @classmethod
+    def trained_users(cls, interactions: Interactions) -> Ids:
+        """Users with enough events to learn from, ascending."""
+        return np.flatnonzero(interactions.events.lengths >= cls.fewest_events)
+
+    def loss_features(self) -> tuple[str, ...]:
+        """The user's id."""
+        return (self.user_id,)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of the users' events, in nats an event."""
+        users = batch[self.user_id].long()
+        return self.loss_of_users(users) / (max(1, len(users)) * self.mean_events)
+
+    @abstractmethod
+    def loss_of_users(self, users: Tensor) -> Tensor:
+        """The sum of the losses of the events of users (B,): a scalar."""
+
+    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores, from all scores of each user."""
+        if torch.compiler.is_compiling():
+            return self.score_users(users).gather(1, items.unsqueeze(1)).squeeze(1)
+        distinct, places = torch.unique(users, return_inverse=True)
+        scores, step = torch.empty(len(users), device=users.device), max(1, SCORES // self.num_items)
+        for start in range(0, len(distinct), step):
+            here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
+            rows = self.score_users(distinct[start : start + step])
+            scores[here] = rows[places[here] - start, items[here]].float()
+        return scores
+
+
+def _sharing(module: nn.Module) -> nn.Module:
+    """A module of the same tensors, in which other ones can be put without changing the first."""
+    other = copy.copy(module)
+    other._parameters, other._buffers = module._parameters.copy(), module._buffers.copy()
+    other._modules = {name: None if each is None else _sharing(each) for name, each in module._modules.items()}
+    return other
