@@ -19,12 +19,13 @@ from recspec.spec.signature import Port
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.known_users import informed
 
 
 def made_up_bundle(folder: Path, spec: FeatureSpec, name: str, seed: int = 0, *, scale: float = 1.0) -> Path:
     """A bundle of a registered model with weights of a normal distribution."""
     settings = MODELS[name].Settings()
-    model = MODELS[name](spec, settings)
+    model = informed(MODELS[name](spec, settings), spec)
     numbers = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -57,8 +57,8 @@ MODEL_CASES: Mapping[str, ModelCase] = {
          "short_length": 2, "top_k": 2, "heads": 2},
     ),
     "mult_vae": ModelCase(
-        {"hidden": (32,), "latent": 16, "dropout": 0.2, "anneal_steps": 20},
-        {"hidden": [8], "latent": 4, "dropout": 0.0, "beta": 0.0},
+        {"hidden": (32,), "latent": 16, "dropout": 0.2},
+        {"hidden": [8], "latent": 4, "dropout": 0.0, "kl_weight": 0.0},
         "decoder",
     ),
     "popularity": ModelCase({}, {}, reaches=0.5),

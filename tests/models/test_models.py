@@ -14,7 +14,7 @@ from recspec.batch import Batch, num_rows, take
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
 from recspec.errors import RecspecError, SettingsError
-from recspec.evaluation import evaluate_model, interactions_of, positives
+from recspec.evaluation import evaluate_model, positives
 from recspec.evaluation.row_baselines import LogisticFit
 from recspec.evaluation.scoring import score_rows
 from recspec.loading.loader import Loader
@@ -27,6 +27,7 @@ from recspec.storage import open_split
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.known_users import informed
 from tests.model_cases import FITTED, MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
 
 NAMES = sorted(MODELS)
@@ -71,12 +72,9 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
         model.fit(positives(spec, ["train"]))
         scores = model.score_users(torch.arange(5))
         model.set_line(1 / float(scores.std()), -float(scores.mean() / scores.std()))
-    if isinstance(model, TrainedItemModel):
-        model.learn_from(interactions_of(model, spec, ["train"]))
-        model.describe(item_features(spec, ["train"], model.item_inputs))
     for parameter in model.parameters():  # large enough that rows differ
         torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+    return informed(model, spec).eval()
 
 
 def run_training(name: str, spec: FeatureSpec, run: Path, **settings: object) -> None:
@@ -153,7 +151,7 @@ class TestEveryModel:
     ) -> None:
         run_training(name, clicks, tmp_path / "run", epochs=2 if name in OF_HISTORIES else 8, batch_size=256)
         trained = bundle.load(tmp_path / "run")
-        if name in TRAINED_BY_STEPS:
+        if name in TRAINED_BY_STEPS and not issubclass(MODELS[name], TrainedItemModel):
             found = trained.card.metrics["rows"]["auc"]
         else:
             found = evaluate_model(trained.model, clicks, "valid", protocols=("rows",)).metrics["rows"]["auc"]

@@ -8,6 +8,7 @@ import torch
 from recspec.batch import Batch
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
+from tests.known_users import informed
 
 SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "dlrm": ("dlrm", {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16)}),
@@ -55,7 +56,7 @@ def test_scores_are_those_of_the_pairs_wherever_the_numbers_stand(case: str, num
     torch.manual_seed(0)
     name, settings = SETTINGS[case]
     spec = specification(numbers)
-    model = MODELS[name](spec, MODELS[name].Settings.model_validate(settings)).eval()
+    model = informed(MODELS[name](spec, MODELS[name].Settings.model_validate(settings)), spec).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     request, items = made_up_batch(spec, spec.role("user"), 4), made_up_batch(spec, spec.role("item"), 6)
@@ -73,7 +74,7 @@ def test_scores_are_those_of_the_pairs_wherever_the_numbers_stand(case: str, num
 def test_requests_in_blocks_get_the_same_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     spec = specification("uiu")
-    model = MODELS[name](spec, MODELS[name].Settings.model_validate(SETTINGS[name][1])).eval()
+    model = informed(MODELS[name](spec, MODELS[name].Settings.model_validate(SETTINGS[name][1])), spec).eval()
     request, items = made_up_batch(spec, spec.role("user"), 5), made_up_batch(spec, spec.role("item"), 6)
     with torch.inference_mode():
         together = model.score_items(request, items)

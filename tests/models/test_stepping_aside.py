@@ -11,6 +11,7 @@ from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.nn import may_replace
 from recspec.spec import FeatureSpec
+from tests.known_users import informed
 from tests.models.test_model_maths import NAMES, TINY, a_batch, close, gradients, specs  # noqa: F401  a fixture
 
 
@@ -26,7 +27,7 @@ def a_model(name: str, spec: FeatureSpec) -> Model:
     if name in ("din", "dien", "sim"):
         settings = settings | {"activation": "relu"}
     torch.manual_seed(0)
-    model = MODELS[name](spec, MODELS[name].Settings.model_validate(settings))
+    model = informed(MODELS[name](spec, MODELS[name].Settings.model_validate(settings)), spec)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.double()

@@ -29,6 +29,7 @@ from recspec.storage import Ragged, open_split
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.known_users import informed
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
 
 NAMES = TRAINED_BY_STEPS
@@ -158,7 +159,7 @@ def test_published_histories_without_padding_are_trained_on_with_a_note(rows: Fe
 @pytest.mark.parametrize("name", OF_HISTORIES)
 def test_a_batch_without_a_single_event_reaches_every_parameter(name: str, rows: FeatureSpec) -> None:
     """Otherwise the processes that share a batch would wait for gradients that never come."""
-    model = MODELS[name](rows, MODELS[name].Settings.model_validate(SMALL[name])).train()
+    model = informed(MODELS[name](rows, MODELS[name].Settings.model_validate(SMALL[name])), rows).train()
     batch = next(iter(Loader(rows, "train", batch_size=8).batches())).batch
     lists = (*rows.role("history"), *rows.role("negative_history"))
     empty: Batch = {**batch, **{each: batch[each][:, :0] for each in lists}}

@@ -121,7 +121,7 @@ def evaluate_baselines(
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
-        if question.before:
+        if {*question.before} != {*fitted_on} or history_of_items(spec) is not None:
             rows = "rows and histories" if history_of_items(spec) is not None else "rows"
             facts["users_known_by"] = f"{rows} of {' and '.join(question.before)}"
         return scores_of(_informed(fitted.model, question), question), facts

@@ -28,7 +28,8 @@ class KnownEvents(Stored):
         self.longest = 0  # events of one user
         self.register_buffer("offsets", torch.zeros(num_users + 1, dtype=torch.int64))
         self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
-        self.register_buffer("times", torch.zeros(0, dtype=torch.float64), persistent=with_times)
+        if with_times:
+            self.register_buffer("times", torch.zeros(0, dtype=torch.float64))
 
     def set(self, events: UserEvents, device: torch.device | None = None) -> None:
         """Hold these events; without times, all of them have the time 0."""

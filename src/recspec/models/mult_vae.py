@@ -4,7 +4,9 @@ Liang, Krishnan, Hoffman, Jebara: Variational Autoencoders for Collaborative Fil
 items, scaled to length 1 and thinned out by dropout:
 
     (m, log v) = q(x);  z = m + sqrt(v) e, e standard normal;  p = softmax(g(z))
-    loss = -sum over the user's items of log p_i + beta KL(N(m, v) | N(0, 1))
+    loss = -sum over the user's items of log p_i + kl_weight KL(N(m, v) | N(0, 1))
+
+With a kl_weight of 0, z is m: the paper's denoising autoencoder, MultDAE.
 
 Shapes: B users; N items; R requests; P events.
 """
@@ -34,8 +36,9 @@ class MultVaeSettings(config.Settings):
     hidden: Widths = Field((600,), description="widths of the encoder's hidden layers; the decoder has them reversed")
     latent: int = Field(200, ge=1, description="width of the latent vector")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the user's items")
-    beta: float = Field(0.2, ge=0, description="weight of the KL divergence after `anneal_steps`")
-    anneal_steps: int = Field(2000, ge=0, description="steps over which the weight of the KL divergence rises from 0")
+    kl_weight: float = Field(
+        0.2, ge=0, description="weight of the KL divergence (beta in the paper); 0: without noise, as MultDAE"
+    )
 
 
 class MultVae(TrainedItemModel):
@@ -44,8 +47,7 @@ class MultVae(TrainedItemModel):
     name = "mult_vae"
     Settings = MultVaeSettings
     settings: MultVaeSettings
-    space = MappingProxyType({"latent": [32, 64, 128, 200], "dropout": "0.2..0.8", "beta": "0.02..1 log"})
-    steps: Tensor
+    space = MappingProxyType({"latent": [32, 64, 128, 200], "dropout": "0.2..0.8", "kl_weight": "0 or 0.02..1 log"})
 
     def __init__(self, spec: FeatureSpec, settings: MultVaeSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
@@ -55,7 +57,6 @@ class MultVae(TrainedItemModel):
         self.bias = nn.Parameter(torch.zeros(first))
         self.encoder = nn.ModuleList(_layers(first, *others, 2 * settings.latent))
         self.decoder = nn.ModuleList(_layers(settings.latent, *reversed(settings.hidden), self.num_items))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
@@ -91,17 +92,16 @@ class MultVae(TrainedItemModel):
     def loss_of_users(self, users: Tensor) -> Tensor:
         own = self.settings
         mean, log_variance = self.encode(users, own.dropout if self.training else 0.0).chunk(2, 1)
-        noise = torch.randn_like(mean) * (0.5 * log_variance).exp() if self.training else 0.0
-        shares = F.log_softmax(self.decode(mean + noise).float(), 1)
+        if self.training and own.kl_weight:
+            mean_with_noise = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+        else:
+            mean_with_noise = mean
+        shares = F.log_softmax(self.decode(mean_with_noise).float(), 1)
         places, lengths = self.known.packed(users, self.known.longest)
         rows = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths)
         likelihood = shares[rows, self.known.items[places].long()].sum()
         divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
-        weight = own.beta
-        if self.training and own.anneal_steps:
-            weight = own.beta * min(1.0, float(self.steps) / own.anneal_steps)
-            self.steps += 1
-        return weight * divergence - likelihood
+        return own.kl_weight * divergence - likelihood
 
     def score_users(self, users: Tensor) -> Tensor:
         return self.decode(self.encode(users).chunk(2, 1)[0])

@@ -17,8 +17,9 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        # Buffers too: averaged weights do not fit statistics (Dice) of the units of other weights.
-        self.weights: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
+        # Buffers too: averaged weights do not fit statistics (Dice) of the units of other weights. Ids have no mean.
+        all_of_them = dict(model.named_parameters()) | dict(model.named_buffers())
+        self.weights: dict[str, Tensor] = {name: each for name, each in all_of_them.items() if each.is_floating_point()}
         self.tensors = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     @torch.no_grad()
