@@ -1,7 +1,11 @@
 """A trained model's folder, and checkpoints."""
 
 from recspec.bundle import checkpoint, folder
+from recspec.bundle.blend import Blend, BlendSettings, Form, Member, as_part, blend_of
 from recspec.bundle.checkpoint import Checkpoint
 from recspec.bundle.folder import Bundle, Card, Seen, find_export
 
-__all__ = ["Bundle", "Card", "Checkpoint", "Seen", "checkpoint", "find_export", "folder"]
+__all__ = [
+    "Blend", "BlendSettings", "Bundle", "Card", "Checkpoint", "Form", "Member", "Seen", "as_part", "blend_of",
+    "checkpoint", "find_export", "folder",
+]  # fmt: skip

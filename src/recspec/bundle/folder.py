@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from recspec import __version__, config
+from recspec.bundle.blend import Blend
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
 from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
@@ -135,10 +136,11 @@ def load(
     if verify:
         manifest.check(folder)
     card = read_card(folder)
-    if card.model not in MODELS:
-        raise BundleError(f"{folder}: {unknown('model', card.model, MODELS)}")
+    kinds: dict[str, type[Model]] = {**MODELS, Blend.name: Blend}
+    if card.model not in kinds:
+        raise BundleError(f"{folder}: {unknown('model', card.model, kinds)}")
     spec = _read_spec(folder)
-    model_class = MODELS[card.model]
+    model_class = kinds[card.model]
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
 
     def make(held: RowsHeld | None) -> Model:

@@ -20,6 +20,7 @@ from recspec.cli.data_commands import check, describe, prepare, synthesize, tran
 from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
+from recspec.cli.pipeline_commands import blend
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
 from recspec.errors import Interrupted, RecspecError, of_the_machine
@@ -113,6 +114,8 @@ app = Commands(
 )
 bench_app = Commands(help="Measure throughput and latency of models, exports and servers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
+app.add_typer(pipeline_app, name="pipeline")
 for command in (
     prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, predict, recommend, verify, import_tf,
     export, serve, models, datasets, schema, version, demo,
@@ -143,3 +146,6 @@ def main() -> None:
             raise
         err.print("\n".join((f"error: {told}", *getattr(error, "__notes__", ()))), style="red")
         sys.exit(2)
+
+
+pipeline_app.command("blend")(blend)

@@ -1,6 +1,7 @@
 """Protocols, scores, baselines and the evaluation report."""
 
 from recspec.evaluation import warnings
+from recspec.evaluation.blending import Chosen, choose_weights
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
@@ -22,6 +23,7 @@ from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
     "PROTOCOLS",
+    "Chosen",
     "EvaluateSettings",
     "Evaluation",
     "Fitted",
@@ -35,6 +37,7 @@ __all__ = [
     "Tried",
     "as_batch",
     "check_same_features",
+    "choose_weights",
     "count_labels",
     "difference",
     "evaluate",

@@ -17,7 +17,7 @@ from recspec.batch import Batch
 from recspec.errors import DataError, SettingsError
 from recspec.models.base import Model
 from recspec.models.interactions import Interactions
-from recspec.models.item_model import SCORES, ItemModel
+from recspec.models.item_model import ItemModel
 from recspec.models.known_items import KnownItems
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
@@ -135,17 +135,9 @@ class KnownItemsModel(FittedItemModel):
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores; from all scores of a user if many of them are asked for."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or len(users) * ROWS_PAY < len(torch.unique(users)) * self.num_items:
             return self._pairs(users, items)
-        distinct, places = torch.unique(users, return_inverse=True)
-        if len(users) * ROWS_PAY < len(distinct) * self.num_items:
-            return self._pairs(users, items)
-        scores, step = torch.empty(len(users), device=users.device), max(1, SCORES // self.num_items)
-        for start in range(0, len(distinct), step):
-            here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
-            rows = self.score_users(distinct[start : start + step])
-            scores[here] = rows[places[here] - start, items[here]]
-        return scores
+        return super().score_pairs(users, items)
 
     @abstractmethod
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class ItemModel(Model):
     needs = ("user", "item", "label")
     metric: ClassVar[str] = "full/ndcg@10"
     """PROTOCOL/METRIC on valid by which its settings or epochs are chosen."""
-    reads_order: ClassVar[bool] = False
+    reads_order: bool = False
     """Whether it reads `Interactions.events`: the order of events, repeats, times or weights."""
     line: Tensor
 
@@ -97,9 +97,17 @@ class ItemModel(Model):
     def _as_logits(self, scores: Tensor) -> Tensor:
         return scores.float() * self.line[0] + self.line[1]
 
-    @abstractmethod
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
-        """(B,) scores of pairs."""
+        """(B,) scores of pairs; here from all scores of each user."""
+        if torch.compiler.is_compiling():
+            return self.score_users(users).gather(1, items.unsqueeze(1)).squeeze(1)
+        distinct, places = torch.unique(users, return_inverse=True)
+        scores, step = torch.empty(len(users), device=users.device), max(1, SCORES // self.num_items)
+        for start in range(0, len(distinct), step):
+            here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
+            rows = self.score_users(distinct[start : start + step])
+            scores[here] = rows[places[here] - start, items[here]].float()
+        return scores
 
     @abstractmethod
     def score_users(self, users: Tensor) -> Tensor:
@@ -156,18 +164,6 @@ class TrainedItemModel(ItemModel):
     @abstractmethod
     def loss_of_users(self, users: Tensor) -> Tensor:
         """The sum of the losses of the events of users (B,): a scalar."""
-
-    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
-        """(B,) scores, from all scores of each user."""
-        if torch.compiler.is_compiling():
-            return self.score_users(users).gather(1, items.unsqueeze(1)).squeeze(1)
-        distinct, places = torch.unique(users, return_inverse=True)
-        scores, step = torch.empty(len(users), device=users.device), max(1, SCORES // self.num_items)
-        for start in range(0, len(distinct), step):
-            here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
-            rows = self.score_users(distinct[start : start + step])
-            scores[here] = rows[places[here] - start, items[here]].float()
-        return scores
 
 
 def _sharing(module: nn.Module) -> nn.Module:

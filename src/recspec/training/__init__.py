@@ -1,5 +1,6 @@
 """Training: settings, plan, loop, checkpoints, optimizers and the search for settings."""
 
+from recspec.training.blend import Blended, blend_runs
 from recspec.training.choices import Choice
 from recspec.training.fit import FitPlan
 from recspec.training.loop import TrainingRun, plan_run, train
@@ -13,7 +14,7 @@ from recspec.training.study import Found
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Choice", "Event", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun", "Tuning",
-    "arithmetic", "assigned", "describe", "has_checkpoint", "make_plan", "parse_space", "plan_run", "search_space",
-    "sections_of", "train",
+    "Blended", "Choice", "Event", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun",
+    "Tuning", "arithmetic", "assigned", "blend_runs", "describe", "has_checkpoint", "make_plan", "parse_space",
+    "plan_run", "search_space", "sections_of", "train",
 ]  # fmt: skip
