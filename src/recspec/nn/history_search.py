@@ -181,8 +181,8 @@ class TargetQueries(nn.Module):
     """The queries of a target's multi-head attention: (B, D_target) -> (B, H, D_event).
 
     Pi et al.: Search-based User Interest Modeling, CIKM 2020, equation 6: a head's scores are softmax((W_k z) (W_q a))
-    over events z. (W_k z) (W_q a) = z (W_k^T W_q a), so both matrices multiply the target and none an event. Scores
-    are divided by the square root of a head's width, as is usual; the paper does not.
+    over events z. (W_k z) (W_q a) = z (W_k^T W_q a), so the product of both matrices multiplies the target and none
+    an event. Scores are divided by the square root of a head's width, as is usual; the paper does not.
     """
 
     def __init__(self, target_dim: int, event_dim: int, *, heads: int, head_dim: int) -> None:
@@ -195,5 +195,5 @@ class TargetQueries(nn.Module):
 
     def forward(self, target: Tensor) -> Tensor:
         """The queries."""
-        projected = torch.matmul(target, self.query * self.query.shape[2] ** -0.5)  # (H, B, head_dim)
-        return torch.bmm(projected, self.key).transpose(0, 1)
+        both = torch.bmm(self.query * self.query.shape[2] ** -0.5, self.key)  # (H, D_target, D_event)
+        return torch.unflatten(target @ both.transpose(0, 1).flatten(1), 1, (len(both), -1))

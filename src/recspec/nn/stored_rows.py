@@ -142,8 +142,8 @@ def _know_of_csr() -> None:
 def weighted_sums(columns: Sequence[Column], places: Places, weights: Sequence[Tensor]) -> Tensor:
     """Each row's weighted sum of events for several weights (T,): (B, len(weights), D)."""
     starts = places.offsets[:-1]
-    sums = [[_bags(column.vectors, column.rows, starts, each) for column in columns] for each in weights]
-    return torch.stack([torch.cat(own, dim=1) if len(own) > 1 else own[0] for own in sums], dim=1)
+    sums = [_bags(column.vectors, column.rows, starts, each) for each in weights for column in columns]
+    return torch.unflatten(torch.cat(sums, dim=1), 1, (len(weights), -1))
 
 
 def _bags(table: Tensor, rows: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
