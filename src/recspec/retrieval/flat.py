@@ -60,8 +60,7 @@ class FlatRows:
         """Approximate scores (R, m) and rows (R, m) of the best kept rows, best first; row -1 fills a short list."""
         m = min(m, len(self))
         if self._reads_codes(len(queries)):
-            found = self._codes.search(queries, m, params=selected(keep))
-            return found[0], found[1].astype(np.int64, copy=False)
+            return scanned(self._codes, queries, m, selected(keep))
         best = torch.full((len(queries), m), -torch.inf)
         rows = torch.full((len(queries), m), -1, dtype=torch.int64)
         for start, scores in self._scores(queries, keep):
@@ -121,6 +120,19 @@ def selected(keep: Mask | None, **settings: Any) -> Any:
     if keep is None:
         return kind(**settings)
     return kind(sel=faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little")), **settings)
+
+
+def scanned(index: Any, queries: Floats, m: int, params: Any) -> tuple[Floats, Ids]:
+    """Scores (R, m) and rows (R, m) of an index of faiss. One query takes one thread: others would only wait for it."""
+    faiss = require_extra("faiss", "retrieval")
+    threads = faiss.omp_get_max_threads()  # each calling thread has its own number
+    if len(queries) == 1:
+        faiss.omp_set_num_threads(1)
+    try:
+        scores, rows = index.search(queries, m, params=params)
+    finally:
+        faiss.omp_set_num_threads(threads)
+    return scores, rows.astype(np.int64, copy=False)
 
 
 def exact_scores(queries: Floats, vectors: Floats) -> Floats:

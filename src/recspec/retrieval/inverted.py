@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import require_extra
-from recspec.retrieval.flat import FlatRows, Floats, Ids, Mask, selected
+from recspec.retrieval.flat import FlatRows, Floats, Ids, Mask, scanned, selected
 
 ROWS_PER_CENTROID = 64  # that the centroids are computed from
 BLOCK = 1 << 16  # rows that are assigned or added at once
@@ -37,8 +37,7 @@ class InvertedLists:
         Where a filter keeps a `share` of the rows, as many more lists are read.
         """
         probes = min(len(self.centroids), int(np.ceil(self.num_probes / max(share, 1e-9))))
-        found = self._lists.search(queries, min(m, len(self.rows)), params=selected(keep, nprobe=probes))
-        return found[0], found[1].astype(np.int64, copy=False)
+        return scanned(self._lists, queries, min(m, len(self.rows)), selected(keep, nprobe=probes))
 
     def assign(self, vectors: Floats) -> NDArray[np.int32]:
         """The list (N,) that each new vector belongs to."""
