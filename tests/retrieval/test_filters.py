@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recspec.errors import RequestError
-from recspec.retrieval import Filter, evaluate
+from recspec.retrieval import Filter
+from recspec.retrieval.filter_columns import evaluate
 
 SHOP = pa.table({
     "price": [10.0, 49.99, None, 50.0, float("nan")],

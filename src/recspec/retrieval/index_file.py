@@ -62,8 +62,11 @@ def save(index: ItemIndex, folder: Path) -> Path:
     return path
 
 
-def load(folder: Path) -> ItemIndex:
+def load(folder: Path, *, mapped: bool = True) -> ItemIndex:
     """The index that `save` wrote into a folder; its vectors stay in the file until they are read.
+
+    A program that runs on while others may write to the folder reads it whole (`mapped=False`): a mapped file that
+    is cut short ends the program.
 
     The file's sizes and numbers are checked. Whether it is the file that was written is for the manifest of its folder
     to say.
@@ -89,7 +92,9 @@ def load(folder: Path) -> ItemIndex:
         raise BundleError(f"{file}: index format {header.format}; this recspec reads {FORMAT}")
     if problems := _problems(tensors, header):
         raise BundleError.of(str(file), problems)
-    arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    arrays: dict[str, NDArray[Any]] = {
+        name: (tensor if mapped else tensor.clone()).numpy() for name, tensor in tensors.items()
+    }
     base, lists, note = FlatRows(arrays["vectors"]), None, header.note
     if header.num_probes is not None and find_spec("faiss") is None:
         note = f"exact search of {len(base):,} items, because faiss is not installed: pip install 'recspec[retrieval]'"
