@@ -75,7 +75,8 @@ def tensors(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
         ({"ids": torch.tensor([-1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
         ({"ids": torch.tensor([1, 2])}, {}, "'vectors' has shape (3, 2); expected a row for each of 2 'ids'"),
         ({"vectors": torch.ones(3, 2).double()}, {}, "'vectors' is torch.float64 in 2 dimensions; expected"),
-        ({"vectors": torch.full((3, 2), torch.nan)}, {}, "'vectors': row 1 holds a number that is not finite"),
+        ({"vectors": torch.full((3, 2), torch.nan)}, {}, "vectors: row 1 holds a number that is not finite"),
+        ({"centroids": torch.full((2, 2), torch.inf)}, {}, "'centroids' holds numbers that are not finite"),
         ({"centroids": torch.ones(2, 3)}, {}, "'centroids' has shape (2, 3); expected 1 to 3 rows of 2"),
         ({"centroids": torch.ones(0, 2)}, {}, "'centroids' has shape (0, 2)"),
         (

@@ -149,7 +149,7 @@ def exact_scores(queries: Floats, vectors: Floats) -> Floats:
 
 def norms(vectors: Floats) -> Doubles:
     """The length (R,) of each vector (R, d)."""
-    lengths: Doubles = np.sqrt(np.square(vectors, dtype=np.float64).sum(1))
+    lengths: Doubles = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     return lengths
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from recspec.bundle import checkpoint
 from recspec.errors import BundleError, CheckpointError, DataError, listed
 from recspec.files import PathError, confined, parse_json
-from recspec.retrieval.flat import FlatRows, largest_norm
+from recspec.retrieval.flat import FlatRows
 from recspec.retrieval.index import ItemIndex
 from recspec.retrieval.index_rows import IndexRows, no_rows
 from recspec.retrieval.inverted import InvertedLists
@@ -90,12 +90,16 @@ def load(folder: Path, *, mapped: bool = True) -> ItemIndex:
         raise BundleError(f"{file}: damaged, or not an item index ({str(error)[:200]})") from None
     if header.format != FORMAT:
         raise BundleError(f"{file}: index format {header.format}; this recspec reads {FORMAT}")
-    if problems := _problems(tensors, header):
+    if not mapped:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    if problems := _shape_problems(tensors, header) or _content_problems(tensors, header):
         raise BundleError.of(str(file), problems)
-    arrays: dict[str, NDArray[Any]] = {
-        name: (tensor if mapped else tensor.clone()).numpy() for name, tensor in tensors.items()
-    }
+    arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
     base, lists, note = FlatRows(arrays["vectors"]), None, header.note
+    try:
+        base.largest_norm  # noqa: B018  (refuses numbers that are not finite)
+    except DataError as error:
+        raise BundleError(f"{file}: {error}") from None
     if header.num_probes is not None and find_spec("faiss") is None:
         note = f"exact search of {len(base):,} items, because faiss is not installed: pip install 'recspec[retrieval]'"
     elif header.num_probes is not None:
@@ -104,32 +108,32 @@ def load(folder: Path, *, mapped: bool = True) -> ItemIndex:
     return ItemIndex(IndexRows(base, no_rows(base.vectors.shape[1]), arrays["ids"], lists), note)
 
 
-def _problems(tensors: dict[str, torch.Tensor], header: Header) -> list[str]:
-    """What is wrong with the tensors of a file."""
+def _shape_problems(tensors: dict[str, torch.Tensor], header: Header) -> list[str]:
+    """What is wrong with the names, types and dimensions of a file's tensors."""
     kinds = {"ids": (torch.int64, 1), "vectors": (torch.float32, 2)}
     if header.num_probes is not None:
         kinds |= {"centroids": (torch.float32, 2), "assignments": (torch.int32, 1)}
     if sorted(tensors) != sorted(kinds):
         return [f"holds {listed(sorted(tensors))}; expected {listed(sorted(kinds))}"]
-    problems = [
+    return [
         f"'{name}' is {tensors[name].dtype} in {tensors[name].dim()} dimensions; expected {kind} in {dims}"
         for name, (kind, dims) in kinds.items()
         if (tensors[name].dtype, tensors[name].dim()) != (kind, dims)
     ]
-    if problems:
-        return problems
+
+
+def _content_problems(tensors: dict[str, torch.Tensor], header: Header) -> list[str]:
+    """What is wrong with the sizes of tensors, and with what they hold."""
+    problems = []
     ids, vectors = tensors["ids"], tensors["vectors"]
     if len(ids) != len(vectors) or not vectors.shape[1]:
         problems.append(f"'vectors' has shape {tuple(vectors.shape)}; expected a row for each of {len(ids):,} 'ids'")
     if len(ids) and (int(ids[0]) < 0 or bool((ids.diff() <= 0).any())):
         problems.append("'ids' does not rise from 0 or more")
-    for name in (each for each in ("vectors", "centroids") if each in tensors):
-        try:
-            largest_norm(tensors[name].numpy(), f"'{name}'")
-        except DataError as error:
-            problems.append(str(error))
     if header.num_probes is not None:
         centroids, assignments = tensors["centroids"], tensors["assignments"]
+        if not bool(centroids.isfinite().all()):
+            problems.append("'centroids' holds numbers that are not finite")
         if centroids.shape[1] != vectors.shape[1] or not 0 < len(centroids) <= max(1, len(vectors)):
             problems.append(f"'centroids' has shape {tuple(centroids.shape)}; expected 1 to {len(vectors):,} rows of "
                             f"{vectors.shape[1]}")  # fmt: skip
