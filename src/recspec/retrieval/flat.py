@@ -1,0 +1,166 @@
+"""Exact scores of queries against rows of vectors, and the rows that may be among the best.
+
+Shapes: R queries, N rows, d numbers of a vector, m candidates.
+
+A fast product finds candidates, in float32 or over bf16 codes. Its error has a bound, so a caller that scores the
+candidates again by `exact_scores` can prove that no other row belongs among the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recspec.errors import DataError, require_extra
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SCORES = 1 << 24  # scores of queries x rows held at once: 64 MB
+NUMBERS = 1 << 23  # numbers of gathered vectors held at once in float64: 64 MB
+LARGEST_NORM = 1e18  # of a vector or query, so that no product leaves float32
+COMPRESSED_ROWS = 20_000  # rows from which bf16 codes are faster for a few queries
+FEW_QUERIES = 4  # of more, one float32 matrix product is faster than scans of bf16 codes
+FLOAT32_STEP = 2.0**-24  # relative rounding of one float32 operation
+
+
+@dataclass(frozen=True, eq=False)
+class FlatRows:
+    """Vectors (N, d) of float32, in memory or mapped from a file."""
+
+    vectors: Floats
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @cached_property
+    def largest_norm(self) -> float:
+        """The largest length of a vector."""
+        return largest_norm(self.vectors, "vectors")
+
+    def error(self, query_norms: Doubles) -> Doubles:
+        """The most by which scores of `top` (R,) and `above` differ from the exact ones, by the queries' lengths."""
+        dim = self.vectors.shape[1]
+        product = (dim + 1) * FLOAT32_STEP * query_norms * self.largest_norm * 1.01
+        smallest = (dim + 1) * float(np.finfo(np.float32).tiny)  # a processor may take smaller numbers as 0
+        coded = query_norms * self._code_error * 1.01 if self._reads_codes(len(query_norms)) else 0.0
+        bound: Doubles = product + coded + smallest
+        return bound
+
+    def top(self, queries: Floats, m: int, keep: Mask | None = None) -> tuple[Floats, Ids]:
+        """Approximate scores (R, m) and rows (R, m) of the best kept rows, best first; row -1 fills a short list."""
+        m = min(m, len(self))
+        if self._reads_codes(len(queries)):
+            return scanned(self._codes, queries, m, selected(keep))
+        best = torch.full((len(queries), m), -torch.inf)
+        rows = torch.full((len(queries), m), -1, dtype=torch.int64)
+        for start, scores in self._scores(queries, keep):
+            held, places = torch.from_numpy(scores).topk(min(m, scores.shape[1]))
+            best, order = torch.cat([best, held], 1).topk(m)
+            rows = torch.cat([rows, places + start], 1).gather(1, order)
+        rows[best == -torch.inf] = -1
+        return best.numpy(), rows.numpy()
+
+    def above(self, query: Floats, least: float, keep: Mask | None = None) -> Ids:
+        """The kept rows whose float32 score of one query (d,) is `least` or more."""
+        found = [start + np.flatnonzero(scores[0] >= least) for start, scores in self._scores(query[None], keep)]
+        rows: Ids = np.concatenate([np.zeros(0, np.int64), *found])
+        return rows if keep is None else rows[keep[rows]]
+
+    def _scores(self, queries: Floats, keep: Mask | None) -> Iterator[tuple[int, Floats]]:
+        """Scores (R, n) of blocks of rows, each with its first row; -inf where a row is not kept."""
+        step = max(1, SCORES // max(1, len(queries)))
+        for start in range(0, len(self), step):
+            block = self.vectors[start : start + step]
+            # numpy's product stays in float32, whatever precision training has set for torch
+            scores = (block @ queries[0])[None] if len(queries) == 1 else queries @ block.T
+            if keep is not None:
+                scores[:, ~keep[start : start + step]] = -np.inf
+            yield start, scores
+
+    def _reads_codes(self, num_queries: int) -> bool:
+        return num_queries <= FEW_QUERIES and len(self) >= COMPRESSED_ROWS and find_spec("faiss") is not None
+
+    @cached_property
+    def _codes(self) -> Any:
+        """The vectors as bf16, half their size, in a flat index of faiss."""
+        faiss = require_extra("faiss", "retrieval")
+        codes = faiss.IndexScalarQuantizer(
+            self.vectors.shape[1], faiss.ScalarQuantizer.QT_bf16, faiss.METRIC_INNER_PRODUCT
+        )
+        for start in range(0, len(self), COMPRESSED_ROWS):
+            codes.add(np.ascontiguousarray(self.vectors[start : start + COMPRESSED_ROWS]))
+        return codes
+
+    @cached_property
+    def _code_error(self) -> float:
+        """The largest distance between a vector and its bf16 code."""
+        codes, largest = self._codes, 0.0
+        for start in range(0, len(self), COMPRESSED_ROWS):
+            block = self.vectors[start : start + COMPRESSED_ROWS]
+            largest = max(largest, largest_norm(codes.reconstruct_n(start, len(block)) - block, "codes"))
+        return largest
+
+
+def selected(keep: Mask | None, **settings: Any) -> Any:
+    """Search parameters of faiss that keep to some rows; None for a flat search of all."""
+    if keep is None and not settings:
+        return None
+    faiss = require_extra("faiss", "retrieval")
+    kind = faiss.SearchParametersIVF if settings else faiss.SearchParameters
+    if keep is None:
+        return kind(**settings)
+    return kind(sel=faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little")), **settings)
+
+
+def scanned(index: Any, queries: Floats, m: int, params: Any) -> tuple[Floats, Ids]:
+    """Scores (R, m) and rows (R, m) of an index of faiss. One query takes one thread: others would only wait for it."""
+    faiss = require_extra("faiss", "retrieval")
+    threads = faiss.omp_get_max_threads()  # each calling thread has its own number
+    if len(queries) == 1:
+        faiss.omp_set_num_threads(1)
+    try:
+        scores, rows = index.search(queries, m, params=params)
+    finally:
+        faiss.omp_set_num_threads(threads)
+    return scores, rows.astype(np.int64, copy=False)
+
+
+def exact_scores(queries: Floats, vectors: Floats) -> Floats:
+    """Scores (R, m) of queries (R, d) and each one's vectors (R, m, d): float64 sums, rounded to float32.
+
+    Products of float32 numbers are exact in float64, and the order of a sum depends on d alone. So a score is the same
+    whatever the number of threads and however queries are grouped.
+    """
+    products = vectors.astype(np.float64)
+    products *= queries[:, None, :]
+    scores: Floats = products.sum(2).astype(np.float32)
+    return scores
+
+
+def norms(vectors: Floats) -> Doubles:
+    """The length (R,) of each vector (R, d)."""
+    lengths: Doubles = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    return lengths
+
+
+def largest_norm(vectors: Floats, what: str) -> float:
+    """The largest length of a vector. Raises `DataError` if a number is not finite, or a vector is too long."""
+    largest, step = 0.0, max(1, NUMBERS // max(1, vectors.shape[1]))
+    for start in range(0, len(vectors), step):
+        lengths = norms(vectors[start : start + step])
+        wrong = np.flatnonzero(~(lengths < LARGEST_NORM))
+        if len(wrong):
+            why = f"holds a number that is not finite, or is longer than {LARGEST_NORM:g}"
+            raise DataError(f"{what}: row {start + int(wrong[0]) + 1} {why}")
+        largest = max(largest, float(lengths.max(initial=0.0)))
+    return largest

@@ -1,0 +1,176 @@
+"""The raw values of a catalogue of items, by which filters choose.
+
+`items.parquet` holds what models read, ids and scaled numbers, and display columns. A raw value is taken from a display
+column if there is one; otherwise it is decoded, as far as its encoder allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from recspec.encoding import Encoder, Encoders, NumberEncoder, ScaleEncoder, VocabularyEncoder
+from recspec.errors import BundleError, DataError, RequestError, listed, nearest
+from recspec.retrieval.filter_columns import Mask, evaluate
+from recspec.retrieval.filters import Filter
+from recspec.spec import FeatureSpec
+
+DISPLAYED = "_text"  # suffix of a display column whose plain name is a feature's
+
+Column: TypeAlias = Any
+"""A pyarrow array, or a chunked one (pyarrow has no types)."""
+
+
+class RawCatalogue:
+    """Raw columns of the items of a specification, each read when it is first asked for."""
+
+    def __init__(self, spec: FeatureSpec, encoders: Encoders | None) -> None:
+        self._spec, self._encoders = spec, encoders
+        self._first = int(spec.reserves_unknown(spec.item_id))
+        self._count = spec.num_ids(spec.item_id) - self._first
+        self._file = spec.catalogue("item")
+        self._read: dict[str, Column] = {}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names that a filter may use."""
+        return tuple(self._sources)
+
+    def mask(self, asked: str | Filter) -> Mask:
+        """Whether each id (num_ids,) is an item that a filter keeps; False for ids of no item.
+
+        Raises:
+            RequestError: with every problem of the filter.
+        """
+        parsed = Filter.parse(asked) if isinstance(asked, str) else asked
+        kept = evaluate(parsed, self.column, self._count)
+        return np.concatenate([np.zeros(self._first, bool), kept])
+
+    def column(self, name: str) -> Column:
+        """The raw values of every item, in order of ids. Raises `RequestError` if there are none."""
+        source = self._sources.get(name)
+        if source is None:
+            if why := self._lost.get(name):
+                raise RequestError(f"column '{name}' {why}, so its raw values are not known; {self._choice}")
+            raise RequestError(f"no column '{name}'{nearest(name, self._sources)}; {self._choice}")
+        if name not in self._read:
+            self._read[name] = source()
+        return self._read[name]
+
+    @property
+    def _choice(self) -> str:
+        return f"columns of the catalogue: {listed(self._sources)}"
+
+    @cached_property
+    def _sources(self) -> dict[str, Callable[[], Column]]:
+        """How each column is read, by every name that it goes by."""
+        found: dict[str, Callable[[], Column]] = {}
+        for name in self._stored:
+            if name not in self._features:
+                found[name] = partial(self._shown, name)
+        for name in self._features:
+            encoder = self._encoder(name)
+            if f"{name}{DISPLAYED}" in found:
+                found[name] = found[f"{name}{DISPLAYED}"]
+            elif name not in self._lost:
+                found[name] = partial(self._decoded, name, encoder)
+            column = getattr(encoder, "column", None)
+            if column is not None and name in found:
+                found.setdefault(column, found[name])
+        return found
+
+    @cached_property
+    def _lost(self) -> dict[str, str]:
+        """Features whose raw values can't be had, and why."""
+        why = {"hash": "is hashed", "bucket": "is cut into buckets", "cross": "is a cross of several columns"}
+        kinds = {name: getattr(self._encoder(name), "kind", "") for name in self._features}
+        lost = {name: why[kind] for name, kind in kinds.items() if kind in why}
+        return {name: why for name, why in lost.items() if f"{name}{DISPLAYED}" not in self._stored}
+
+    @cached_property
+    def _stored(self) -> tuple[str, ...]:
+        """The columns of the file."""
+        if self._file is None:
+            return ()
+        try:
+            with pq.ParquetFile(self._file) as file:
+                if file.metadata.num_rows != self._count:
+                    found = f"has {file.metadata.num_rows:,} rows; expected {self._count:,}, one for each item"
+                    raise BundleError(f"{self._file}: {found}")
+                return tuple(file.schema_arrow.names)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise BundleError(f"{self._file}: damaged: {error}") from None
+
+    @cached_property
+    def _features(self) -> tuple[str, ...]:
+        """Features of items that the file holds, and the id."""
+        features = self._spec.role("item")
+        return tuple(name for name in features if name in self._stored or name == self._spec.item_id)
+
+    def _encoder(self, name: str) -> Encoder | None:
+        return self._encoders.encoders.get(name) if self._encoders is not None else None
+
+    def _shown(self, name: str) -> Column:
+        assert self._file is not None
+        try:
+            return pq.read_table(self._file, columns=[name], partitioning=None).column(name)
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise BundleError(f"{self._file}: column '{name}': damaged: {error}") from None
+
+    def _decoded(self, name: str, encoder: Encoder | None) -> Column:
+        """What a feature was made from, or the feature itself where nothing encodes it."""
+        if name == self._spec.item_id:
+            ids = pa.array(np.arange(self._first, self._first + self._count))
+            shifted = pc.subtract(ids, self._spec.shift(name))
+            return self._of_vocabulary(name, encoder, ids) if isinstance(encoder, VocabularyEncoder) else shifted
+        column = self._shown(name)
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if isinstance(encoder, VocabularyEncoder):
+            return self._of_vocabulary(name, encoder, array)
+        if isinstance(encoder, (ScaleEncoder, NumberEncoder)) and not pa.types.is_nested(array.type):
+            return decoded_numbers(encoder, array.to_numpy(zero_copy_only=False))
+        return array
+
+    def _of_vocabulary(self, name: str, encoder: VocabularyEncoder, ids: Column) -> Column:
+        """The raw values of ids, or of lists of ids; null for unknown ones."""
+        assert self._encoders is not None
+        values = self._encoders.vocabularies[encoder.vocabulary].values
+        lists = pa.types.is_nested(ids.type)
+        places = pc.subtract((pc.list_flatten(ids) if lists else ids).cast(pa.int64()), 1)
+        known = pc.and_(pc.greater_equal(places, 0), pc.less(places, len(values)))
+        found = values.take(pc.if_else(known, places, None))
+        if encoder.missing is not None:
+            found = pc.if_else(pc.equal(found, encoder.missing), None, found)
+        if not lists:
+            return found
+        try:
+            return pa.LargeListArray.from_arrays(ids.cast(pa.large_list(ids.type.value_type)).offsets, found)
+        except (pa.ArrowException, DataError) as error:
+            raise BundleError(f"{self._file}: column '{name}': damaged: {error}") from None
+
+
+def decoded_numbers(encoder: ScaleEncoder | NumberEncoder, numbers: NDArray[Any]) -> Column:
+    """The numbers that an encoder scaled, to as many digits as float32 kept; null for a scale's 0, a missing number."""
+    found = numbers.astype(np.float64)
+    error = np.abs(found) * 2.0**-23
+    missing = np.zeros(len(found), bool)
+    if isinstance(encoder, ScaleEncoder):
+        missing = (found == 0) if encoder.missing is None else missing
+        found, error = found * encoder.std + encoder.mean, error * encoder.std
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if encoder.log1p:
+            found = np.sign(found) * np.expm1(np.abs(found))
+            error = error * (1 + np.abs(found))
+        elif encoder.log_plus is not None:
+            found = np.exp(found) - encoder.log_plus
+            error = error * np.abs(found + encoder.log_plus)
+        digits = np.clip(np.floor(-np.log10(2 * error)), -15, 15)  # that the error leaves as they are
+        rounded = np.round(found * 10.0**digits) / 10.0**digits
+    return pa.array(np.where(np.isfinite(rounded), rounded, found), mask=missing | ~np.isfinite(found))
