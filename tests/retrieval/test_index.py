@@ -107,6 +107,7 @@ def test_large_indexes_answer_as_a_sort_does_with_bf16_codes_and_without(
     monkeypatch.setattr(flat, "SCORES", 1 << 12)  # several blocks
     monkeypatch.setattr(flat, "NUMBERS", 1 << 12)
     monkeypatch.setattr(proving, "NUMBERS", 1 << 12)
+    monkeypatch.setattr(proving, "CANDIDATES", 1 << 11)
     vectors, queries = clustered(3000, 8)
     ids, everyone = np.arange(3000) + 5, np.ones(3005, bool)
     held = ItemIndex.build(vectors, ids)

@@ -14,7 +14,7 @@ from recspec.retrieval.selection import Selection, View
 
 MARGIN, SHARE_OF_MARGIN = 16, 0.25  # candidates beyond k, with which the best are proven
 WIDER = 4  # times as many candidates where the first ones prove nothing
-QUERIES = 256  # that are answered at once
+QUERIES, CANDIDATES = 256, 1 << 22  # that are answered at once; the second over all of these queries
 
 
 def search(
@@ -30,10 +30,12 @@ def search(
     if chosen.views is chosen.exact:
         plans = plans[1:]
     order = np.argsort(lengths, kind="stable")  # a query that hides much makes only its neighbours read more
-    for start in range(0, len(order), QUERIES):
-        left = order[start : start + QUERIES]
+    wanted = k + int(SHARE_OF_MARGIN * k) + MARGIN
+    step = max(1, min(QUERIES, CANDIDATES // min(chosen.count, WIDER * wanted + int(lengths.max(initial=0)))))
+    for start in range(0, len(order), step):
+        left = order[start : start + step]
         for views, times in plans:
-            m = times * (k + int(SHARE_OF_MARGIN * k) + MARGIN) + int(lengths[left].max())
+            m = min(chosen.count, times * wanted + int(lengths[left].max()))
             found = _attempt(held, views, queries[left], m, k, chosen.count, [hidden[query] for query in left])
             scores[left], ids[left] = found.scores, found.ids
             left = left[~found.proven]
