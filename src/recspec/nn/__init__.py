@@ -19,10 +19,10 @@ from recspec.nn.recurrent import Gru
 from recspec.nn.stored_rows import Column
 
 __all__ = [
-    "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice", "Embeddings",
-    "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory", "RowsHeld",
-    "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "buckets_of",
-    "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together",
+    "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
+    "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
+    "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together",
     "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace", "segments", "softmax_loss",
     "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip
