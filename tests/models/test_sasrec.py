@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from recspec.batch import Batch
+from recspec.errors import SpecError
 from recspec.models import Interactions, UserEvents
-from recspec.models.sasrec import SasRec, SasRecSettings
+from recspec.models.sasrec import SasRec, SasRecSettings, gap_number
 from recspec.spec import FeatureSpec
 from tests.closeness import assert_close
 from tests.evaluation.tables import dataset
@@ -75,7 +76,7 @@ def test_places_are_counted_from_the_end(spec: FeatureSpec) -> None:
     model = made(spec, blocks=0).eval()
     expected = model.norm(2 * model.items[4] + model.positions[0])
     assert_close(model.request_vector(users(1))[0], expected)
-    x = model._embedded(*model.known.packed(users(1, 2), 3))[:4]
+    x = model._of_packed(*model.known.packed(users(1, 2), 3), users(1, 2), model.items)[:4]
     assert_close(x[0], 2 * model.items[2] + model.positions[2])
     assert_close(x[3], 2 * model.items[5] + model.positions[0])
 
@@ -152,6 +153,88 @@ def test_scores_of_users_with_dropout_are_certain_after_training(spec: FeatureSp
     assert not torch.equal(model.loss(batch(spec, 1)), model.loss(batch(spec, 1)))
     model.eval()
     assert torch.equal(model.score_users(users(1)), model.score_users(users(1)))
+
+
+TIMES: list[list[float]] = [[], [10, 10, 14, 14.5], [3], [0, 7, 7 + 2**20], [1, 2]]
+
+
+def with_gaps(spec: FeatureSpec) -> SasRec:
+    model = made(spec, time_gaps=True)
+    model.learn_from(acted(times=TIMES))
+    return model
+
+
+def test_gaps_are_numbered_by_powers_of_two() -> None:
+    gaps = torch.tensor([0.0, -3.0, 0.1, 1.0, 1.9, 2.0, 3.0, 4.0, 2.0**45, 2.0**46, 1e300])
+    assert gap_number(gaps.double()).tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 46, 47, 47]
+
+
+def test_an_event_has_the_vector_of_the_gap_before_it(spec: FeatureSpec) -> None:
+    model = with_gaps(spec)
+    assert model.gaps is not None
+    asked = users(4, 3, 1)
+    back = [1, 0, 2, 1, 0, 2, 1, 0]
+    x = model._of_packed(*model.known.packed(asked, 3), asked, model.items)[:8]
+    rest = x - 2 * model.items[[4, 1, 2, 2, 6, 2, 3, 4]] - model.positions[back]
+    # Of user 1's latest three events, the first has the gap to an event that is not read.
+    assert_close(rest, model.gaps[[0, 1, 0, 3, 21, 0, 3, 1]])
+
+
+def test_gaps_are_padded_alike_and_baskets_have_none(spec: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_gaps(spec).eval()
+    eager = model.score_users(users(0, 1, 2, 3, 4))
+    basket = model.score_events(acted())
+    assert_close(basket[[0, 2]], eager[[0, 2]])
+    assert not torch.allclose(basket[3], eager[3])
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_close(model.score_users(users(0, 1, 2, 3, 4)), eager)
+
+
+def with_sides(folder: Path) -> FeatureSpec:
+    """Items with a category, a list of categories and a number beside the id."""
+    features = {
+        "user": {"dtype": "int32", "cardinality": len(EVENTS)},
+        "item": {"dtype": "int32", "cardinality": 7},
+        "brand": {"dtype": "int32", "cardinality": 3},
+        "kinds": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
+        "price": {"dtype": "float32"},
+        "label": {"dtype": "float32"},
+    }
+    channels = {"user": ["user"], "item": ["item", "brand", "kinds", "price"], "label": ["label"]}
+    return FeatureSpec.from_dict({"feature_spec": features, "source_spec": {}, "channel_spec": channels}, folder)
+
+
+def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
+    model = made(with_sides(tmp_path), side_features=True)
+    assert model.item_inputs == ("brand", "kinds", "price")
+    items = {
+        "brand": torch.tensor([0, 1, 2, 1, 0, 0, 0]),
+        "kinds": torch.tensor([[0, 0], [1, 3], [2, 0], [0, 0], [0, 0], [0, 0], [0, 0]]),
+        "price": torch.tensor([0.0, 2.0, -1.0, 0.0, 0.0, 0.0, 0.5]),
+    }
+    model.describe(items)
+    described = model.described
+    assert described is not None
+    assert described.tables is not None
+    assert described.numbers is not None
+    tables = described.tables({name: items[name] for name in ("brand", "kinds")}, ("brand",))
+    store, kinds = described.tables.stores["4"], described.tables.first_row["kinds"]
+    price = described.numbers.weight[:, 0]
+    assert_close(model.item_vectors()[1], model.items[1] + tables[1] + store[kinds + torch.tensor([1, 3])].mean(0)
+                 + 2 * price)  # fmt: skip
+    assert_close(model.item_vectors()[6], model.items[6] + tables[6] + 0.5 * price)
+    model.loss(batch(model.spec, 1, 3)).backward()
+    assert price.grad_fn is not None
+    assert described.numbers.weight.grad is not None
+    other = SasRec(model.spec, model.settings).double()
+    other.make_room(model.state_dict())
+    other.load_state_dict(model.state_dict())
+    assert_close(other.eval().score_users(users(1, 3)), model.eval().score_users(users(1, 3)))
+
+
+def test_items_without_other_features_have_none_to_add(spec: FeatureSpec) -> None:
+    with pytest.raises(SpecError, match="items have no other features than the id 'item'; leave out side_features"):
+        SasRec(spec, SasRecSettings(side_features=True))
 
 
 def test_heads_divide_the_width() -> None:
