@@ -61,6 +61,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"hidden": [8], "latent": 4, "dropout": 0.0, "kl_weight": 0.0},
         "decoder",
     ),
+    "sasrec": ModelCase(
+        {"dim": 16, "hidden": 16, "dropout": 0.0},
+        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0},
+        "blocks",
+    ),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

@@ -16,6 +16,7 @@ from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.mult_vae import MultVae
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
+from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
@@ -39,4 +40,5 @@ MODELS: dict[str, type[Model]] = {
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
     MultVae.name: MultVae,
+    SasRec.name: SasRec,
 }

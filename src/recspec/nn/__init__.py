@@ -1,7 +1,9 @@
 """Blocks that two or more models use."""
 
 from recspec.nn import kernels
+from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
+from recspec.nn.dropout import drop
 from recspec.nn.embeddings import Embeddings, RowsHeld, embedding_widths, ids_and_numbers
 from recspec.nn.event_networks import AttentionUnit, NextEvent
 from recspec.nn.events import Events, events_of
@@ -10,16 +12,17 @@ from recspec.nn.histories import Histories
 from recspec.nn.history_search import History, PaddedHistory, StoredHistory, TargetQueries, latest_best
 from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_parts
 from recspec.nn.kernels import segments, sum_rows
-from recspec.nn.losses import at_least_fp32, cross_entropy
+from recspec.nn.losses import at_least_fp32, cross_entropy, softmax_loss
 from recspec.nn.meta import without_memory
 from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
 from recspec.nn.recurrent import Gru
 from recspec.nn.stored_rows import Column
 
 __all__ = [
-    "ActivatedMlp", "Activation", "AttentionUnit", "CalibrationMap", "Column", "CrossNetwork", "Dice", "Embeddings",
-    "Events", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory", "RowsHeld", "StoredHistory",
-    "TargetQueries", "aligned_linear", "at_least_fp32", "cross_entropy", "dot_interaction", "embedding_widths",
-    "events_of", "follow_together", "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace",
-    "segments", "start_glorot", "sum_rows", "without_memory",
+    "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
+    "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
+    "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together",
+    "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace", "segments", "softmax_loss",
+    "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip
