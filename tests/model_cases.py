@@ -56,6 +56,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8], "auxiliary_hidden": [8], "search_hidden": [8],
          "short_length": 2, "top_k": 2, "heads": 2},
     ),
+    "two_tower": ModelCase(
+        {"dim": 16, "embedding_dim": 16, "temperature": 0.2},
+        {"dim": 4, "embedding_dim": 4, "hidden": [8]},
+        "item_tower",
+    ),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

@@ -11,8 +11,9 @@ from recspec.loading.sampling import (
     negatives_by_default,
     sampler_for,
 )
+from recspec.loading.shared_negatives import SharedNegatives, ids_present, shared_negatives_for
 
 __all__ = [
-    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "holds_negatives", "item_features",
-    "negatives_by_default", "sampler_for",
+    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "SharedNegatives", "holds_negatives", "ids_present",
+    "item_features", "negatives_by_default", "sampler_for", "shared_negatives_for",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sim import Sim
+from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
@@ -31,6 +32,7 @@ MODELS: dict[str, type[Model]] = {
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,
+    TwoTower.name: TwoTower,
     Popularity.name: Popularity,
     ItemKnn.name: ItemKnn,
     Ease.name: Ease,
