@@ -265,16 +265,16 @@ class Tower(nn.Module):
             known[self.own_id] = known[self.own_id] * kept
         ids = {name: batch[name] for name in self.scalars}
         ids |= {name: torch.where(known[name] > 0.5, batch[name], 0) for name in self.lists}
-        x = self.embeddings(ids)
+        x: Tensor = self.embeddings(ids)
         if not self.scalars:
             return x
         keep = torch.stack([known[name] for name in self.scalars], dim=1).to(x.dtype)  # (B, scalars)
-        keep = F.pad(keep, (0, len(self.lists)), value=1.0)
-        return (x.unflatten(1, (-1, self.embedding_dim)) * keep.unsqueeze(2)).flatten(1)
+        keep = F.pad(keep, (0, len(self.lists)), value=1.0).unsqueeze(2)
+        return (x.view(-1, len(self.ids), self.embedding_dim) * keep).flatten(1)
 
     def _is_known(self, name: str, ids: Tensor) -> Tensor:
         """1 for a known id, 0 for others, in the shape of `ids`."""
-        return cast(Tensor, self.known[ids.long() + self.places[self.space_of[name]].start])
+        return self.known[ids.long() + self.places[self.space_of[name]].start]
 
 
 def _is_id(spec: FeatureSpec, name: str) -> bool:
