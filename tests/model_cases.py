@@ -69,6 +69,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "markov": ModelCase(
         {"window": 50, "decay": 1.0, "source": 0.5, "recency": 1.0}, {"k": 2}  # the order of this data says nothing
     ),
+    "two_tower": ModelCase(
+        {"dim": 16, "embedding_dim": 16, "temperature": 0.2},
+        {"dim": 4, "embedding_dim": 4, "hidden": [8]},
+        "item_tower",
+    ),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

@@ -19,6 +19,7 @@ from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
+from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
@@ -35,6 +36,7 @@ MODELS: dict[str, type[Model]] = {
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,
+    TwoTower.name: TwoTower,
     Popularity.name: Popularity,
     ItemKnn.name: ItemKnn,
     Ease.name: Ease,

@@ -12,7 +12,7 @@ from recspec.nn.histories import Histories
 from recspec.nn.history_search import History, PaddedHistory, StoredHistory, TargetQueries, latest_best
 from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_parts
 from recspec.nn.kernels import segments, sum_rows
-from recspec.nn.losses import at_least_fp32, cross_entropy, softmax_loss
+from recspec.nn.losses import at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
 from recspec.nn.meta import without_memory
 from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
 from recspec.nn.recurrent import Gru
@@ -21,8 +21,8 @@ from recspec.nn.stored_rows import Column
 __all__ = [
     "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
     "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
-    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
-    "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together",
-    "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace", "segments", "softmax_loss",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "buckets_of",
+    "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together", "ids_and_numbers",
+    "kernels", "latest_best", "linear_of_parts", "may_replace", "sampled_softmax", "segments", "softmax_loss",
     "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip

@@ -76,3 +76,21 @@ class _SoftmaxLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         return (ctx.of_rows * gradient).to(ctx.dtype), ctx.of_classes * gradient, None
+
+
+def sampled_softmax(positive: Tensor, drawn: Tensor, log_expected: Tensor) -> Tensor:
+    """The cross-entropy (B,) of a positive among all items, estimated from drawn ones, in nats.
+
+        loss = -s + log(exp(s) + sum_j exp(s_j - log m_j))
+
+    for the positive's logit s, and drawn items j that were expected m_j times among the draws: the sum over j is an
+    unbiased estimate of the sum of exp over all other items. Bengio and Senecal: Adaptive Importance Sampling to
+    Accelerate Training of a Neural Probabilistic Language Model, 2008; Blanc and Rendle: Adaptive Sampled Softmax with
+    Kernel Based Sampling, ICML 2018, section 2.
+
+    Args:
+        positive: logits (B,).
+        drawn: logits (n, B); -inf leaves a draw out, such as one that is the positive itself.
+        log_expected: log m (n, B).
+    """
+    return torch.logsumexp(torch.cat([positive.unsqueeze(0), drawn - log_expected]), dim=0) - positive

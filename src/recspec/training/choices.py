@@ -183,7 +183,9 @@ def open_rows(
         memory_budget=parse_bytes(settings.memory_budget),
         device=ranks.device,
         fixed_length=fixed_length,
-        positives_only=negatives > 0 and spec.has_series and ("valid" in splits or holds_negatives(spec)),
+        positives_only=(negatives > 0 or model.shares_negatives())
+        and spec.has_series
+        and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,
         part=Part(share, held_out, settings.seed) if share else None,
     )
