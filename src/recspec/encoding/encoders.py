@@ -19,6 +19,7 @@ from recspec.encoding.encoder_kinds import (
     Encoder,
     NumberEncoder,
     ScaleEncoder,
+    VectorEncoder,
     VocabularyEncoder,
     encode,
 )
@@ -75,7 +76,8 @@ class Encoders:
         """The vocabulary of a feature. Raises `DataError` if the feature is unknown, a number, or hashed."""
         encoder = self.encoder(feature)
         if not isinstance(encoder, VocabularyEncoder):
-            what = "a number" if isinstance(encoder, (NumberEncoder, ScaleEncoder)) else f"encoded by {encoder.kind}"
+            numbers = (NumberEncoder, ScaleEncoder, VectorEncoder)
+            what = "a number" if isinstance(encoder, numbers) else f"encoded by {encoder.kind}"
             raise DataError(f"feature '{feature}' is {what}; it has no vocabulary")
         return self.vocabularies[encoder.vocabulary]
 

@@ -72,6 +72,8 @@ class Encoding:
                 :, None
             ]
         (values,) = parts
+        if encoder.kind == "vector":
+            return raw_values.encode_vectors(encoder, values)
         if encoder.kind in ("number", "scale", "bucket"):
             numbers = raw_values.numbers_of(encoder, _texts(values[:, 0]))
             return raw_values.encode_numbers(encoder, numbers)[:, None]
