@@ -2,7 +2,14 @@
 
 from recspec.nn import kernels
 from recspec.nn.calibration_map import CalibrationMap
-from recspec.nn.embeddings import Embeddings, RowsHeld, embedding_widths, ids_and_numbers
+from recspec.nn.embeddings import (
+    Embeddings,
+    RowsHeld,
+    embedding_widths,
+    ids_and_numbers,
+    number_widths,
+    side_by_side,
+)
 from recspec.nn.event_networks import AttentionUnit, NextEvent
 from recspec.nn.events import Events, events_of
 from recspec.nn.hand_written import may_replace
@@ -21,5 +28,5 @@ __all__ = [
     "Events", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory", "RowsHeld", "StoredHistory",
     "TargetQueries", "aligned_linear", "at_least_fp32", "cross_entropy", "dot_interaction", "embedding_widths",
     "events_of", "follow_together", "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace",
-    "segments", "start_glorot", "sum_rows", "without_memory",
+    "number_widths", "segments", "side_by_side", "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip
