@@ -105,7 +105,17 @@ def write_vectors(folder: Path) -> Path:
         for _ in range(200)
     ]
     (folder / "rows.csv").write_text("user_id,item_id,timestamp,clicked,mood\n" + "".join(rows))
-    images = [json.dumps({"item_id": str(item), "image": rng.normal(size=3).tolist()}) + "\n" for item in range(9)]
+    images = [
+        json.dumps(
+            {
+                "item_id": str(item),
+                "image": rng.normal(size=3).tolist(),
+                "title": f"a {rng.choice(['red', 'blue'])} chair {item}",
+            }
+        )
+        + "\n"
+        for item in range(9)
+    ]
     (folder / "items.jsonl").write_text("".join(images))
     return folder / "rows.csv"
 
@@ -162,7 +172,8 @@ CASES = {
     "table-clicks": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
                          "lists": ["tags"], "context_features": ["price", "device"]}),
     "table-vectors": Case("table", write_vectors, {"label": "clicked", "items": "items.jsonl",
-                          "item_features": ["image"], "context_features": ["mood"]}),
+                          "item_features": ["image"], "context_features": ["mood"], "text": ["title"],
+                          "text_dim": 3}),
     "table-hashed": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
                          "lists": ["tags"], "context_features": ["price", "device"], "buckets": {"price": 4},
                          "hashed": {"tags": 9, "device": 50}, "crosses": [["device", "price_bucket"], ["who", "what"]],

@@ -78,7 +78,7 @@ def sequences(
 
 
 def vectors(folder: Path, *, labelled: bool = False) -> FeatureSpec:
-    """Rows of your own table with a vector of each user, item and row, prepared with histories or with labels.
+    """Rows of your own table with a vector of each user, item, row and title, prepared with histories or with labels.
 
     The raw files stay in `folder / "raw"`.
     """
@@ -86,7 +86,11 @@ def vectors(folder: Path, *, labelled: bool = False) -> FeatureSpec:
     raw, num_users, num_items = folder / "raw", 25, 20
     raw.mkdir(parents=True)
     for name, count in (("user", num_users), ("item", num_items)):
-        held = [{f"{name}_id": f"{name[0]}{at}", f"{name}_vector": rng.normal(size=3).tolist()} for at in range(count)]
+        held: list[dict[str, object]] = [
+            {f"{name}_id": f"{name[0]}{at}", f"{name}_vector": rng.normal(size=3).tolist()} for at in range(count)
+        ]
+        for at, each in enumerate(held if name == "item" else ()):
+            each["title"] = f"{'a red' if at % 2 else 'the blue'} {'chair' if at % 3 else 'table'}"
         (raw / f"{name}s.jsonl").write_text("".join(json.dumps(each) + "\n" for each in held))
     lines = []
     for user in range(num_users):
@@ -95,7 +99,8 @@ def vectors(folder: Path, *, labelled: bool = False) -> FeatureSpec:
             lines.append(f'u{user},i{item},{time},{rng.integers(2)},"{mood}"\n')
     (raw / "rows.csv").write_text("user_id,item_id,timestamp,clicked,mood\n" + "".join(lines))
     settings = {"users": "users.jsonl", "items": "items.jsonl", "user_features": ["user_vector"],
-                "item_features": ["item_vector"], "context_features": ["mood"]}  # fmt: skip
+                "item_features": ["item_vector"], "context_features": ["mood"],
+                "text": ["title"], "text_dim": 4}  # fmt: skip
     own = {"label": "clicked", "split": "share"} if labelled else {"label": None, "history": 4, "num_negatives": 3}
     table = DATASETS["table"]
     table.prepare(PrepareContext(raw / "rows.csv", folder / "data", threads=1), table.Settings(**settings, **own))  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
 
 NAMES = sorted(MODELS)
 VECTORS = ("user_vector", "item_vector", "mood")
+ALL = (*VECTORS, "title_vector")
 READ = sorted({*TRAINED_BY_STEPS, *OF_LABELLED_ROWS} - {"neumf"})
 """Models that read vectors; the others rank by ids alone."""
 QUICK = ExportSettings(batch_sizes=(1,), seconds=0.0, threads=1)
@@ -73,6 +74,7 @@ def raw_rows(spec: FeatureSpec, num_rows: int = 6) -> dict[str, list[object]]:
     }
     for name in VECTORS:
         columns[name] = rng.normal(size=(num_rows, spec.features[name].length or 0)).tolist()
+    columns["title"] = ["a red chair", "a new one", "the blue table", "blue", "", "red tables"][:num_rows]
     if spec.role("history"):
         columns["history_item_id"] = ["i1|i2"] * num_rows
         columns["history_gap"] = ["1|2"] * num_rows
@@ -84,12 +86,12 @@ def test_every_model_trains_on_data_with_vectors_and_says_whether_it_reads_them(
     name: str, data: Callable[[str], FeatureSpec], trained: Callable[[str], Path]
 ) -> None:
     spec, model = data(name), bundle.load(trained(name)).model
-    assert {feature for feature in VECTORS if feature in model.features()} == ({*VECTORS} if name in READ else set())
+    assert {feature for feature in ALL if feature in model.features()} == ({*ALL} if name in READ else set())
     batch = next(iter(Loader(spec, "valid", batch_size=30, seed=3).batches())).batch
     with torch.no_grad():
         before = model(batch)
         assert torch.isfinite(before).all()
-        for feature in VECTORS:
+        for feature in ALL:
             assert batch[feature].shape == (before.shape[0], spec.features[feature].length)
             changed = {**batch, feature: batch[feature] + 3.0}
             moved = (model(changed) - before).abs().max()
@@ -115,13 +117,14 @@ def test_raw_vectors_are_read_alike_as_columns_json_and_tensors(
     run, columns = trained(name), raw_rows(data(name))
     predictor = Predictor.open(run)
     expected, notes = predictor.predict(pa.table(columns))
-    assert not notes.missing_values
+    assert notes.notes()[0] == "1 of 6 rows has no title_vector; a vector of zeros is taken"
     texts = {**columns, **{each: [json.dumps(vector) for vector in columns[each]] for each in VECTORS}}
     assert_close(predictor.predict(pa.table(texts))[0], expected, "texts, as of CSV")
     opened = open_version(run, RepositorySettings(threads=1))
     ports = {port.name: port for port in opened.raw}
     for vector in VECTORS:
         assert (ports[vector].dtype, ports[vector].width) == ("float64", -1)
+    assert (ports["title"].dtype, ports["title"].width) == ("string", 1)
     tensors = {
         port: np.array(columns[port], float if port in VECTORS else object).reshape(6, -1) for port in ports
     }  # fmt: skip
@@ -135,7 +138,7 @@ def test_what_rows_leave_out_comes_from_the_catalogues_and_is_told(
 ) -> None:
     columns = raw_rows(data(name))
     predictor = Predictor.open(trained(name))
-    for vector in ("user_vector", "item_vector"):
+    for vector in ("user_vector", "item_vector", "title"):
         del columns[vector]
     first, _ = predictor.predict(pa.table(columns))
     again, notes = predictor.predict(pa.table({**columns, "mood": [None, *columns["mood"][1:]]}))
@@ -153,4 +156,4 @@ def test_programs_take_vectors_as_inputs(
     made = export(bundle.load(trained(name)), tmp_path / "onnx", QUICK, data(name))  # which compares the answers
     described = json.loads((made.folder / "export.json").read_text())["signature"]
     widths = {each["name"]: each["width"] for each in described["inputs"]}
-    assert [widths[vector] for vector in VECTORS] == [3, 3, 2]
+    assert [widths[vector] for vector in ALL] == [3, 3, 2, 4]

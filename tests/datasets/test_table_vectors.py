@@ -12,9 +12,10 @@ import pytest
 
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, SettingsError
+from recspec.prepare import Prepared
 from recspec.storage import Ragged, open_split
 from recspec.storage.check import check
-from tests.dataset_cases import prepare_table
+from tests.dataset_cases import Case, prepare_table, run, write_table
 
 ROWS = [
     ("ann", "x", "[0.5, -1]"), ("ann", "y", ""), ("ann", "z", "[1, 2.5]"), ("bob", "x", "[2, 0.5]"),
@@ -142,3 +143,54 @@ def test_settings_that_do_not_fit_a_vector_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": ["a"], "item_id": ["x"], "price": [3]}), tmp_path / "n.parquet")
     with pytest.raises(SettingsError, match="feature 'price' holds int64, not lists of numbers"):
         prepare_table(tmp_path / "n.parquet", tmp_path / "c", context_features=["price"], vectors=["price"])
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def prepare_texts(path: Path, out: Path, rows: str, **settings: object) -> Prepared:
+    path.write_text(rows)
+    return run(Case("table", write_table, {"num_negatives": 1, **settings}), path, out)
+
+
+def test_texts_of_items_users_or_rows_become_vectors(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text('item_id,title\nx,red chair\ny,\nz,"red table, blue"\n')
+    (tmp_path / "users.csv").write_text("user_id,about\nann,likes red\nbob,likes blue\n")
+    text = "user_id,item_id,query\nann,x,a chair\nann,y,\nann,z,table\nbob,x,chair\nbob,y,red\ncat,z,a chair\n"
+    given = {"items": "items.csv", "users": "users.csv", "text": ["title", "about", "query"], "text_dim": 2}
+    made = prepare_texts(tmp_path / "a.csv", tmp_path / "out", text, **given)
+    roles = {role: made.spec.role(role) for role in ("user", "item", "context")}  # type: ignore[arg-type]
+    assert roles == {
+        "user": ("user_id", "about_vector"), "item": ("item_id", "title_vector"), "context": ("query_vector",)
+    }  # fmt: skip
+    assert all(made.spec.features[f"{name}_vector"].is_vector for name in ("title", "about", "query"))
+    check(made.spec)
+    items = pq.read_table(tmp_path / "out" / "items.parquet")
+    assert items.column("title").to_pylist() == ["red chair", None, "red table, blue"]  # still shown to people
+    held = np.array(items.column("title_vector").to_pylist())
+    assert [row.any() for row in held] == [True, False, True]
+    again, _ = Encoders.load(tmp_path / "out").encode_column("title_vector", ["red chair", None, "red table, blue"])
+    np.testing.assert_allclose(again.reshape(3, 2), held, atol=1e-6)
+
+
+def test_a_text_of_labelled_rows_is_fitted_to_train_alone(tmp_path: Path) -> None:
+    words = ("red", "blue", "chair", "table", "lamp")
+    rows = [f"u{at % 7},{at % 5},{words[at % 5]} {words[at * 3 % 4]},{at % 2},{'train' if at < 40 else 'test'}\n"
+            for at in range(60)]  # fmt: skip
+    text = "user_id,item_id,query,clicked,split\n" + "".join(rows)
+    one = prepare_texts(tmp_path / "a.csv", tmp_path / "one", text, text=["query"], text_dim=3)
+    assert "query_vector" in one.spec.features
+    assert "query" not in one.spec.features
+    spoilt = text.replace("u5,4,lamp red,0,test", "u5,4,zebra zebra,0,test")
+    prepare_texts(tmp_path / "b.csv", tmp_path / "two", spoilt, text=["query"], text_dim=3)
+    file = Path("vocabularies", "query_vector.parquet")
+    assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_columns_that_hold_no_texts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        prepare_texts(tmp_path / "a.csv", tmp_path / "out", TEXT, text=["tittle", "mood"], lists=["mood"])
+    assert list(caught.value.problems) == [
+        "feature 'mood' is in `text` and in 'lists'; leave it in one",
+        "setting 'text': unknown column 'tittle'; known: 'item_id', 'mood', 'user_id'",
+    ]

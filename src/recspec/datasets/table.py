@@ -195,7 +195,7 @@ def _roles(settings: Settings) -> Roles:
     needs_time |= bool(settings.user_features or settings.item_features)
     return Roles(
         ids=tuple(name for name in (settings.user, settings.item) if name is not None),
-        texts={*settings.lists, *settings.hashed, *([settings.group] if settings.group else [])},
+        texts={*settings.lists, *settings.hashed, *settings.text, *([settings.group] if settings.group else [])},
         categories={*settings.categorical}, vectors={*settings.vectors}, features=settings.features,
         numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
         time=settings.timestamp if needs_time else None, label=settings.label,

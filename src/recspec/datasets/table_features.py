@@ -38,7 +38,7 @@ from recspec.prepare import (
     keep_earliest,
 )
 
-KINDS = ("numeric", "categorical", "lists", "vectors")  # settings that name features by what they hold
+KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
 OURS = (ROW, FILE_SPLIT)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (
@@ -121,6 +121,7 @@ class FeaturePlan:
 def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
     """Find the column and the kind of each feature."""
     problems = _named_columns_problems(tables)
+    tables = _with_texts(tables, problems)
     places = _places(tables, problems)
     settings = _by_feature(tables.settings, places)
     found: dict[Role, list[Column]] = {"user": [], "item": [], "context": []}
@@ -128,7 +129,7 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
         table = tables.of(place.role) if place.in_file else tables.rows
         assert table is not None
         called = None if place.in_file or place.name == place.column else place.column
-        vectors = _vectors(place, table, settings, tables, raw, problems)
+        vectors = _text(place, table, settings, problems) or _vectors(place, table, settings, tables, raw, problems)
         columns = [vectors] if vectors else _columns(place.name, table[place.column], settings, problems)
         found[place.role] += [replace(column, called=called) for column in columns]
     for name in (*settings.numeric, *settings.categorical, *settings.lists, *settings.vectors):
@@ -229,7 +230,7 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
             column = by_name.get(name)
             if name not in known:
                 problems.append(f"setting 'crosses': {_no_feature(name, settings, tables, known)}")
-            elif column is not None and (column.kind in ("number", "list", "vector") or column.is_list):
+            elif column is not None and (column.kind in ("number", "list", "vector", "text") or column.is_list):
                 what, do = (f"a {column.kind}" if column.kind == "vector" else "a list"), "leave it out"
                 if column.kind == "number":
                     what, do = "a number", "cross its bucket"
@@ -276,6 +277,39 @@ def _columns(name: str, values: Values, settings: Settings, problems: list[str])
         return [column, Column(f"{name}_bucket", "bucket", raw=name, size=bucket)]
     encoder = BucketEncoder(column=name, boundaries=bucket)
     return [column, Column(f"{name}_bucket", "bucket", raw=name, encoder=encoder)]
+
+
+def _with_texts(tables: Tables, problems: list[str]) -> Tables:
+    """Name the columns of `text` as features, of the file or rows that hold them, unless a role names them."""
+    settings = tables.settings
+    roles: dict[Role, tuple[str, ...]] = {**settings.by_role}
+    columns: dict[Role, set[str]] = {"context": {*tables.rows.columns} - {*OURS}}
+    for part in ("user", "item"):
+        side = tables.of(part)
+        columns[part] = {*side.columns} - {*OURS} if side is not None else set()
+    for name in settings.text:
+        if name in settings.features:
+            continue
+        order: tuple[Role, ...] = ("item", "user", "context")
+        role = next((role for role in order if name in columns[role]), None)
+        if role is None:
+            problems.append(f"setting 'text': {unknown('column', name, sorted(set().union(*columns.values())))}")
+        else:
+            roles[role] = (*roles[role], name)
+    update = {f"{role}_features": names for role, names in roles.items()}
+    return replace(tables, settings=settings.model_copy(update=update))
+
+
+def _text(place: _Place, table: Table, settings: Settings, problems: list[str]) -> Column | None:
+    """The column of the vectors of a feature's texts."""
+    if place.name not in settings.text:
+        return None
+    if not table[place.column].type().is_string():
+        problems.append(f"feature '{place.name}' holds {table[place.column].type()}, not texts; take it out of `text`")
+    given = [kind for kind in (*KINDS, "hashed", "buckets") if kind != "text" and place.name in getattr(settings, kind)]
+    if given:
+        problems.append(f"feature '{place.name}' is in `text` and in {listed(given)}; leave it in one")
+    return Column(f"{place.name}_vector", "text", raw=place.name, size=settings.text_dim)
 
 
 def _vectors(

@@ -106,6 +106,10 @@ class Settings(HistorySettings):
     vectors: tuple[str, ...] = Field(
         (), description="features that are vectors, such as embeddings; by default lists of fractions of one size"
     )
+    text: tuple[str, ...] = Field(
+        (), description="columns of texts, of rows, users or items, that become a feature NAME_vector"
+    )
+    text_dim: int = Field(32, ge=1, le=1024, description="how many numbers a text becomes")
     list_separator: str = Field("|", min_length=1, description="separator of the values of a list that is text")
     hashed: dict[str, Cardinality] = Field({}, description="categories and lists to hash: {column: cardinality}")
     buckets: dict[str, Buckets] = Field(
@@ -216,6 +220,7 @@ class Settings(HistorySettings):
             *self.categorical,
             *self.lists,
             *self.vectors,
+            *self.text,
         }
         single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
         named = (getattr(self, name) for name in single)

@@ -259,6 +259,7 @@ def with_features(
         *settings.categorical,
         *settings.lists,
         *settings.vectors,
+        *settings.text,
         *settings.hashed,
         *settings.buckets,
     }

@@ -1,6 +1,6 @@
 """Raw values to ids and scaled numbers."""
 
-from recspec.encoding import hashing, raw_values
+from recspec.encoding import hashing, raw_values, text_vectors
 from recspec.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
@@ -9,6 +9,7 @@ from recspec.encoding.encoder_kinds import (
     NumberEncoder,
     ScaleEncoder,
     Scaler,
+    TextEncoder,
     VectorEncoder,
     VocabularyEncoder,
     vector_scale,
@@ -39,13 +40,15 @@ from recspec.encoding.row_notes import (
     renumbered,
     row_at,
 )
+from recspec.encoding.text_vectors import MOST_TEXTS, fit_projection
 from recspec.encoding.vocabulary import Vocabulary
 
 __all__ = [
-    "BETWEEN", "CROSS_KEY", "ENCODERS_FILE", "LEFT_OUT", "MISSING_NUMBERS", "NO_EVENT", "TRUTH", "UNKNOWN_ID",
-    "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder", "Encoder", "Encoders", "HashEncoder", "Lists",
-    "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler", "VectorEncoder",
-    "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined", "count_missing", "cut",
-    "encode_history", "hashing", "in_strings", "is_text", "misread_lists", "out_of_range", "raw_names", "raw_values",
-    "read_encoders", "renumbered", "row_at", "split_lists", "vector_scale", "vectors_of", "widened",
+    "BETWEEN", "CROSS_KEY", "ENCODERS_FILE", "LEFT_OUT", "MISSING_NUMBERS", "MOST_TEXTS", "NO_EVENT", "TRUTH",
+    "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder", "Encoder", "Encoders", "HashEncoder",
+    "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler",
+    "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined",
+    "count_missing", "cut", "encode_history", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists",
+    "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "row_at", "split_lists", "text_vectors",
+    "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip

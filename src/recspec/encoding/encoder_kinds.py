@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from recspec.encoding import raw_values
 from recspec.encoding.hashing import Prints, fingerprint64, fingerprint64_of_one
 from recspec.encoding.raw_columns import (
+    SMALL,
     RawValues,
     as_array,
     as_int64,
@@ -27,6 +28,7 @@ from recspec.encoding.raw_columns import (
 )
 from recspec.encoding.raw_values import UNKNOWN, Encoded, Ids
 from recspec.encoding.raw_vectors import vectors_of
+from recspec.encoding.text_vectors import TextProjection
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import DataError, unknown
 
@@ -239,7 +241,47 @@ class VectorEncoder(_OneColumn):
             raise DataError(str(error)) from None
 
 
-Encoder = VectorEncoder | VocabularyEncoder | HashEncoder | BucketEncoder | CrossEncoder | NumberEncoder | ScaleEncoder
+class TextEncoder(_OneColumn):
+    """A text becomes a vector of `length` numbers by its words and n-grams; see `text_vectors`. A missing one zeros."""
+
+    kind: Literal["text"] = "text"
+    projection: str = Field(description="file in the folder `vocabularies`, without .parquet")
+    length: int = Field(gt=0, le=MOST_NUMBERS, description="how many numbers a text becomes")
+    _held: TextProjection | None = PrivateAttr(None)
+
+    def holding(self, projection: TextProjection) -> TextEncoder:
+        """The same encoder, with its projection."""
+        held = self.model_copy()
+        held._held = projection
+        return held
+
+    @property
+    def held(self) -> TextProjection:
+        """The projection, which `Encoders.load` reads."""
+        assert self._held is not None, "an encoder is loaded with its projection"
+        return self._held
+
+    def vectors(self, values: RawValues) -> NDArray[np.float32]:
+        """The prepared vectors (rows, length)."""
+        texts = as_text(as_array(values))
+        if len(texts) <= SMALL:
+            return self.held.vectors(pc.fill_null(texts, "").to_pylist())
+        coded = texts.dictionary_encode()
+        made = self.held.vectors([*coded.dictionary.to_pylist(), ""])
+        found: NDArray[np.float32] = made[pc.fill_null(coded.indices, len(made) - 1).to_numpy(zero_copy_only=False)]
+        return found
+
+
+Encoder = (
+    TextEncoder
+    | VectorEncoder
+    | VocabularyEncoder
+    | HashEncoder
+    | BucketEncoder
+    | CrossEncoder
+    | NumberEncoder
+    | ScaleEncoder
+)
 ENCODERS = TypeAdapter(dict[str, Annotated[Encoder, Field(discriminator="kind")]])  # what `encoders.json` holds
 
 
@@ -251,7 +293,7 @@ def encode(
     if isinstance(encoder, CrossEncoder):
         return encoder.ids(parts, sources)
     (values,) = parts
-    if isinstance(encoder, VectorEncoder):
+    if isinstance(encoder, (VectorEncoder, TextEncoder)):
         vectors = encoder.vectors(values)
         return vectors.reshape(-1), np.arange(len(vectors) + 1) * encoder.length
     if isinstance(encoder, (BucketEncoder, ScaleEncoder)) or (length := encoder.length) is None:

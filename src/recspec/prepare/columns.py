@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from recspec.encoding import (
     NumberEncoder,
     ScaleEncoder,
     Scaler,
+    TextEncoder,
     VectorEncoder,
     Vocabulary,
     VocabularyEncoder,
@@ -33,20 +34,19 @@ from recspec.encoding import (
     in_strings,
     is_text,
     split_lists,
-    vector_scale,
-    vectors_of,
     widened,
 )
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
+from recspec.prepare.vector_columns import fit_texts, fit_texts_in_table, fit_vectors
 from recspec.spec import Feature
 from recspec.storage import Column as StoredColumn
 from recspec.storage import Columns, Ragged
 
 FittedColumn = tuple[Encoder, Vocabulary | None]
-Kind = Literal["category", "number", "list", "hash", "bucket", "cross", "vector"]
+Kind = Literal["category", "number", "list", "hash", "bucket", "cross", "vector", "text"]
 SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
 WIDEST = 4.0  # deviations that the range of a limited number takes at most
 VALUES_AT_ONCE = 1 << 20  # raw values that are held to fit columns in memory
@@ -63,7 +63,7 @@ class Column:
     called: str | None = None  # its name in raw files and in rows to predict, if it differs again
     separator: str | None = None  # of the values of a list that is one text
     encoder: Encoder | None = None  # if given, nothing is fitted
-    size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets; of a vector
+    size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets; of a vector or text
     log1p: bool | None = False  # scales the logarithm of a number; None: if train's are skewed and not negative
     limited: bool = False  # takes a number beyond the range of train as the nearer end of the range
     crossed: Sequence[str] = ()  # the features of a cross; buckets are crossed as buckets
@@ -99,7 +99,9 @@ def fit(column: Column, raw: pa.Array, min_count: int = 1) -> FittedColumn:
     if column.kind == "number":
         return _fit_held_numbers(column, raw), None
     if column.kind == "vector":
-        return _fit_vectors(column, [raw]), None
+        return fit_vectors(column.column, column.size, [raw]), None
+    if column.kind == "text":
+        return fit_texts(column.column, column.name, column.size, raw), None
     if column.kind in ("bucket", "category"):
         counted = pc.value_counts(pc.drop_null(raw))
         return _fit_counted(column, counted.field("values"), counted.field("counts"), min_count)
@@ -137,7 +139,9 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
         return _fit_numbers(backend, rows, column), None
     if column.kind == "vector":
         held = rows.select(column.source)
-        return _fit_vectors(column, (batch.column(0) for batch in backend.batches(held))), None
+        return fit_vectors(name, column.size, (batch.column(0) for batch in backend.batches(held))), None
+    if column.kind == "text":
+        return fit_texts_in_table(backend, rows, column.source, name, column.name, column.size), None
     if column.kind in ("bucket", "category"):
         counted = fetch(backend, counts_by(rows, column.source))
         return _fit_counted(column, counted.column(column.source), counted.column("rows"), min_count)
@@ -152,16 +156,6 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
             seen[entry["values"]] = seen.get(entry["values"], 0) + entry["counts"]
     kept = [value for value, count in seen.items() if count >= min_count]
     return _list_encoder(column, longest, pa.array(kept, None if kept else pa.string()))
-
-
-def _fit_vectors(column: Column, parts: Iterable[pa.Array]) -> VectorEncoder:
-    """The scale of vectors that come in parts."""
-    squares, count = 0.0, 0
-    for part in parts:
-        vectors = vectors_of(part, column.size)
-        squares += float(np.nansum(np.square(vectors)))
-        count += int(np.count_nonzero(~np.isnan(vectors)))
-    return VectorEncoder(column=column.column, length=column.size, scale=vector_scale(squares, count))
 
 
 def _fit_held_numbers(column: Column, raw: pa.Array) -> ScaleEncoder:
@@ -256,7 +250,7 @@ def boundaries(values: NDArray[np.number], counts: NDArray[np.int64], num_bucket
 def _feature(encoder: Encoder, vocabulary: Vocabulary | None) -> Feature:
     if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         return Feature(dtype="float32")
-    if isinstance(encoder, VectorEncoder):
+    if isinstance(encoder, (VectorEncoder, TextEncoder)):
         return Feature(dtype="float32", length=encoder.length, vector=True)
     length = encoder.length if isinstance(encoder, (VocabularyEncoder, HashEncoder)) else None
     padding: Literal[0] | None = None if length is None else 0
