@@ -195,7 +195,7 @@ def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
     )
     assert "item feature 'prize' is no column (did you mean 'price'?)" in str(caught.value)
     assert "item feature 'item_id' is the item's id, which is a feature already; leave it out" in str(caught.value)
-    assert "'colour' is set as numeric, categorical or list, but is no feature" in str(caught.value)
+    assert "'colour' is set as numeric, categorical, list or vector, but is no feature" in str(caught.value)
 
 
 def test_rows_without_a_user_are_named(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
                 texts=_with_plain_names(roles.texts, side),
                 categories=_with_plain_names(roles.categories, side),
                 numbers=_with_plain_names(roles.numbers, side),
+                vectors=_with_plain_names(roles.vectors, side),
                 features=_with_plain_names(named[side], side),
                 shown=True,
             )
@@ -194,8 +195,8 @@ def _roles(settings: Settings) -> Roles:
     needs_time |= bool(settings.user_features or settings.item_features)
     return Roles(
         ids=tuple(name for name in (settings.user, settings.item) if name is not None),
-        texts={*settings.lists, *settings.hashed, *([settings.group] if settings.group else [])},
-        categories={*settings.categorical}, features=settings.features,
+        texts={*settings.lists, *settings.hashed, *settings.text, *([settings.group] if settings.group else [])},
+        categories={*settings.categorical}, vectors={*settings.vectors}, features=settings.features,
         numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
         time=settings.timestamp if needs_time else None, label=settings.label,
         positive_from=settings.positive_from, positive=settings.positive,

@@ -103,6 +103,13 @@ class Settings(HistorySettings):
     numeric: tuple[str, ...] = Field((), description="features to take as numbers")
     categorical: tuple[str, ...] = Field((), description="features to take as categories")
     lists: tuple[str, ...] = Field((), description="features with several values per row")
+    vectors: tuple[str, ...] = Field(
+        (), description="features that are vectors, such as embeddings; by default lists of fractions of one size"
+    )
+    text: tuple[str, ...] = Field(
+        (), description="columns of texts, of rows, users or items, that become a feature NAME_vector"
+    )
+    text_dim: int = Field(32, ge=1, le=1024, description="how many numbers a text becomes")
     list_separator: str = Field("|", min_length=1, description="separator of the values of a list that is text")
     hashed: dict[str, Cardinality] = Field({}, description="categories and lists to hash: {column: cardinality}")
     buckets: dict[str, Buckets] = Field(
@@ -205,7 +212,16 @@ class Settings(HistorySettings):
     @property
     def _mentioned(self) -> frozenset[str]:
         """Names of columns in the settings."""
-        found: set[str] = {*self.types, *self.hashed, *self.buckets, *self.numeric, *self.categorical, *self.lists}
+        found: set[str] = {
+            *self.types,
+            *self.hashed,
+            *self.buckets,
+            *self.numeric,
+            *self.categorical,
+            *self.lists,
+            *self.vectors,
+            *self.text,
+        }
         single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
         named = (getattr(self, name) for name in single)
         return frozenset({*found, *self.features, *(name for name in named if isinstance(name, str))})

@@ -254,7 +254,15 @@ def with_features(
         return settings
     total = count_rows(backend, rows)
     counts, dropped = _counts(rows, backend, names, total)
-    declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
+    declared = {
+        *settings.numeric,
+        *settings.categorical,
+        *settings.lists,
+        *settings.vectors,
+        *settings.text,
+        *settings.hashed,
+        *settings.buckets,
+    }
     dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
     constant = [
         name

@@ -24,7 +24,7 @@ from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
 from recspec.loading import item_features
 from recspec.models import Ids, Model, Scores
-from recspec.spec import FeatureSpec
+from recspec.spec import Feature, FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
@@ -218,12 +218,20 @@ def check_same_features(model: Model, spec: FeatureSpec) -> None:
         ours, theirs = model.spec.features[name], spec.features[name]
         if ours.is_categorical != theirs.is_categorical or ours.is_list != theirs.is_list:
             problems.append(f"feature '{name}' is of another kind than the model was trained on")
+        elif (ours.is_vector or theirs.is_vector) and (ours.vector, ours.length) != (theirs.vector, theirs.length):
+            problems.append(
+                f"feature '{name}' holds {_numbers_of(theirs)}; the model was trained on {_numbers_of(ours)}"
+            )
         elif ours.is_categorical and model.spec.num_ids(name) != spec.num_ids(name):
             problems.append(
                 f"feature '{name}' has {spec.num_ids(name)} ids; the model was trained on {model.spec.num_ids(name)}"
             )
     if problems:
         raise SpecError.of(f"{spec.folder}: not the dataset that the model was trained on", problems)
+
+
+def _numbers_of(feature: Feature) -> str:
+    return f"{'vectors' if feature.is_vector else 'lists'} of {feature.length} numbers"
 
 
 @contextmanager

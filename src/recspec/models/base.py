@@ -53,11 +53,12 @@ TableSize = Annotated[
 
 
 def list_problems(spec: FeatureSpec, numbers: Sequence[str], who: str) -> list[str]:
-    """A sentence for each list of numbers, which a model does not take."""
+    """A sentence for each list of numbers that is no vector, which a model does not take."""
     return [
-        f"feature '{name}' is a list of numbers, which {who} does not take; take it out of channel_spec"
+        f"feature '{name}' is a list of numbers, which {who} does not take; take it out of channel_spec, or say "
+        "`vector: true` if every row holds equally many"
         for name in numbers
-        if spec.features[name].is_list
+        if spec.features[name].is_list and not spec.features[name].is_vector
     ]
 
 

@@ -34,6 +34,8 @@ from recspec.nn import (
     RowsHeld,
     cross_entropy,
     ids_and_numbers,
+    number_widths,
+    side_by_side,
     start_glorot,
 )
 from recspec.spec import FeatureSpec
@@ -114,7 +116,7 @@ class Din(SequenceModel):
     """DIN: the sum of a history's events, each weighted by an attention unit of event and item, then an MLP.
 
     The MLP also reads the item and the other features of user, item and context: ids are embedded, lists pooled, and
-    numbers unchanged. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
+    numbers and vectors unchanged. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
     """
 
     name = "din"
@@ -186,7 +188,7 @@ class Din(SequenceModel):
 
 
 class Inputs(nn.Module):
-    """Embeddings of item and history, which share tables, and of all other ids; numbers are unchanged."""
+    """Embeddings of item and history, which share tables, and of all other ids; numbers and vectors are unchanged."""
 
     def __init__(self, spec: FeatureSpec, settings: SequenceSettings, who: str, held: RowsHeld | None = None) -> None:
         super().__init__()
@@ -206,7 +208,8 @@ class Inputs(nn.Module):
             held=held,
         )
         self.event_dim = len(pairs) * settings.embedding_dim
-        self.side_dim = len(self.others) * settings.embedding_dim + len(self.numbers)
+        self.number_widths = number_widths(spec, self.numbers)
+        self.side_dim = len(self.others) * settings.embedding_dim + sum(self.number_widths.values())
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -224,14 +227,15 @@ class Inputs(nn.Module):
         beside, found = self.embeddings.beside(batch, [name for name in self.others if name in batch], ids)
         sizes = [next(iter(part.values())).shape[0] for part in asked]
         side = [found.new_zeros(num_rows(batch), 0) if beside is None else beside]
-        side += [batch[name].unsqueeze(1) for name in self.numbers if name in batch]
+        if numbers := [batch[name] for name in self.numbers if name in batch]:
+            side.append(side_by_side(numbers))
         vectors = list(torch.split(found, sizes)) if len(asked) > 1 else [found]
         return vectors, torch.cat(side, dim=1) if len(side) > 1 else side[0]
 
     def side_columns(self, *batches: Collection[str]) -> tuple[list[int], ...]:
         """The columns of `forward`'s other features that each batch provides, in order."""
         order = self.embeddings.order(self.others)
-        widths = {name: self.embeddings.widths[name] for name in order} | dict.fromkeys(self.numbers, 1)
+        widths = {name: self.embeddings.widths[name] for name in order} | self.number_widths
         names = [name for name, width in widths.items() for _ in range(width)]
         return tuple([place for place, name in enumerate(names) if name in batch] for batch in batches)
 

@@ -4,7 +4,14 @@ from recspec.nn import kernels
 from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
 from recspec.nn.dropout import drop
-from recspec.nn.embeddings import Embeddings, RowsHeld, embedding_widths, ids_and_numbers
+from recspec.nn.embeddings import (
+    Embeddings,
+    RowsHeld,
+    embedding_widths,
+    ids_and_numbers,
+    number_widths,
+    side_by_side,
+)
 from recspec.nn.event_networks import AttentionUnit, NextEvent
 from recspec.nn.events import Events, events_of
 from recspec.nn.hand_written import may_replace
@@ -23,6 +30,6 @@ __all__ = [
     "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
     "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "buckets_of",
     "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together", "ids_and_numbers",
-    "kernels", "latest_best", "linear_of_parts", "may_replace", "sampled_softmax", "segments", "softmax_loss",
-    "start_glorot", "sum_rows", "without_memory",
+    "kernels", "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
+    "side_by_side", "softmax_loss", "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip

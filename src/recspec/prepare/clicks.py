@@ -30,6 +30,7 @@ from recspec.spec import Chunk, Feature, FeatureSpec
 from recspec.storage import Columns, SplitWriter
 
 BLOCK_ROWS = 262_144  # rows encoded at once
+BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
 
 Role = Literal["user", "item", "context"]
 
@@ -132,7 +133,8 @@ def _write_splits(
     with ExitStack() as stack:
         names = [name for name in SPLITS if name in counted]
         writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
-        for batch in blocks(backend, rows, BLOCK_ROWS):
+        numbers = sum(feature.length or 0 for feature in fitted.features.values() if feature.is_vector)
+        for batch in blocks(backend, rows, max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // max(1, numbers)))):
             for name, writer in writers.items():
                 part = batch.filter(pc.equal(batch.column(SPLIT), name))
                 if part.num_rows:

@@ -200,7 +200,10 @@ class BlockRows:
 
     def _pieces(self, rows: Ids, times: int) -> Iterator[Ids]:
         """Some rows at a time, of which each is written `times` times."""
-        return pieces(rows, times * (self._history.length if self._history else 1), self._plan.memory_limit)
+        features = self._plan.prepared.fitted.features.values()
+        numbers = sum(feature.length or 0 for feature in features if feature.is_vector)
+        values = max(1, numbers + (self._history.length if self._history else 0))
+        return pieces(rows, times * values, self._plan.memory_limit)
 
     def _columns(self, rows: Ids, negatives: Ids, code: int) -> Columns:
         """Each row with its own item and label 1, then with each of its negatives (R, n) and label 0."""

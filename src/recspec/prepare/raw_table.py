@@ -18,7 +18,7 @@ import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.encoding import TRUTH
+from recspec.encoding import BETWEEN, TRUTH
 from recspec.errors import DataError, listed, nearest, shortened
 from recspec.prepare.backend import Backend
 from recspec.prepare.names import FILE_SPLIT, ROW
@@ -34,6 +34,8 @@ CODE_NAME = re.compile(
     r"(^|[^A-Za-z])([Ii][Dd]|[Cc]ode|[Zz]ip|[Tt]ype|[Cc]ategory)$|[a-z](Id|ID|Code|Zip|Type|Category)$"
 )
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
+VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
+"""Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
 MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
@@ -49,6 +51,7 @@ class Roles:
     texts: Collection[str] = ()  # text, as written
     categories: Collection[str] = ()  # text, as written; but true and false become 1 and 0 in any spelling
     numbers: Collection[str] = ()
+    vectors: Collection[str] = ()  # lists of numbers; texts are cut into them
     features: Collection[str] = ()  # their values decide their type
     shown: bool = False  # a file of users or items: the values of all other columns decide their types, without notes
     time: str | None = None
@@ -84,6 +87,7 @@ class _Seen:
     written: int
     truths: int
     markers: int
+    vectors: int
 
     @property
     def rest(self) -> int:
@@ -96,6 +100,7 @@ def _tests(values: Values) -> Iterator[Values]:
     text = values.strip()
     yield from (text != "", text.re_search(NUMBER), text.re_search(PLAIN_WHOLE), text.re_search(CODE))
     yield from (text.re_search(WRITTEN) & ~text.re_search(NUMBER), text.lower().isin([*TRUTH]), is_missing_marker(text))
+    yield text.re_search(VECTOR) & text.re_search("[.eE]")
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,8 @@ class _Typing:
         declared = self.rows.reading.types.get(name)
         if declared is not None:
             return self._declared(name, declared)
+        if name in roles.vectors:
+            return self._split_vectors(name) if values.type().is_string() else None
         if name in roles.ids or name in roles.texts or name in roles.categories:
             if values.type().is_integer() and not self.rows.raw[name].type().is_boolean():
                 self._infer("whole numbers, kept as text; `types` can declare them int64", name)
@@ -179,6 +186,8 @@ class _Typing:
     def _judged(self, name: str) -> Values | None:
         """A number, a truth value or text, by all values."""
         seen, asked = self._seen[name], name in self.roles.features
+        if asked and seen.vectors * 2 > seen.present:
+            return self._split_vectors(name)
         if name in self.rows.texts:
             if asked and seen.numbers * 2 > seen.present:
                 though = f"though {seen.numbers:,} of its {seen.present:,} values are numbers"
@@ -199,6 +208,11 @@ class _Typing:
         elif asked:
             self._infer("text, taken as categories", name)
         return None
+
+    def _split_vectors(self, name: str) -> Values:
+        """The texts of a column cut into their numbers, which stay text."""
+        text = self.rows.table[name].re_replace(r"^[\s\[\]()]+|[\s\[\]()]+$", "")
+        return ibis.ifelse((text == "") | is_missing_marker(text), None, text.re_split(BETWEEN))
 
     def _number(self, name: str) -> Values:
         seen, text = self._seen[name], self.rows.table[name].strip()

@@ -151,6 +151,7 @@ _EXPECTED_OF_FEATURE = {
     "dtype": f"one of {', '.join(DTYPES)}",
     "cardinality": "a number of ids, 1 or more, or 'auto'",
     "length": "the most values a row holds, 1 or more",
+    "vector": "true, for numbers of which every row holds exactly `length`; or leave it out",
     "vocabulary": "the name of an id space",
     "padding": "0, the one id that can be padding; leave it out where the files pad with -1 or not at all",
     "alpha": "a number above 0",
@@ -201,6 +202,10 @@ def _contradictions(name: str, feature: Feature, features: Features) -> Iterator
     for key in ("vocabulary", "padding"):
         if getattr(feature, key) is not None and not feature.is_categorical:
             yield key, "is given, but the feature has no cardinality; only ids have one"
+    if feature.is_vector and feature.is_categorical:
+        yield "vector", "is given, but the feature has a cardinality; a vector holds numbers, not ids"
+    elif feature.is_vector and not feature.is_list:
+        yield "vector", "is given, but the feature has no length; give the number of values of every row as `length`"
     other = feature.vocabulary
     if other is None or other == name or other not in features:
         return
@@ -279,6 +284,8 @@ def _kind_problem(rule: Channel, channel: str, name: str, feature: Feature) -> s
         return f"'{name}' has a cardinality, but the channel '{channel}' holds numbers"
     if rule.is_list is True and not feature.is_list:
         return f"'{name}' has no length, but the channel '{channel}' holds lists; give feature_spec.{name}.length"
+    if rule.is_list is True and feature.is_vector:
+        return f"'{name}' is a vector, but the channel '{channel}' holds lists with one value for each event"
     if rule.is_list is False and feature.is_list:
         return f"'{name}' is a list, but the channel '{channel}' holds one value a row"
     return None

@@ -9,7 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recspec.encoding import ENCODERS_FILE, VOCABULARIES, Encoder, VocabularyEncoder, read_encoders
+from recspec.encoding import (
+    ENCODERS_FILE,
+    VOCABULARIES,
+    Encoder,
+    TextEncoder,
+    VectorEncoder,
+    VocabularyEncoder,
+    read_encoders,
+)
 from recspec.errors import DataError, RecspecError, nearest
 from recspec.files import confined
 from recspec.spec import FeatureSpec
@@ -113,6 +121,9 @@ def _vocabulary_problems(spec: FeatureSpec, encoders: Mapping[str, Encoder]) -> 
 def _encoder_problems(spec: FeatureSpec, encoders: Mapping[str, Encoder]) -> Iterator[str]:
     for name, encoder in encoders.items():
         feature = spec.features.get(name)
+        vector = encoder.length if isinstance(encoder, (VectorEncoder, TextEncoder)) else None
+        if vector and feature is not None and (feature.vector, feature.length) != (True, vector):
+            yield f"{ENCODERS_FILE}: '{name}' is encoded as a vector of {vector}; the specification differs"
         if feature is None or not isinstance(feature.cardinality, int):
             continue
         ids = _num_ids(encoder, spec.folder)
