@@ -19,7 +19,7 @@ def is_weighted(tables: Tables) -> bool:
 
 def weights(rows: Table) -> Values:
     """The weight of each row, before its decay."""
-    return rows[WEIGHT] if WEIGHT in rows.columns else ibis.literal(1.0)
+    return rows[WEIGHT] if WEIGHT in rows.columns else ibis.literal(1.0, type="float64")
 
 
 def without_weightless(tables: Tables, rows: Table) -> Table:

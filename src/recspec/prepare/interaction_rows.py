@@ -123,7 +123,7 @@ class BlockRows:
         self._splits = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
         self._timestamps: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
         encode = prepared.fitted.encode
-        weights = block.column(EVENT_WEIGHT).to_numpy() if plan.source.weighted else None
+        weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.source.weighted else None
         self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.source.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
 

@@ -33,7 +33,7 @@ def event_weights(rows: RawRows, given: Weighting) -> Values:
 
     A column that the rows lack counts as 1: its name is refused with those of all other settings.
     """
-    weight = ibis.literal(1.0)
+    weight = ibis.literal(1.0, type="float64")
     if given.column is not None and given.column in rows.table.columns:
         weight = _numbers(rows, given.column)
     if given.event is not None and given.event in rows.table.columns and given.by_type:
@@ -45,7 +45,7 @@ def _numbers(rows: RawRows, name: str) -> Values:
     values = rows.table[name]
     if not (values.type().is_string() or values.type().is_numeric()):
         rows.problems.append(f"column '{name}', the weight: holds {values.type()}; expected numbers")
-        return ibis.literal(1.0)
+        return ibis.literal(1.0, type="float64")
     number = number_of(values.strip(), "float64") if values.type().is_string() else values.cast("float64")
     advice = "expected a number from 0 to 1,000,000,000 in every row; 0 leaves the row out"
     rows.refuse(number.isnull() | (number < 0) | (number > MOST), name, advice, ", the weight")
