@@ -81,10 +81,14 @@ def test_types_without_a_weight_and_weights_without_a_type_are_named_together(tm
         prepared(tmp_path, EVENTS + "cy,a,1700000000,,1\n", event="kind", event_weights={"veiw": 1, "cart": 3})
     assert [*error.value.problems] == [
         "column 'kind', the type of the event: line 10 is missing; expected a type in every row",
-        "setting 'event_weights': no row has the type 'veiw' in column 'kind' (did you mean 'view'?); found "
-        "view (6 rows), cart (1 rows), purchase (1 rows)",
-        "setting 'event_weights': no weight for view (6 rows), purchase (1 rows) in column 'kind'; give each type a "
-        "weight, or 0 to leave its rows out",
+        (
+            "setting 'event_weights': no row has the type 'veiw' in column 'kind' (did you mean 'view'?); found "
+            "view (6 rows), cart (1 rows), purchase (1 rows)"
+        ),
+        (
+            "setting 'event_weights': no weight for view (6 rows), purchase (1 rows) in column 'kind'; give each type "
+            "a weight, or 0 to leave its rows out"
+        ),
     ]
 
 
@@ -97,7 +101,7 @@ def test_a_weight_that_is_none_is_named_with_its_line(value: str, tmp_path: Path
 def test_a_parquet_column_of_weights_may_not_be_text_lists_or_lack_values(tmp_path: Path) -> None:
     for values, told in (
         (pa.array([[1.0], [2.0]]), "holds array"),
-        (pa.array([float("nan"), -0.5]),  "row 1 is 'nan', row 2 is '-0.5'"),
+        (pa.array([float("nan"), -0.5]), "row 1 is 'nan', row 2 is '-0.5'"),
     ):
         table = pa.table({"user_id": ["a", "b"], "item_id": ["x", "y"], "timestamp": [1, 2], "w": values})
         pq.write_table(table, tmp_path / "rows.parquet")
@@ -220,8 +224,10 @@ def test_words_of_the_label_that_no_row_holds_are_all_named(tmp_path: Path) -> N
         prepared(tmp_path, event="kind", positive=["purchese", "buy"])
     assert [*error.value.problems] == [
         "column 'kind', the label: no row holds 'buy'; found 'view', 'cart', 'purchase'",
-        "column 'kind', the label: no row holds 'purchese' (did you mean 'purchase'?); found 'view', 'cart', "
-        "'purchase'",
+        (
+            "column 'kind', the label: no row holds 'purchese' (did you mean 'purchase'?); found 'view', 'cart', "
+            "'purchase'"
+        ),
     ]
 
 

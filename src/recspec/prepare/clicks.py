@@ -248,7 +248,9 @@ def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary
     if times is not None:
         columns[TIMESTAMP] = times
     if source.weighted:
-        columns[EVENT_WEIGHT] = stored_weights(batch.column(EVENT_WEIGHT).cast("float64").to_numpy(), times, source.decay)
+        columns[EVENT_WEIGHT] = stored_weights(
+            batch.column(EVENT_WEIGHT).cast("float64").to_numpy(), times, source.decay
+        )
     return columns
 
 
