@@ -193,27 +193,21 @@ class Loader:
         if self._shuffle:
             places = np.random.default_rng(mixed_seed(self._seed, epoch)).permutation(places)
         mixed = [self._blocks[i] for i in places]
-        ends = self._ends(mixed, epoch)
+        if self._weights is not None:
+            ends = self._weights.ends(mixed, first_draw(self._seed, epoch))
+        else:
+            ends = np.array([0, *(block.num_rows for block in mixed)]).cumsum()
         first, number = 0, 0
         for blocks in grouped(mixed, self._group_rows):
             position, count = int(ends[first]), int(ends[first + len(blocks)] - ends[first])
             if position + count > start * self.batch_size and count:
-                order = self._mixed(blocks, count, mixed_seed(self._seed, epoch, number))
+                seed = mixed_seed(self._seed, epoch, number)
+                if self._weights is not None:
+                    order = draw_rows(self._weights.of(blocks), count, seed)
+                else:
+                    order = _permuted(count, seed) if self._shuffle else torch.arange(count)
                 yield position, self._read(blocks, sum(block.num_rows for block in blocks)), order
             first, number = first + len(blocks), number + 1
-
-    def _ends(self, blocks: Sequence[Block], epoch: int) -> NDArray[np.int64]:
-        """The number of rows of an epoch before each block, and in all."""
-        if self._weights is not None:
-            return self._weights.ends(blocks, first_draw(self._seed, epoch))
-        return np.array([0, *(block.num_rows for block in blocks)]).cumsum()
-
-    def _mixed(self, blocks: Sequence[Block], count: int, seed: int) -> Tensor:
-        """The rows (count,) of a group in the order of the epoch."""
-        if self._weights is not None:
-            return draw_rows(self._weights.of(blocks), count, seed)
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(count, generator=generator) if self._shuffle else torch.arange(count)
 
     def _from_groups(self, epoch: int, start: int) -> Generator[Share]:
         number, parts = start, list[Batch]()
@@ -228,6 +222,11 @@ class Loader:
                         break  # the rest of this batch is in the next group
                     yield self._shared(number, _joined(parts))
                     number, parts = number + 1, []
+
+
+def _permuted(num_rows: int, seed: int) -> Tensor:
+    """Rows in random order, as int64."""
+    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:
