@@ -574,6 +574,24 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "metadata: {leak: price}\nchannel_spec:\n",
         "line 10: metadata.leak: is 'price', which plays a role; a model must not read what gives the label away",
     ),
+    "timestamp that is no feature": (
+        "channel_spec:\n",
+        "metadata: {timestamp: prize}\nchannel_spec:\n",
+        (
+            "line 10: metadata.timestamp: unknown feature 'prize' (did you mean 'price'?); known: 'user', 'item', "
+            "'price', 'label'"
+        ),
+    ),
+    "event weight that is an id": (
+        "channel_spec:\n",
+        "metadata: {event_weight: user}\nchannel_spec:\n",
+        "line 10: metadata.event_weight: is 'user'; expected a feature that has no cardinality and is no list",
+    ),
+    "event weight that is an input": (
+        "channel_spec:\n",
+        "metadata: {event_weight: price}\nchannel_spec:\n",
+        "line 10: metadata.event_weight: is 'price', which plays a role; take it out of channel_spec",
+    ),
     "companion that is no path": (
         "channel_spec:\n",
         "metadata: {encoders: [encoders.json]}\nchannel_spec:\n",

@@ -18,6 +18,7 @@ from recspec.datasets.table_vectors import find_vectors
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.prepare import (
+    EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
@@ -27,6 +28,7 @@ from recspec.prepare import (
     SPLIT,
     TIMESTAMP,
     USER,
+    WEIGHT,
     Backend,
     Catalogue,
     Column,
@@ -39,7 +41,7 @@ from recspec.prepare import (
 )
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
-OURS = (ROW, FILE_SPLIT)  # columns of rows that no file has
+OURS = (ROW, FILE_SPLIT, WEIGHT)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (
     ROW,
@@ -49,6 +51,7 @@ RESERVED = (
     GROUP,
     SERIES,
     TIMESTAMP,
+    EVENT_WEIGHT,
     SPLIT,
     CONTENT,
     MIXED,
@@ -248,7 +251,8 @@ def _named_columns_problems(tables: Tables) -> list[str]:
     settings = tables.settings
     named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
     named |= {"rating": settings.rating, "splits": settings.splits if isinstance(settings.splits, str) else None}
-    if "timestamp" in settings.model_fields_set or settings.chosen_split == "time":
+    named |= {"weight": settings.weight, "event": settings.event}
+    if "timestamp" in settings.model_fields_set or settings.chosen_split == "time" or settings.reads_times:
         named["timestamp"] = settings.timestamp
     columns = [name for name in tables.rows.columns if name not in OURS]
     problems = [f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"

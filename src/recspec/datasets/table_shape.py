@@ -95,7 +95,7 @@ class _Shape:
     @property
     def _named(self) -> set[str]:
         """Columns that settings name."""
-        single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
+        single = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
         named = {value for name in single if isinstance(value := self._now(name), str)}
         return {*named, *self.settings.features}
 

@@ -401,7 +401,9 @@ class Fitted:
         return column.astype(dtype)
 
 
-def metadata(dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: int) -> dict[str, object]:
+def metadata(
+    dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: int | str
+) -> dict[str, object]:
     """The metadata of a specification whose users and items have the given id columns, by role."""
     return {
         "dataset": dataset,

@@ -21,9 +21,10 @@ from ibis.expr.types import Table
 from recspec.encoding import BETWEEN, TRUTH
 from recspec.errors import DataError, listed, nearest, shortened
 from recspec.prepare.backend import Backend
-from recspec.prepare.names import FILE_SPLIT, ROW
+from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
+from recspec.prepare.raw_weights import Weighting, event_weights
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.times import Times
 
@@ -57,7 +58,8 @@ class Roles:
     time: str | None = None
     label: str | None = None
     positive_from: float | None = None
-    positive: str | None = None
+    positive: tuple[str, ...] = ()
+    weights: Weighting = field(default_factory=Weighting)
 
 
 def read_raw_files(
@@ -111,6 +113,8 @@ class _Typing:
 
     def table(self) -> Table:
         typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
+        if self.roles.weights:
+            typed[WEIGHT] = event_weights(self.rows, self.roles.weights)
         if self.rows.problems:
             raise DataError.of(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
@@ -280,10 +284,10 @@ class _Typing:
                 self.rows.notes.inferred.append(note)
 
 
-def _label(rows: RawRows, name: str, positive_from: float | None, positive: str | None) -> Values:
-    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds `positive`, if given."""
+def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequence[str]) -> Values:
+    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds one of `positive`, if given."""
     values = rows.table[name]
-    if positive is not None:
+    if positive:
         return _label_by_word(rows, name, positive)
     if positive_from is not None:
         number = number_of(values.strip(), "float64") if values.type().is_string() else values
@@ -315,19 +319,22 @@ def _example(rows: RawRows, values: Values) -> str:
     return shlex.quote(f"positive={found[0]}") if 0 < len(found) <= MOST_WORDS else "positive=TEXT"
 
 
-def _label_by_word(rows: RawRows, name: str, positive: str) -> Values:
+def _label_by_word(rows: RawRows, name: str, positive: Sequence[str]) -> Values:
     values = rows.table[name]
     rows.refuse(values.isnull(), name, "expected a value in every row", ", the label")
     text = values.cast("string").strip()
-    label = (text == positive.strip()).cast("int64")
+    wanted = [word.strip() for word in positive]
     kinds = (
         rows.table.group_by(word=text).aggregate(rows=rows.table.count()).order_by(ibis.desc("rows"), "word").limit(20)
     )
     words = [str(word) for word in fetch(rows.backend, kinds).column("word").to_pylist() if word is not None]
-    if not count_rows(rows.backend, rows.table.filter(label == 1)):
-        rows.problems.append(f"column '{name}', the label: no row holds "
-                             f"'{shortened(positive)}'{nearest(positive, words)}; "
-                             f"found {listed(words)}")  # fmt: skip
-    others = [word for word in words if word != positive.strip()]
-    rows.notes.changed.append(f"label '{name}': '{shortened(positive)}' as 1 and {listed(others)} as 0")
-    return label
+    held = fetch(rows.backend, rows.table.filter(text.isin(wanted)).select(word=text).distinct())
+    present = {*held.column("word").to_pylist()}
+    rows.problems.extend(
+        f"column '{name}', the label: no row holds '{shortened(word)}'{nearest(word, words)}; found {listed(words)}"
+        for word in wanted
+        if word not in present
+    )
+    others = [word for word in words if word not in wanted]
+    rows.notes.changed.append(f"label '{name}': {listed(map(shortened, wanted))} as 1 and {listed(others)} as 0")
+    return text.isin(wanted).cast("int64")

@@ -329,11 +329,25 @@ def metadata_problems(
         yield ("metadata", "leak"), unknown("feature", str(leak), features)
     elif leak is not None and any(leak in members for members in channels.values()):
         yield ("metadata", "leak"), f"is '{leak}', which plays a role; a model must not read what gives the label away"
+    for key in ("timestamp", "event_weight"):
+        yield from _number_problems(key, metadata.get(key), features, channels)
     for place, file in files_in(metadata).items():
         try:
             confined(folder, file)
         except PathError as error:
             yield ("metadata", *place), str(error)
+
+
+def _number_problems(key: str, name: object, features: Features, channels: Channels) -> Iterator[Problem]:
+    """Problems of a key that names a number of each row, which no model may read as an input."""
+    if name is None:
+        return
+    if not isinstance(name, str) or name not in features:
+        yield ("metadata", key), unknown("feature", str(name), features)
+    elif features[name].is_categorical or features[name].is_list:
+        yield ("metadata", key), f"is '{name}'; expected a feature that has no cardinality and is no list"
+    elif any(name in members for members in channels.values()):
+        yield ("metadata", key), f"is '{name}', which plays a role; take it out of channel_spec"
 
 
 _SHORT = reprlib.Repr()
