@@ -1,6 +1,7 @@
 """Blocks that two or more models use."""
 
 from recspec.nn import kernels
+from recspec.nn.all_items import attention_to_items, floats_at_once, last_states_of_items, logits_of_first
 from recspec.nn.calibration_map import CalibrationMap
 from recspec.nn.embeddings import Embeddings, RowsHeld, embedding_widths, ids_and_numbers
 from recspec.nn.event_networks import AttentionUnit, NextEvent
@@ -19,7 +20,8 @@ from recspec.nn.stored_rows import Column
 __all__ = [
     "ActivatedMlp", "Activation", "AttentionUnit", "CalibrationMap", "Column", "CrossNetwork", "Dice", "Embeddings",
     "Events", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory", "RowsHeld", "StoredHistory",
-    "TargetQueries", "aligned_linear", "at_least_fp32", "cross_entropy", "dot_interaction", "embedding_widths",
-    "events_of", "follow_together", "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace",
-    "segments", "start_glorot", "sum_rows", "without_memory",
+    "TargetQueries", "aligned_linear", "at_least_fp32", "attention_to_items", "cross_entropy", "dot_interaction",
+    "embedding_widths", "events_of", "floats_at_once", "follow_together", "ids_and_numbers", "kernels",
+    "last_states_of_items", "latest_best", "linear_of_parts", "logits_of_first", "may_replace", "segments",
+    "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip
