@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Column
 from typer import Argument, Option
 
+from recspec import config
 from recspec.cli.console import err, out, print_json, stages, titled_table
 from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
 from recspec.errors import SettingsError
@@ -26,6 +27,12 @@ CUT_OFFS = Option("-k", "--k", min=1, metavar="N",
                   help="Cut-off, as in MAP@12; repeatable; by default the dataset's own.")  # fmt: skip
 
 
+USERS = Option(min=1, metavar="N", help="Number of users that protocol full ranks, drawn evenly; by default all.")
+KNOWN = Option(help="Events of a user that are a model's input: before (every earlier split) or train.")
+COLD = Option(help="Items that training never saw: keep, or drop as targets and candidates.")
+REPEATS = Option(help="Items that the user acted on before: drop as targets and candidates, or keep.")
+
+
 def evaluate(
     run: Run,
     data: Data,
@@ -33,6 +40,10 @@ def evaluate(
     protocol: Annotated[list[str] | None, PROTOCOLS] = None,
     k: Annotated[list[int] | None, CUT_OFFS] = None,
     baselines: Annotated[bool, Option(help="Also fit and print the classic baselines.")] = False,
+    users: Annotated[int | None, USERS] = None,
+    known: Annotated[str, KNOWN] = "before",
+    cold: Annotated[str, COLD] = "keep",
+    repeats: Annotated[str, REPEATS] = "drop",
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
@@ -46,7 +57,8 @@ def evaluate(
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
-    chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
+    asked = {"ks": tuple(dict.fromkeys(k)) if k else None, "users": users}
+    chosen = config.build(EvaluateSettings, "evaluate", asked, {"known": known, "cold": cold, "repeats": repeats})
     with join(device) as ranks:
         trained = bundle.load(run, ranks=ranks, verify=verify)
         with stages(show=ranks.is_first) as progress:

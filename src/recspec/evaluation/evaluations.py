@@ -47,12 +47,13 @@ def evaluate(
     """
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
-    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
+    splits = trained.card.train.get("train_splits")
+    fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+    asked, reads = settings or EvaluateSettings(), trained.model.features()
+    question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
     model = run_protocols(scores_of(trained.model, question, ranks, progress))
     if not (baselines and ranks.is_first):
         return Report(split, model)
-    splits = trained.card.train.get("train_splits")
-    fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
     question = question.under(tuple(model.metrics))
     beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)

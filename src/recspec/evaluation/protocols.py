@@ -28,7 +28,7 @@ from recspec.errors import DataError
 from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Evaluation
-from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
+from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores, side_by_side
 from recspec.evaluation.warnings import Probabilities
 from recspec.metrics import Ranking, Values
 from recspec.models import Ids, Scores
@@ -72,6 +72,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
             "duplicates_counted_once": ranking.num_duplicates,
             **({"certain": list(certain)} if certain else {}),
             **({"repeats_left_out": repeats[0], "of_positives": repeats[1]} if repeats[0] else {}),
+            **_facts_of_choices(answers, protocol),
         }
     return result
 
@@ -80,7 +81,25 @@ def _count_repeats(question: Question, protocol: str) -> tuple[int, int]:
     """Positives that are no targets, because the user acted on the item before; and all positives."""
     if protocol == "sampled" and question.lists_candidates:
         return int(question.repeats.sum()), int(question.rows.labels.sum())
-    return question.positives.num_pairs - question.truth.num_pairs, question.positives.num_pairs
+    return question.num_repeats, question.positives.num_pairs
+
+
+def _facts_of_choices(answers: SplitScores, protocol: str) -> dict[str, object]:
+    """The choices that the protocol of an evaluation leaves open, as made here."""
+    question, settings = answers.question, answers.question.settings
+    of_lists = protocol == "sampled" and question.lists_candidates
+    if of_lists and not question.spec.has_series and settings.cold == "keep":
+        return {}  # what was shown was chosen by nobody here
+    facts: dict[str, object] = {"repeats": settings.repeats, "cold": settings.cold}
+    if answers.known_by:
+        facts["input"] = answers.known_by
+    if question.trained_on:
+        facts["trained_on"] = list(question.trained_on)
+    if settings.cold == "drop":
+        cold = question.cold_rows
+        facts["cold_targets_dropped"] = int((cold & question.rows.labels).sum()) if of_lists else question.num_cold
+        facts["cold_items"] = int(question.cold_items[question.first_item :].sum())
+    return facts
 
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
@@ -164,8 +183,11 @@ def _sampled(answers: SplitScores) -> tuple[Ranking, str, Ranking | None]:
     question = answers.question
     rows, ids = question.candidates, question.candidate_ids
     scores = answers.of_candidates()
-    if question.lists_candidates and question.repeats.any():
-        new = ~question.repeats
+    dropped = question.cold_rows
+    if question.lists_candidates:
+        dropped = dropped | question.repeats
+    if dropped.any():
+        new = ~dropped
         scores, ids, rows = scores[new], None if ids is None else ids[new], rows.take(new)
     assert rows.groups is not None
     ranking = metrics.rank_groups(scores, rows.labels, rows.groups, candidates=ids)
@@ -187,31 +209,46 @@ def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
 
 def _full(answers: SplitScores) -> tuple[Ranking, str, None]:
     """Ranks the positives of this rank's share of the users among all items, then joins the results of all ranks."""
-    question, ranks, progress = answers.question, answers.ranks, answers.progress
+    question, ranks = answers.question, answers.ranks
     truth, ranker = question.truth, answers.ranker()
     users = question.ranked_users
     step = max(1, SCORES_PER_BLOCK // truth.num_items)
-    blocks = range(0, len(users), step)
-    share = ranks.share(len(blocks))
-    found, sizes = [torch.zeros((0, 3), dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
-    with torch.inference_mode():
-        for number, start in enumerate(blocks[share]):
-            progress("full", number, share.stop - share.start)
-            here = users[start : start + step]
-            positions, of_each = _count_higher(ranker, here, question, step)
+    starts = range(0, len(users), step)
+    share = ranks.share(len(starts))
+
+    def rank(start: int) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            positions, sizes = _count_higher(ranker, users[start : start + step], question, step)
             positions[:, 0] += start
-            found.append(positions)
-            sizes.append(of_each)
-    progress("full", 1, 1)
+        return positions, sizes
+
+    found, sizes = [torch.zeros((0, 3), dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
+    blocks, done = starts[share], 0
+    whole = sum(len(users[start : start + step]) for start in blocks)
+    answers.progress("full", 0, max(1, whole))
+    for positions, of_each in side_by_side(ranker, rank, blocks):
+        found.append(positions)
+        sizes.append(of_each)
+        done += len(of_each)
+        answers.progress("full", done, max(1, whole))
+    answers.progress("full", max(1, whole), max(1, whole))
     group, higher, tied = ranks.gather(torch.cat(found)).numpy().T
     candidates = ranks.gather(torch.cat(sizes)).numpy()
+    return Ranking.of_positives(group, higher, tied, candidates), _described(answers), None
+
+
+def _described(answers: SplitScores) -> str:
+    """What the candidates of protocol `full` are, and what the models knew."""
+    question = answers.question
     earlier = " and ".join(question.before)
     if earlier and history_of_items(question.spec) is not None:
         earlier += ", histories included"
-    described = f"all items without those of the user in {earlier}" if earlier else "all items"
-    if len(users) < (known := np.count_nonzero(np.diff(truth.offsets))):
-        described += f"; {len(users):,} of {known:,} users, seed {question.settings.seed}"
-    return Ranking.of_positives(group, higher, tied, candidates), described, None
+    own = "those of the user in " + earlier if earlier and question.settings.repeats == "drop" else ""
+    described = f"all items without {own}" if own else "all items"
+    users, known = len(question.ranked_users), np.count_nonzero(np.diff(question.truth.offsets))
+    if users < known:
+        described += f"; {users:,} of {known:,} users, seed {question.settings.seed}"
+    return described
 
 
 def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> tuple[Tensor, Tensor]:
@@ -220,16 +257,21 @@ def _count_higher(ranker: Ranker, users: Ids, question: Question, step: int) -> 
     Counting the higher scores takes one pass over the scores; sorting them would take many.
     """
     scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
-    device, truth, seen = scores.device, question.truth, question.seen
+    device, truth, seen = scores.device, question.truth, question.excluded
     (rows, items), (seen_rows, seen_items) = truth.of(users), seen.of(users)
-    excluded = seen_items >= question.first_item  # none of them is in `truth`
-    num_candidates = truth.num_items - question.first_item - np.bincount(seen_rows[excluded], minlength=len(users))
+    cold = np.flatnonzero(question.cold_items[question.first_item :]) + question.first_item
+    # None of them is in `truth`.
+    excluded = (seen_items >= question.first_item) & ~question.cold_items[seen_items]
+    others = np.bincount(seen_rows[excluded], minlength=len(users)) + len(cold)
+    num_candidates = truth.num_items - question.first_item - others
 
     at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))
     # NaN marks items that are no candidates: NaN is neither higher than any number nor equal to one.
     out = (torch.from_numpy(seen_rows[excluded]).to(device), torch.from_numpy(seen_items[excluded]).long().to(device))
     scores[out] = torch.nan
     scores[:, : question.first_item] = torch.nan
+    if len(cold):
+        scores[:, torch.from_numpy(cold).to(device)] = torch.nan
     if not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):
         raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
     values = scores[at]

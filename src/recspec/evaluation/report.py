@@ -120,8 +120,8 @@ class Report:
         facts = self.model.protocols.get(protocol, {})
         if protocol == "rows":
             return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
-        fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
-        many = f"{most}" if fewest == most else f"{fewest} to {most}"
+        fewest, most = (int(str(facts.get(name, 0))) for name in ("fewest_candidates", "most_candidates"))
+        many = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
@@ -130,9 +130,19 @@ class Report:
                 f"; {_count(facts, 'repeats_left_out')} of {_count(facts, 'of_positives')} positives left out, which "
             )
             notes += "repeat items of the user"
+        if facts.get("repeats") == "keep":
+            notes += "; items that the user acted on before are candidates and targets"
+        if facts.get("input"):
+            notes += f"; input at {self.split}: {facts['input']}"
+        if isinstance(splits := facts.get("trained_on"), list):
+            notes += f"; trained on {' and '.join(map(str, splits))}"
+        if facts.get("cold") == "drop":
+            dropped, items = (_count(facts, name) for name in ("cold_targets_dropped", "cold_items"))
+            notes += f"; cold: {dropped} targets and {items} items dropped"
         if isinstance(certain := facts.get("certain"), list):
             notes += f"; {', '.join(certain)} left out, 1 for any model"
-        return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {notes})"
+        who = "users" if protocol == "full" else "groups"
+        return f"{protocol} ({_count(facts, 'groups')} {who}, {many} candidates each: {notes})"
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
