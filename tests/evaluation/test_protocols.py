@@ -306,7 +306,7 @@ def reference_full(
 def test_full_equals_plain_loops_in_every_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_per_block: int
 ) -> None:
-    monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", scores_per_block)
+    monkeypatch.setattr("recspec.evaluation.rankings.SCORES_PER_BLOCK", scores_per_block)
     rng = np.random.default_rng(1)
     pairs = {split: {(int(u), int(i)) for u, i in rng.integers(0, (20, 40), (n, 2))} for split, n in
              (("train", 200), ("valid", 40), ("test", 60))}  # fmt: skip
@@ -409,7 +409,7 @@ def test_every_number_of_ranks_gives_the_numbers_of_one(
 ) -> None:
     monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 64)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 64)
-    monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", 200)
+    monkeypatch.setattr("recspec.evaluation.rankings.SCORES_PER_BLOCK", 200)
     rng = np.random.default_rng(6)
     rows = series(rng, 21, 50, 12)
     train = [(u, int(i), 1) for u in range(21) for i in rng.choice(50, 10, replace=False)]

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from recspec.bundle import Bundle
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
+from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
@@ -25,6 +26,9 @@ BASELINES: Mapping[str, type[ItemModel]] = MappingProxyType(
 )
 """Models of users' interactions alone, beside which any other model of users and items is put."""
 
+DRAWS = 1_000
+"""Bootstrap draws of a comparison, unless the settings name another number."""
+
 
 def evaluate(
     trained: Bundle,
@@ -34,12 +38,14 @@ def evaluate(
     protocols: Sequence[str] | None = None,
     baselines: bool = False,
     settings: EvaluateSettings | None = None,
+    against: Mapping[str, Bundle] | None = None,
     ranks: Ranks | None = None,
     progress: Progress = silent,
 ) -> Report:
     """Evaluate a trained model on a split of a prepared dataset, with baselines for comparison.
 
-    The first rank alone fits the baselines, on the positives of the splits that the model was trained on.
+    The first rank alone fits the baselines, on the positives of the splits that the model was trained on. Models
+    `against` it are evaluated under the same protocols, and compared metric by metric over the same groups.
 
     Raises:
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
@@ -51,13 +57,28 @@ def evaluate(
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
     asked, reads = settings or EvaluateSettings(), trained.model.features()
     question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
-    model = run_protocols(scores_of(trained.model, question, ranks, progress))
+    model = run_protocols(scores_of(trained.model, question, ranks, progress), beyond=True)
+    found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
+    others = {
+        name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress)
+        for name, other in (against or {}).items()
+    }
+    draws = asked.bootstrap or DRAWS
+    compared = {name: compare(model, found, draws, asked.seed) for name, found in others.items()}
     if not (baselines and ranks.is_first):
-        return Report(split, model)
+        return Report(split, model, intervals=found, against=compared)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
     question = question.under(tuple(model.metrics))
     beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
-    return Report(split, model, beside, missing, chosen_by=str(trained.card.trained.get("valid_metric") or ""))
+    chosen_by = str(trained.card.trained.get("valid_metric") or "")
+    return Report(split, model, beside, missing, chosen_by=chosen_by, intervals=found, against=compared)
+
+
+def _evaluated_as(question: Question, other: Bundle, ranks: Ranks, progress: Progress) -> Evaluation:
+    """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
+    check_same_features(other.model, question.spec)
+    own = question.read_by(other.model.features())
+    return run_protocols(scores_of(other.model, own, ranks, progress), beyond=True)
 
 
 def evaluate_model(
@@ -130,6 +151,6 @@ def evaluate_baselines(
         except RecspecError as error:
             missing[name] = str(error)
             continue
-        found[name] = replace(run_protocols(answers), fitted=facts)
+        found[name] = replace(run_protocols(answers, beyond=True), fitted=facts)
     progress("baselines", len(fits), len(fits))
     return found, missing

@@ -64,10 +64,26 @@ class EvaluateSettings(config.Settings):
         default="drop",
         description="items that the user acted on before; drop: they are neither targets nor candidates; keep: both",
     )
+    bootstrap: int = Field(
+        default=0, ge=0, le=100_000, description="bootstrap draws for an interval of each metric; 0 gives none"
+    )
+    slices: tuple[str, ...] = Field(
+        default=(),
+        description="slices for which metrics are measured apart: activity (users by their number of known events), "
+        "popularity (head and tail items), or a feature or catalogue column of single values",
+    )
+    diversity: str | None = Field(
+        default=None,
+        description="item feature or catalogue column by which the diversity of lists is measured; by default the "
+        "first categorical item feature beside the id",
+    )
 
 
 class Question:
-    """A split, the requested protocols, and the data that the protocols share, read once."""
+    """A split, the requested protocols, and the data that the protocols share, read once.
+
+    One class because its answers depend on each other: what is excluded decides the targets, and these the users.
+    """
 
     def __init__(
         self,
@@ -108,6 +124,12 @@ class Question:
         """The same question under some of its protocols, without reading again."""
         other = copy.copy(self)
         other.requested = protocols or None
+        return other
+
+    def read_by(self, reads: Collection[str]) -> Question:
+        """The same question to a model of other features, without reading again."""
+        other = copy.copy(self)
+        other.reads = reads
         return other
 
     def choose(self) -> tuple[tuple[ProtocolName, ...], dict[str, str]]:
