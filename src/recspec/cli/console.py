@@ -86,7 +86,7 @@ def print_section(title: str, value: object) -> None:
 
 def titled_table(title: str, *columns: str | Column) -> Table:
     """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
-    out.print(f"\n{title}", style="bold")
+    out.print(f"\n{title}", style="bold", soft_wrap=True)
     return Table(*columns)
 
 
