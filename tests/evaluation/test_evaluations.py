@@ -93,8 +93,8 @@ def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None
     assert report.metrics["sampled"]["ndcg@10"] > report.baselines["popularity"]["sampled"]["ndcg@10"]
     assert ("baselines", len(BASELINES), len(BASELINES)) in stages
     assert report.described("sampled") == "sampled (40 groups, 13 candidates each: the dataset's own)"
-    assert (
-        report.described("full") == "full (40 groups, 45 candidates each: all items without those of the user in train)"
+    assert report.described("full") == (
+        "full (40 users, 45 candidates each: all items without those of the user in train; trained on train)"
     )
     assert report.described("rows") == "rows (520 rows, 40 positive)"
     plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))

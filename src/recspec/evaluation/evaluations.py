@@ -9,6 +9,7 @@ from types import MappingProxyType
 from recspec.bundle import Bundle
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
+from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items, interactions_of
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
@@ -25,6 +26,9 @@ BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
 )
 """Models of users' interactions alone, beside which any other model of users and items is put."""
 
+DRAWS = 1_000
+"""Bootstrap draws of a comparison, unless the settings name another number."""
+
 
 def evaluate(
     trained: Bundle,
@@ -34,12 +38,14 @@ def evaluate(
     protocols: Sequence[str] | None = None,
     baselines: bool = False,
     settings: EvaluateSettings | None = None,
+    against: Mapping[str, Bundle] | None = None,
     ranks: Ranks | None = None,
     progress: Progress = silent,
 ) -> Report:
     """Evaluate a trained model on a split of a prepared dataset, with baselines for comparison.
 
-    The first rank alone fits the baselines, on the positives of the splits that the model was trained on.
+    The first rank alone fits the baselines, on the positives of the splits that the model was trained on. Models
+    `against` it are evaluated under the same protocols, and compared metric by metric over the same groups.
 
     Raises:
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
@@ -47,16 +53,32 @@ def evaluate(
     """
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
-    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
-    model = run_protocols(scores_of(_informed(trained.model, question), question, ranks, progress))
-    if not (baselines and ranks.is_first):
-        return Report(split, model)
     splits = trained.card.train.get("train_splits")
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+    asked, reads = settings or EvaluateSettings(), trained.model.features()
+    question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
+    model = run_protocols(scores_of(_informed(trained.model, question), question, ranks, progress), beyond=True)
+    found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
+    others = {
+        name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress)
+        for name, other in (against or {}).items()
+    }
+    draws = asked.bootstrap or DRAWS
+    compared = {name: compare(model, found, draws, asked.seed) for name, found in others.items()}
+    if not (baselines and ranks.is_first):
+        return Report(split, model, intervals=found, against=compared)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
     question = question.under(tuple(model.metrics))
     beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
-    return Report(split, model, beside, missing, chosen_by=str(trained.card.trained.get("valid_metric") or ""))
+    chosen_by = str(trained.card.trained.get("valid_metric") or "")
+    return Report(split, model, beside, missing, chosen_by=chosen_by, intervals=found, against=compared)
+
+
+def _evaluated_as(question: Question, other: Bundle, ranks: Ranks, progress: Progress) -> Evaluation:
+    """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
+    check_same_features(other.model, question.spec)
+    own = question.read_by(other.model.features())
+    return run_protocols(scores_of(_informed(other.model, own), own, ranks, progress), beyond=True)
 
 
 def evaluate_model(
@@ -75,10 +97,10 @@ def evaluate_model(
 
 
 def _informed(model: Model | Ranker, question: Question) -> Model | Ranker:
-    """The model; an item model knows the users' events in the splits before the question's."""
-    if not isinstance(model, ItemModel) or not question.before:
+    """The model; an item model knows the users' events in the splits that the question names."""
+    if not isinstance(model, ItemModel) or not question.known:
         return model
-    return model.knowing(interactions_of(model, question.spec, question.before))
+    return model.knowing(interactions_of(model, question.spec, question.known))
 
 
 def evaluate_baselines(
@@ -121,9 +143,9 @@ def evaluate_baselines(
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
-        if {*question.before} != {*fitted_on} or history_of_items(spec) is not None:
+        if {*question.known} != {*fitted_on} or history_of_items(spec) is not None:
             rows = "rows and histories" if history_of_items(spec) is not None else "rows"
-            facts["users_known_by"] = f"{rows} of {' and '.join(question.before)}"
+            facts["users_known_by"] = f"{rows} of {' and '.join(question.known)}"
         return scores_of(_informed(fitted.model, question), question), facts
 
     found: dict[str, Evaluation] = {}
@@ -134,6 +156,6 @@ def evaluate_baselines(
         except RecspecError as error:
             missing[name] = str(error)
             continue
-        found[name] = replace(run_protocols(answers), fitted=facts)
+        found[name] = replace(run_protocols(answers, beyond=True), fitted=facts)
     progress("baselines", len(fits), len(fits))
     return found, missing

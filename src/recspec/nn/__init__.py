@@ -1,6 +1,7 @@
 """Blocks that two or more models use."""
 
 from recspec.nn import kernels
+from recspec.nn.all_items import attention_to_items, floats_at_once, last_states_of_items, logits_of_first
 from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
 from recspec.nn.dropout import drop
@@ -28,8 +29,9 @@ from recspec.nn.stored_rows import Column
 __all__ = [
     "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
     "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
-    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "buckets_of",
-    "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of", "follow_together", "ids_and_numbers",
-    "kernels", "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
-    "side_by_side", "softmax_loss", "start_glorot", "sum_rows", "without_memory",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
+    "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
+    "floats_at_once", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best",
+    "linear_of_parts", "logits_of_first", "may_replace", "number_widths", "sampled_softmax", "segments", "side_by_side",
+    "softmax_loss", "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip
