@@ -58,5 +58,5 @@ def decay_of(tables: Tables, rows: Table) -> Decay | None:
     train = rows.filter(rows[SPLIT] == "train")
     end = fetch(tables.backend, train.aggregate(end=train[TIMESTAMP].max())).column("end")[0].as_py()
     if end is None:
-        raise DataError(f"{tables.settings.half_life}: no row is for training")
+        raise DataError("setting 'half_life': no row is for training, so there is no last event of train")
     return Decay(half_life, float(end))

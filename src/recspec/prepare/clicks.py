@@ -28,6 +28,7 @@ from recspec.prepare.histories import HistorySettings
 from recspec.prepare.interaction_rows import blocks_of_users
 from recspec.prepare.labelled_histories import ORDER as HISTORY_ORDER
 from recspec.prepare.labelled_histories import BlockHistories, LabelledHistories
+from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import blocks, counts_by, fetch
@@ -83,6 +84,8 @@ def write(backend: Backend, folder: Path, source: Source, *, progress: Progress)
         raise DataError(f"{source.dataset}: none of {total:,} rows is for training; give valid and test smaller shares")
     progress("finding ids", 0, None)
     fitted, histories = _fit(backend, rows, source, folder, counted["train"])
+    if histories is not None:
+        check_memory_limit(backend.memory_limit, fitted.features, total)
     chunks = _write_splits(backend, folder, rows, source, fitted, histories, counted, progress)
     return _specification(folder, source, fitted, histories, chunks, counted)
 
@@ -250,9 +253,8 @@ def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary
     if times is not None:
         columns[TIMESTAMP] = times
     if source.weighted:
-        columns[EVENT_WEIGHT] = stored_weights(
-            batch.column(EVENT_WEIGHT).cast("float64").to_numpy(), times, source.decay
-        )
+        weights = batch.column(EVENT_WEIGHT).cast("float64").to_numpy()
+        columns[EVENT_WEIGHT] = stored_weights(weights, times, source.decay)
     return columns
 
 
@@ -266,12 +268,16 @@ def _specification(
 ) -> FeatureSpec:
     ids: dict[str, str] = {role: identity.name for role, identity in source.ids.items()}
     channels: dict[str, tuple[str, ...]] = {role: (name,) for role, name in ids.items()}
-    summary: dict[str, object] = {"rows": {name: counted[name] for name in SPLITS if name in counted}}
+    rows = {name: counted[name] for name in SPLITS if name in counted}
+    if histories is not None:
+        rows["train"] -= histories.counts["short"]
+    summary: dict[str, object] = {"rows": rows}
     summary |= {f"{role}s": len(fitted.encoders.vocabularies[name]) for role, name in ids.items()}
     for part, columns in source.columns.items():
         if columns:
             channels[part] = (*channels.get(part, ()), *(column.name for column in columns))
     if histories is not None:
+        summary["train_rows_dropped_by_histories"] = histories.counts["short"]
         channels |= {role: tuple(names) for role, names in histories.columns.channels.items()}
     channels["label"] = (LABEL,)
     if source.grouped:

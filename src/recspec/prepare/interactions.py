@@ -17,21 +17,19 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.errors import DataError, SettingsError, listed
+from recspec.errors import DataError
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
 from recspec.prepare.histories import HistorySettings
 from recspec.prepare.interaction_columns import InteractionColumns, Source, prepare_columns
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
+from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLITS, TIMESTAMP, USER
 from recspec.prepare.tables import count_rows, time_range
 from recspec.prepare.user_file import UserFile
 from recspec.spec import Feature, FeatureSpec
-from recspec.storage import BLOCK_ROWS, SplitWriter
-
-WRITING_BYTES = 370_000_000  # of the process while it writes splits without lists (measured: 330 to 370 MB)
-LIST_BYTES = 10  # per list value of a row group: 4, held 2.5 times (570 MB for 10 million rows with two lists of 50)
+from recspec.storage import SplitWriter
 
 
 def write(
@@ -62,7 +60,7 @@ def write(
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
     most = total * (1 + max(num_negatives, settings.train_negatives))
-    _check_memory_limit(backend.memory_limit, prepared.fitted.features, most)
+    check_memory_limit(backend.memory_limit, prepared.fitted.features, most)
     plan = Plan(source, prepared, settings, num_negatives, seed, backend.memory_limit)
     counts = _write_splits(backend, folder, rows, total, plan, progress)
     summary: dict[str, object] = {"interactions": total}
@@ -70,17 +68,6 @@ def write(
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
     _note_left_out(plan, counts)
     return _specification(folder, plan, counts, {**summary, **source.notes.summary()})
-
-
-def _check_memory_limit(memory_limit: int | None, features: Mapping[str, Feature], rows: int) -> None:
-    """Refuse lists whose row groups, one per split with at most `rows`, exceed the memory limit."""
-    lists = {name: feature.length for name, feature in features.items() if feature.length}
-    values = sum(lists.values())
-    least = WRITING_BYTES + len(SPLITS) * LIST_BYTES * values * min(rows, BLOCK_ROWS)
-    if memory_limit is not None and lists and least > memory_limit:
-        held = f"rows with {values:,} values in lists ({listed(sorted(lists))})"
-        raise SettingsError(f"--memory-limit of {memory_limit / 1e6:,.0f} MB is too little for {held}; give "
-                            f"{-(-least // 10**8) * 100:,} MB or more, or make the lists shorter")  # fmt: skip
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
