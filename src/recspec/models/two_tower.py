@@ -31,6 +31,13 @@ from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Embeddings, Mlp, RowsHeld, at_least_fp32, cross_entropy, ids_and_numbers, sampled_softmax
 from recspec.spec import FeatureSpec
 
+FEWEST_ROWS, MOST_ROWS, MOST_STEPS = 512, 4096, 400
+"""The fewest and the most positives of a step, and steps of an epoch above which it grows: the products of a step's
+rows with its shared negatives grow with the square of its rows."""
+
+LEARNING_RATE, DECAY = 0.003, 3e-5
+"""For steps of `FEWEST_ROWS`."""
+
 
 class TwoTowerSettings(config.Settings):
     """Sizes, loss and regularisation of the two towers."""
@@ -91,13 +98,24 @@ class TwoTower(Model):
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
-        """See `Model.defaults`."""
+        """For interactions: the softmax with mixed negatives; for labelled rows, the training of click models."""
         if facts.task != "interactions":
             return {
                 "loss": ("binary", "rows have labels of their own"),
                 **rules.training(facts, {"request_tower.embeddings": 1.0, "item_tower.embeddings": 1.0}),
             }
-        return {}
+        wanted = max(FEWEST_ROWS, facts.rows // MOST_STEPS)
+        step = min(MOST_ROWS, 1 << wanted.bit_length() - 1)  # a power of two
+        rate = LEARNING_RATE * (step / FEWEST_ROWS) ** 0.5
+        tables = ("request_tower.embeddings", "item_tower.embeddings")
+        return {
+            "hidden": ((128,), "a hidden layer lets features change what an id says"),
+            "id_dropout": (0.1, "so that ids that training never saw are scored by their other features"),
+            "train.negatives": (1, "the positives of a batch are negatives too; drawn ones show the rare items"),
+            "train.batch_size": (2 * step, f"{step:,} of {facts.rows:,} positives a step, and a draw for each"),
+            "train.learning_rate": (round(rate, 4), f"for {step:,} positives a step"),
+            "train.parts": ({part: {"weight_decay": DECAY} for part in tables}, "rare ids overfit without decay"),
+        }
 
     def __init__(self, spec: FeatureSpec, settings: TwoTowerSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
