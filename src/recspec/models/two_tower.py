@@ -61,7 +61,8 @@ class TwoTowerSettings(config.Settings):
     loss: Literal["softmax", "binary"] = Field(
         "softmax",
         description="softmax of a positive among negatives that all rows of a batch share, whose logits rank items "
-        "but give no probabilities; binary: cross-entropy of each row's label",
+        "but give no probabilities (without in_batch and train.negatives, as binary); binary: cross-entropy of each "
+        "row's label",
     )
     in_batch: bool = Field(
         True,
@@ -184,7 +185,7 @@ class TwoTower(Model):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`: the product of both towers' vectors."""
-        return self.request_vector(request) @ self.item_vectors(items).T
+        return _products(self.request_vector(request), self.item_vectors(items))
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean loss of the rows, in nats: with the softmax, that of each positive (`sampled_softmax`)."""
@@ -195,7 +196,7 @@ class TwoTower(Model):
         both = {name: _one_below_the_other(batch[name], batch[drawn_of(name)][0]) for name in names}
         vectors, requests = self.item_vectors(both), self.request_vector(batch)
         own, label = vectors[:size], batch[self.spec.label]
-        logits = vectors[size:] @ requests.T  # (M, B)
+        logits = _products(vectors[size:], requests)  # (M, B)
         loss = sampled_softmax((own * requests).sum(1), logits, batch[log_expected_of(self.item_id)].T)
         return (loss * label.to(loss.dtype)).mean()
 
@@ -293,6 +294,12 @@ class Tower(nn.Module):
     def _is_known(self, name: str, ids: Tensor) -> Tensor:
         """1 for a known id, 0 for others, in the shape of `ids`."""
         return self.known[ids.long() + self.places[self.space_of[name]].start]
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Products of every two rows, in fp32 even under autocast: bf16 makes ties of near scores."""
+    with torch.autocast(left.device.type, enabled=False):
+        return left @ right.T
 
 
 def _is_id(spec: FeatureSpec, name: str) -> bool:
