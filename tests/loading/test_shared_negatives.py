@@ -158,11 +158,13 @@ def spec(tmp_path: Path) -> FeatureSpec:
 def test_items_without_a_positive_row_are_never_drawn(spec: FeatureSpec) -> None:
     names = ("user_id", "item_id")
     made = shared_negatives_for(spec, 100, features=names, in_batch=True, positives_only=False)
-    assert made.proportions is not None and made.row_shares is not None
+    assert made.proportions is not None
+    assert made.row_shares is not None
     assert made.proportions.tolist() == [0, 1, 0, 1, 0, 0]
     assert made.row_shares.tolist() == [0, 0.5, 0, 0.25, 0, 0]
     popular = shared_negatives_for(spec, 1, features=names, in_batch=True, distribution="popularity", power=2.0)
-    assert popular.proportions is not None and popular.row_shares is not None
+    assert popular.proportions is not None
+    assert popular.row_shares is not None
     assert popular.proportions.tolist() == [0, 4, 0, 1, 0, 0]
     assert popular.row_shares.tolist() == pytest.approx([0, 2 / 3, 0, 1 / 3, 0, 0])
     keys = shared_negatives_for(spec, 1, features=names, in_batch=False, reject_positives=True).positives
@@ -175,7 +177,7 @@ def test_data_without_a_positive_row_is_refused(spec: FeatureSpec, tmp_path: Pat
         writer.write({"user_id": np.array([1], np.int32), "item_id": np.array([1], np.int32),
                       "tags": Ragged.of([[]], np.int32), "label": np.array([0], np.float32)})  # fmt: skip
     other = spec.replace(sources={**spec.sources, "valid": writer.chunks})
-    with pytest.raises(SettingsError, match="no 'item_id' has a positive row .* set settings.loss=binary"):
+    with pytest.raises(SettingsError, match=r"no 'item_id' has a positive row .* set settings.loss=binary"):
         shared_negatives_for(other, 1, features=("item_id",), in_batch=True, splits=("valid",))
 
 

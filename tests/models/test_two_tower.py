@@ -21,6 +21,7 @@ from recspec.spec import Chunk, FeatureSpec
 from recspec.storage import SplitWriter
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
+from tests import made_up
 
 
 def a_spec(*, lists: bool = False, reserved: bool = True) -> FeatureSpec:
@@ -268,7 +269,7 @@ def test_items_that_training_never_saw_are_ranked_by_their_features(tmp_path: Pa
     table = pq.read_table(spec.folder / "items.parquet", partitioning=None)
     items = {name: torch.tensor(table.column(name).to_pylist()) for name in ("item_id", "category")}
     seen = torch.zeros(len(table), dtype=torch.bool)
-    seen[pq.read_table(spec.folder / "train", partitioning=None).column("item_id").to_numpy()] = True
+    seen[pq.read_table(spec.folder / "train", partitioning=None).column("item_id").to_pylist()] = True
     cold = ~seen[items["item_id"].long()]
     assert cold.sum() >= COLD * CATEGORIES
     users = torch.arange(60)
@@ -277,6 +278,26 @@ def test_items_that_training_never_saw_are_ranked_by_their_features(tmp_path: Pa
     category = items["category"][cold][scores.topk(COLD, dim=1).indices]
     recall = (category == (users % CATEGORIES + 1)[:, None]).float().mean().item()
     assert recall > 0.8  # by chance 1 / 6
+
+
+def test_the_softmax_on_labelled_rows_is_judged_by_auc(tmp_path: Path) -> None:
+    spec = made_up.clicks(tmp_path / "clicks", num_rows=1000)
+    result = train(
+        "two_tower", spec, tmp_path / "run", settings=TrainSettings(epochs=2, tensorboard=False),
+        model_settings=TwoTowerSettings(dim=4, embedding_dim=4, loss="softmax"),
+    )  # fmt: skip
+    assert result.best_epoch is not None
+    trained = bundle.load(tmp_path / "run")
+    assert set(trained.card.metrics["rows"]) == {"auc", "group_auc"}
+
+
+def test_interactions_are_learnt_by_mixed_negatives() -> None:
+    facts = DataFacts(task="interactions", rows=1_000_000, samples=5_000_000, positive_share=0.2, users=10, items=20)
+    found = {name: value for name, (value, _) in TwoTower.defaults(facts).items()}
+    assert found["train.negatives"] == 1
+    assert found["train.batch_size"] == 2 * 2048
+    assert found["train.learning_rate"] == 0.006
+    assert "loss" not in found
 
 
 def test_labelled_rows_are_learnt_by_their_labels() -> None:

@@ -31,6 +31,13 @@ from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Embeddings, Mlp, RowsHeld, at_least_fp32, cross_entropy, ids_and_numbers, sampled_softmax
 from recspec.spec import FeatureSpec
 
+FEWEST_ROWS, MOST_ROWS, MOST_STEPS = 512, 4096, 400
+"""The fewest and the most positives of a step, and steps of an epoch above which it grows: the products of a step's
+rows with its shared negatives grow with the square of its rows."""
+
+LEARNING_RATE, DECAY = 0.003, 3e-5
+"""For steps of `FEWEST_ROWS`."""
+
 
 class TwoTowerSettings(config.Settings):
     """Sizes, loss and regularisation of the two towers."""
@@ -54,7 +61,8 @@ class TwoTowerSettings(config.Settings):
     loss: Literal["softmax", "binary"] = Field(
         "softmax",
         description="softmax of a positive among negatives that all rows of a batch share, whose logits rank items "
-        "but give no probabilities; binary: cross-entropy of each row's label",
+        "but give no probabilities (without in_batch and train.negatives, as binary); binary: cross-entropy of each "
+        "row's label",
     )
     in_batch: bool = Field(
         True,
@@ -91,13 +99,24 @@ class TwoTower(Model):
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
-        """See `Model.defaults`."""
+        """For interactions: the softmax with mixed negatives; for labelled rows, the training of click models."""
         if facts.task != "interactions":
             return {
                 "loss": ("binary", "rows have labels of their own"),
                 **rules.training(facts, {"request_tower.embeddings": 1.0, "item_tower.embeddings": 1.0}),
             }
-        return {}
+        wanted = max(FEWEST_ROWS, facts.rows // MOST_STEPS)
+        step = min(MOST_ROWS, 1 << wanted.bit_length() - 1)  # a power of two
+        rate = LEARNING_RATE * (step / FEWEST_ROWS) ** 0.5
+        tables = ("request_tower.embeddings", "item_tower.embeddings")
+        return {
+            "hidden": ((128,), "a hidden layer lets features change what an id says"),
+            "id_dropout": (0.1, "so that ids that training never saw are scored by their other features"),
+            "train.negatives": (1, "the positives of a batch are negatives too; drawn ones show the rare items"),
+            "train.batch_size": (2 * step, f"{step:,} of {facts.rows:,} positives a step, and a draw for each"),
+            "train.learning_rate": (round(rate, 4), f"for {step:,} positives a step"),
+            "train.parts": ({part: {"weight_decay": DECAY} for part in tables}, "rare ids overfit without decay"),
+        }
 
     def __init__(self, spec: FeatureSpec, settings: TwoTowerSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
@@ -166,7 +185,7 @@ class TwoTower(Model):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`: the product of both towers' vectors."""
-        return self.request_vector(request) @ self.item_vectors(items).T
+        return _products(self.request_vector(request), self.item_vectors(items))
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean loss of the rows, in nats: with the softmax, that of each positive (`sampled_softmax`)."""
@@ -177,7 +196,7 @@ class TwoTower(Model):
         both = {name: _one_below_the_other(batch[name], batch[drawn_of(name)][0]) for name in names}
         vectors, requests = self.item_vectors(both), self.request_vector(batch)
         own, label = vectors[:size], batch[self.spec.label]
-        logits = vectors[size:] @ requests.T  # (M, B)
+        logits = _products(vectors[size:], requests)  # (M, B)
         loss = sampled_softmax((own * requests).sum(1), logits, batch[log_expected_of(self.item_id)].T)
         return (loss * label.to(loss.dtype)).mean()
 
@@ -275,6 +294,12 @@ class Tower(nn.Module):
     def _is_known(self, name: str, ids: Tensor) -> Tensor:
         """1 for a known id, 0 for others, in the shape of `ids`."""
         return self.known[ids.long() + self.places[self.space_of[name]].start]
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Products of every two rows, in fp32 even under autocast: bf16 makes ties of near scores."""
+    with torch.autocast(left.device.type, enabled=False):
+        return left @ right.T
 
 
 def _is_id(spec: FeatureSpec, name: str) -> bool:
