@@ -61,6 +61,9 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"hidden": [8], "latent": 4, "dropout": 0.0, "kl_weight": 0.0},
         "decoder",
     ),
+    "markov": ModelCase(
+        {"window": 50, "decay": 1.0, "source": 0.5, "recency": 1.0}, {"k": 2}  # the order of this data says nothing
+    ),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

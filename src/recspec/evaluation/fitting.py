@@ -124,9 +124,19 @@ class ItemFit:
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
         """The best combination of the model's grid, without what was given, and of values beyond its edges."""
+        latest: tuple[Combination, FittedItemModel] | None = None
+
+        def model_of(combination: Combination) -> FittedItemModel:
+            nonlocal latest
+            fit = {name: value for name, value in combination.items() if name not in self.kind.at_scoring}
+            if latest is None or latest[0] != fit:
+                latest = fit, self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
+                return latest[1]
+            varied = {name: value for name, value in combination.items() if name in self.kind.at_scoring}
+            return latest[1].varied(varied, interactions)
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
-            model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
+            model = model_of(combination)
             found = self._measure(model, question)
             value = self._value(found.metrics)
             warned = tuple(warnings.of_repeats(found.protocols, self.valid))

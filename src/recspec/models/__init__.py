@@ -13,6 +13,7 @@ from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import ItemModel, TrainedItemModel
 from recspec.models.logistic_regression import LogisticRegression
+from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
@@ -39,4 +40,5 @@ MODELS: dict[str, type[Model]] = {
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
     MultVae.name: MultVae,
+    Markov.name: Markov,
 }

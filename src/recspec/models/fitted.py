@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from recspec import config, machine
@@ -17,9 +18,9 @@ from recspec.batch import Batch
 from recspec.errors import DataError, SettingsError
 from recspec.models.base import Model
 from recspec.models.interactions import Interactions
-from recspec.models.item_model import ItemModel
+from recspec.models.item_model import ItemModel, sharing
 from recspec.models.known_items import KnownItems
-from recspec.nn import RowsHeld
+from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 
 MEMORY_SHARE = 0.5
@@ -30,6 +31,8 @@ ROWS_PAY = 64
 
 OF_A_PAIR = 400.0
 """Operations that a core could do in fp64 in the time (20 ns) of counting a pair of items and choosing the largest."""
+
+FittedItemType = TypeVar("FittedItemType", bound="FittedItemModel")
 
 Grid = Sequence[Mapping[str, object]]
 """Combinations of settings in the order of their worth; the first one is used where nothing can be tried."""
@@ -101,6 +104,9 @@ class FittedModel(Model):
 class FittedItemModel(FittedModel, ItemModel):
     """A fitted model of user and item ids, which ranks items by the users' interactions alone."""
 
+    at_scoring: ClassVar[tuple[str, ...]] = ()
+    """Settings that change scores and not the fit."""
+
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
         """Combinations of its own settings that suit these interactions, to choose from on valid."""
@@ -116,22 +122,52 @@ class FittedItemModel(FittedModel, ItemModel):
         if not interactions.num_pairs:
             raise DataError("there is no positive to fit on; is the label 1 anywhere in the training split?")
         self.set_line(1.0, 0.0)
-        self._fit(interactions, seed)
+        self._fit(interactions.weighted(), seed)
+
+    def varied(self: FittedItemType, settings: Mapping[str, object], interactions: Interactions) -> FittedItemType:
+        """The same fit with other values of settings `at_scoring`; `interactions` are those that it knows."""
+        assert set(settings) <= set(self.at_scoring)
+        other = without_memory(lambda: type(self)(self.spec, self.settings.model_copy(update=dict(settings))))
+        fitted = sharing(self)
+        for name, module in fitted._modules.items():
+            if name != "known":
+                other._modules[name] = module
+        other._buffers.update(fitted._buffers)
+        other.set_line(1.0, 0.0)
+        other.know(interactions)
+        return other.train(self.training)
 
     @abstractmethod
     def _fit(self, interactions: Interactions, seed: int) -> None:
-        """Fill the weights from at least one interaction."""
+        """Fill the weights from at least one interaction, weighted if its events are."""
+
+
+class Recency(config.Settings):
+    """Settings of a model that weighs the user's items by recency."""
+
+    recency: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="weight of an item among the user's, relative to the next newer one, when items are scored; 1 "
+        "weighs all alike; by default chosen on valid",
+    )
 
 
 class KnownItemsModel(FittedItemModel):
-    """A model that scores an item by weights from the user's items."""
+    """A model that scores an item by weights from the user's items, which weigh by recency."""
 
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+    reads_order = True
+    at_scoring = ("recency",)
+    settings: Recency
+
+    def __init__(self, spec: FeatureSpec, settings: Recency, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
-        self.known = KnownItems(self.num_users, self.num_items)
+        weighted = settings.recency < 1 or "event_weight" in spec.metadata
+        self.known = KnownItems(self.num_users, self.num_items, weighted=weighted)
 
     def know(self, interactions: Interactions) -> None:
-        self.known.set(interactions, self.device)
+        self.known.set(interactions.weighted(self.settings.recency), self.device)
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores; from all scores of a user if many of them are asked for."""
