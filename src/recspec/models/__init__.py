@@ -8,6 +8,7 @@ from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
 from recspec.models.fitted import FittedItemModel, FittedModel
+from recspec.models.gf_cf import GfCf
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
@@ -41,4 +42,5 @@ MODELS: dict[str, type[Model]] = {
     LogisticRegression.name: LogisticRegression,
     MultVae.name: MultVae,
     Markov.name: Markov,
+    GfCf.name: GfCf,
 }

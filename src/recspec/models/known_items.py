@@ -296,12 +296,13 @@ def largest_entries(matrix: csr_array, k: int) -> csr_array:
     matrix.sort_indices()
     if not len(lengths) or lengths.max() <= k:
         return matrix
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    long = np.flatnonzero(lengths[rows] > k)
-    order = long[np.lexsort((-matrix.data[long], rows[long]))]  # stable: equal ones by column
-    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(lengths > k, lengths, 0))])
-    kept = np.ones(len(rows), dtype=bool)
-    kept[order] = np.arange(len(order)) - begins[rows[order]] < k
+    kept = np.ones(len(matrix.data), dtype=bool)
+    for row in np.flatnonzero(lengths > k):
+        values = matrix.data[matrix.indptr[row] : matrix.indptr[row + 1]]
+        least = np.partition(values, -k)[-k]
+        above, equal = values > least, np.flatnonzero(values == least)
+        above[equal[: k - np.count_nonzero(above)]] = True
+        kept[matrix.indptr[row] : matrix.indptr[row + 1]] = above
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(lengths, k))])
     return type(matrix)((matrix.data[kept], matrix.indices[kept], offsets), shape=matrix.shape)
 
