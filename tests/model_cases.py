@@ -64,6 +64,7 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "markov": ModelCase(
         {"window": 50, "decay": 1.0, "source": 0.5, "recency": 1.0}, {"k": 2}  # the order of this data says nothing
     ),
+    "gf_cf": ModelCase({"vectors": 8, "k": 60, "recency": 1.0, "alpha": 0.3}, {"vectors": 2, "k": 3}),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

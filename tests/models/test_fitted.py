@@ -26,6 +26,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     *(("ease", {"form": form, "l2": 5.0, "neighbours": 99}) for form in FORMS),
     ("ials", {"factors": 4, "l2": 0.5}),
     ("markov", {"k": 12}),
+    ("gf_cf", {"vectors": 3, "k": 15}),
 ]
 every_case = pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda each: str(each))
 PERSONAL = pytest.mark.parametrize(("name", "settings"), CASES[1:], ids=lambda each: str(each))

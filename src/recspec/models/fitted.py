@@ -73,13 +73,17 @@ class FittedModel(Model):
         Raises:
             SettingsError: if it would take more memory than there is, before any work is done.
         """
-        needs, room = sum(each.nbytes for each in self.buffers()), MEMORY_SHARE * machine.total_memory()
+        needs, room = self.most_bytes(), MEMORY_SHARE * machine.total_memory()
         if needs > room:
             raise SettingsError(
                 f"{self.name}: weights of {needs / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are free for them (half of "
                 "the machine's memory); take smaller sizes, or prepare fewer users and items"
             )
         return f"{self.num_parameters():,} weights, without gradient steps"
+
+    def most_bytes(self) -> int:
+        """Most bytes that its weights may take."""
+        return sum(each.nbytes for each in self.buffers())
 
     def doubt(self) -> str:
         """What makes the fitted weights worthless, and what to do; empty if nothing does."""

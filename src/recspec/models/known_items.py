@@ -216,9 +216,10 @@ class Successors(Stored):
     items: Tensor
     weight: Tensor
 
-    def __init__(self, num_items: int) -> None:
+    def __init__(self, num_items: int, k: int) -> None:
         super().__init__()
         self.num_items, self.longest = num_items, 0
+        self.most_bytes = 8 * num_items * min(k, num_items)
         self.register_buffer("offsets", torch.zeros(num_items + 1, dtype=torch.int64))
         self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
         self.register_buffer("weight", torch.zeros(0))

@@ -75,11 +75,14 @@ class Markov(KnownItemsModel):
 
     def __init__(self, spec: FeatureSpec, settings: MarkovSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
-        self.successors = Successors(self.num_items)
+        self.successors = Successors(self.num_items, settings.k)
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
         return [{"source": source, "decay": decay} for source, decay in product((0.5, 0.3), (0.8, 0.9))]
+
+    def most_bytes(self) -> int:
+        return super().most_bytes() + self.successors.most_bytes
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
         self.successors.set(next_counts(interactions.events, self.num_items, self.settings))
