@@ -76,7 +76,7 @@ def test_pairs_have_the_scores_of_their_users_in_every_block_size(
     model = fitted(name, two_tastes(), **settings)
     scores = all_scores(model)
     assert_close(pair_scores(model), scores)
-    monkeypatch.setattr("recspec.models.fitted.SCORES", 50)
+    monkeypatch.setattr("recspec.models.item_model.SCORES", 50)
     monkeypatch.setattr(known_file, "ENTRIES", 20)
     monkeypatch.setattr(known_file, "ACTED", 60)
     assert_close(pair_scores(model), scores)
