@@ -127,7 +127,8 @@ class ItemFit:
 
         Then settings `at_scoring` are chosen one by one for the best fit, which is not repeated.
         """
-        at_scoring, base = self.kind.at_scoring, None
+        at_scoring = self.kind.at_scoring
+        base: FittedModel | None = None
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             if isinstance(base, FittedItemModel):
