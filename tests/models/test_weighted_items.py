@@ -9,6 +9,8 @@ import torch
 from recspec import config
 from recspec.errors import SettingsError
 from recspec.models import MODELS, FittedItemModel, Interactions, UserEvents
+from recspec.models import gf_cf as gf_cf_file
+from recspec.models import ials as ials_file
 from recspec.models import known_items as known_file
 from recspec.models import markov as markov_file
 from recspec.nn import without_memory
@@ -19,6 +21,7 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("item_knn", {"k": 20, "shrink": 1.0}),
     *(("ease", {"form": form, "l2": 5.0, "neighbours": 20}) for form in ("primal", "dual", "sparse")),
     ("markov", {"k": 12}),
+    ("gf_cf", {"vectors": 3, "k": 9}),
 ]
 of_every_kind = pytest.mark.parametrize(("name", "settings"), KINDS, ids=lambda each: str(each))
 
@@ -32,16 +35,21 @@ def in_order(lists: list[list[int]], items: int, weights: list[list[float]] | No
 
 
 def fitted(name: str, seen: Interactions, *, weighted: bool = False, **settings: object) -> FittedItemModel:
+    model = unfitted(name, seen.num_users, seen.num_items, weighted=weighted, **settings)
+    model.fit(seen)
+    return model.eval()
+
+
+def unfitted(name: str, users: int, items: int, *, weighted: bool = False, **settings: object) -> FittedItemModel:
     features: Mapping[str, object] = {
-        "user": {"cardinality": seen.num_users}, "item": {"cardinality": seen.num_items}, "label": {}, "w": {},
+        "user": {"cardinality": users}, "item": {"cardinality": items}, "label": {}, "w": {},
     }  # fmt: skip
     channels = {"user": ["user"], "item": ["item"], "label": ["label"]}
     metadata = {"event_weight": "w"} if weighted else {}
     spec = FeatureSpec.from_dict({"feature_spec": features, "channel_spec": channels, "metadata": metadata})
     model = without_memory(lambda: MODELS[name](spec, MODELS[name].Settings.model_validate(settings)))
     assert isinstance(model, FittedItemModel)
-    model.fit(seen)
-    return model.eval()
+    return model
 
 
 def scores_of(model: FittedItemModel) -> np.ndarray:
@@ -143,6 +151,24 @@ def test_item_knn_compares_the_weights_of_items() -> None:
     np.testing.assert_allclose(scores, [[similarity, 2 * similarity], [0, similarity]], rtol=1e-6)
 
 
+def test_ials_users_weigh_events_and_recency() -> None:
+    """(Y'Y + sum of (c - 1) y y' + l2) x = sum of c y, with Y = [1, 2], l2 = 1, alpha = 4 and c = 4 x .5, 4 x 3."""
+    seen = in_order([[0, 1]], 2, [[1.0, 3.0]])
+    model = fitted("ials", seen, weighted=True, factors=1, l2=1.0, alpha=4.0, recency=0.5)
+    model.items = torch.tensor([[1.0], [2.0]])
+    model.know(seen)
+    expected = (2 * 1 + 12 * 2) / (5 + (2 - 1) * 1 + (12 - 1) * 4 + 1)
+    np.testing.assert_allclose(model.score_users(torch.tensor([0])), [[expected, 2 * expected]], rtol=1e-6)
+
+
+def test_ials_blocks_of_users_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fitted("ials", made_up(), factors=3, l2=1.0, recency=0.8)
+    whole = scores_of(model)
+    monkeypatch.setattr(ials_file, "BLOCK", 7)
+    model.know(made_up())
+    assert_close(scores_of(model), whole)
+
+
 # --- markov -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,12 +202,62 @@ def test_the_largest_entries_of_a_row_are_kept_the_first_of_equal_ones() -> None
     assert kept == [[3, 0, 2, 0], [0, 0, 0, 5], [1, 1, 0, 0], [0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("name", ["markov", "gf_cf"])
+def test_more_successors_than_memory_holds_are_refused_before_the_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.machine.total_memory", lambda: 10**9)
+    model = unfitted(name, 10, 10**6, k=100, **({"vectors": 0} if name == "gf_cf" else {}))
+    with pytest.raises(SettingsError, match=rf"{name}: weights of 0\.8 GB, and 0\.5 GB are free .* take smaller sizes"):
+        model.how()
+
+
 def test_hostile_successors_are_told() -> None:
     model = fitted("markov", made_up())
     stored = model.state_dict()
     stored["successors.items"] = torch.full_like(stored["successors.items"], 13)
     empty = without_memory(lambda: type(model)(model.spec, model.settings))
     assert empty.make_room(stored) == ["weight 'successors': 'items' holds ids from 13 to 13; expected 0 to 12"]
+
+
+# --- gf_cf ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gf_cf_is_its_formula(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = made_up(weighted)
+    dense = seen.weighted().matrix().toarray().astype(np.float64)
+    of_users, of_items = dense.sum(1), np.maximum(dense.sum(0), 1e-12)  # nobody acted on item 12
+    graph = dense / np.sqrt(of_users)[:, None] / np.sqrt(of_items)
+    vectors = np.linalg.svd(graph)[2][:4].T
+    low_pass = vectors @ vectors.T * np.sqrt(of_items) / np.sqrt(of_items)[:, None]
+    expected = dense @ (graph.T @ graph + 0.7 * low_pass)
+    for block in (1 << 24, 40):
+        monkeypatch.setattr(gf_cf_file, "BLOCK", block)
+        model = fitted("gf_cf", seen, weighted=weighted, alpha=0.7, vectors=4, k=13)
+        np.testing.assert_allclose(scores_of(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gf_cf_by_hand() -> None:
+    """R = [[1, 1], [1, 0]], Du = (2, 1), Di = (2, 1): R~ = [[1/2, 1/sqrt 2], [1/sqrt 2, 0]]."""
+    model = fitted("gf_cf", in_order([[0, 1], [0]], 2), alpha=0.0)
+    half = 0.5 / 2**0.5  # R~'R~ = [[3/4, half], [half, 1/2]]
+    np.testing.assert_allclose(scores_of(model), [[0.75 + half, half + 0.5], [0.75, half]], rtol=1e-6)
+
+
+def test_gf_cf_without_vectors_is_the_linear_filter() -> None:
+    none, unweighted = (fitted("gf_cf", made_up(), **each) for each in ({"vectors": 0}, {"alpha": 0.0}))  # type: ignore[arg-type]
+    assert_close(scores_of(none), scores_of(unweighted))
+    assert none.state_dict()["vectors"].shape == (13, 0)
+
+
+def test_leading_vectors_are_those_of_the_svd() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    rng = np.random.default_rng(0)
+    dense = rng.random((80, 5)) @ np.diag([9.0, 5, 3, 2, 1]) @ rng.random((5, 60))
+    found = gf_cf_file.leading_vectors(sparse.csr_array(dense), 3, seed=0)
+    expected = np.linalg.svd(dense)[2][:3]
+    np.testing.assert_allclose(np.abs(expected @ found), np.eye(3), atol=1e-4)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("recency", 0.0), ("recency", 1.1), ("window", 0), ("decay", -1.0)])

@@ -8,6 +8,7 @@ from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
 from recspec.models.fitted import FittedItemModel, FittedModel
+from recspec.models.gf_cf import GfCf
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
@@ -43,6 +44,6 @@ MODELS: dict[str, type[Model]] = {
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
     MultVae.name: MultVae,
-    SasRec.name: SasRec,
     Markov.name: Markov,
+    GfCf.name: GfCf,
 }

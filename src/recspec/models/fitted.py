@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 import torch
@@ -72,13 +73,17 @@ class FittedModel(Model):
         Raises:
             SettingsError: if it would take more memory than there is, before any work is done.
         """
-        needs, room = sum(each.nbytes for each in self.buffers()), MEMORY_SHARE * machine.total_memory()
+        needs, room = self.most_bytes(), MEMORY_SHARE * machine.total_memory()
         if needs > room:
             raise SettingsError(
                 f"{self.name}: weights of {needs / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are free for them (half of "
                 "the machine's memory); take smaller sizes, or prepare fewer users and items"
             )
         return f"{self.num_parameters():,} weights, without gradient steps"
+
+    def most_bytes(self) -> int:
+        """Most bytes that its weights may take."""
+        return sum(each.nbytes for each in self.buffers())
 
     def doubt(self) -> str:
         """What makes the fitted weights worthless, and what to do; empty if nothing does."""
@@ -104,12 +109,12 @@ class FittedModel(Model):
 class FittedItemModel(FittedModel, ItemModel):
     """A fitted model of user and item ids, which ranks items by the users' interactions alone."""
 
-    at_scoring: ClassVar[tuple[str, ...]] = ()
-    """Settings that change scores and not the fit."""
+    at_scoring: ClassVar[Mapping[str, Sequence[float]]] = MappingProxyType({})
+    """Settings that change scores and not the fit -> values tried with the best fit, besides the default."""
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
-        """Combinations of its own settings that suit these interactions, to choose from on valid."""
+        """Combinations of settings of the fit that suit these interactions, to choose from on valid."""
         return [{}]
 
     def fit(self, interactions: Interactions, *, seed: int = 0) -> None:
@@ -154,11 +159,14 @@ class Recency(config.Settings):
     )
 
 
+RECENCIES = MappingProxyType({"recency": (0.9, 0.7)})
+
+
 class KnownItemsModel(FittedItemModel):
     """A model that scores an item by weights from the user's items, which weigh by recency."""
 
     reads_order = True
-    at_scoring = ("recency",)
+    at_scoring = RECENCIES
     settings: Recency
 
     def __init__(self, spec: FeatureSpec, settings: Recency, held: RowsHeld | None = None) -> None:

@@ -216,9 +216,10 @@ class Successors(Stored):
     items: Tensor
     weight: Tensor
 
-    def __init__(self, num_items: int) -> None:
+    def __init__(self, num_items: int, k: int) -> None:
         super().__init__()
         self.num_items, self.longest = num_items, 0
+        self.most_bytes = 8 * num_items * min(k, num_items)
         self.register_buffer("offsets", torch.zeros(num_items + 1, dtype=torch.int64))
         self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
         self.register_buffer("weight", torch.zeros(0))
@@ -296,12 +297,13 @@ def largest_entries(matrix: csr_array, k: int) -> csr_array:
     matrix.sort_indices()
     if not len(lengths) or lengths.max() <= k:
         return matrix
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    long = np.flatnonzero(lengths[rows] > k)
-    order = long[np.lexsort((-matrix.data[long], rows[long]))]  # stable: equal ones by column
-    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(lengths > k, lengths, 0))])
-    kept = np.ones(len(rows), dtype=bool)
-    kept[order] = np.arange(len(order)) - begins[rows[order]] < k
+    kept = np.ones(len(matrix.data), dtype=bool)
+    for row in np.flatnonzero(lengths > k):
+        values = matrix.data[matrix.indptr[row] : matrix.indptr[row + 1]]
+        least = np.partition(values, -k)[-k]
+        above, equal = values > least, np.flatnonzero(values == least)
+        above[equal[: k - np.count_nonzero(above)]] = True
+        kept[matrix.indptr[row] : matrix.indptr[row + 1]] = above
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(lengths, k))])
     return type(matrix)((matrix.data[kept], matrix.indices[kept], offsets), shape=matrix.shape)
 

@@ -62,6 +62,7 @@ class Markov(KnownItemsModel):
     name = "markov"
     Settings = MarkovSettings
     settings: MarkovSettings
+    at_scoring = MappingProxyType({"recency": (0.8, 0.4)})
     space = MappingProxyType(
         {
             "settings.recency": "0.3..1.0",
@@ -74,14 +75,14 @@ class Markov(KnownItemsModel):
 
     def __init__(self, spec: FeatureSpec, settings: MarkovSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
-        self.successors = Successors(self.num_items)
+        self.successors = Successors(self.num_items, settings.k)
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
-        return [
-            {"source": source, "decay": decay, "recency": recency}
-            for source, decay, recency in product((0.5, 0.3), (0.8, 0.9), (0.6, 0.8))
-        ]
+        return [{"source": source, "decay": decay} for source, decay in product((0.5, 0.3), (0.8, 0.9))]
+
+    def most_bytes(self) -> int:
+        return super().most_bytes() + self.successors.most_bytes
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
         self.successors.set(next_counts(interactions.events, self.num_items, self.settings))
