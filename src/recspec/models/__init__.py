@@ -44,6 +44,7 @@ MODELS: dict[str, type[Model]] = {
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
     MultVae.name: MultVae,
+    SasRec.name: SasRec,
     Markov.name: Markov,
     GfCf.name: GfCf,
 }
