@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from recspec.batch import Batch
 from recspec.bundle import folder as bundle
+from recspec.errors import BundleError, DataError
 from recspec.export.exporter import ExportSettings, export
 from recspec.inference.predictor import Predictor
+from recspec.inference.request_rows import table_of
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.serving.opened_model import RepositorySettings, open_version
 from recspec.spec import FeatureSpec
+from recspec.storage.check import check
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -157,3 +162,47 @@ def test_programs_take_vectors_as_inputs(
     described = json.loads((made.folder / "export.json").read_text())["signature"]
     widths = {each["name"]: each["width"] for each in described["inputs"]}
     assert [widths[vector] for vector in ALL] == [3, 3, 2, 4]
+
+
+# --- files that were changed by hand ---------------------------------------------------------------------------------
+
+
+def test_a_catalogue_with_vectors_of_another_size_is_refused(
+    data: Callable[[str], FeatureSpec], trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    columns = raw_rows(data("wide_deep"))
+    del columns["item_vector"]
+    shutil.copytree(bundle.load(trained("wide_deep")).folder, tmp_path / "run")
+    file = tmp_path / "run" / "items.parquet"
+    table = pq.read_table(file)
+    short = pa.array([row[:2] for row in table.column("item_vector").to_pylist()])
+    pq.write_table(table.set_column(table.column_names.index("item_vector"), "item_vector", short), file)
+    with pytest.raises(BundleError, match="column 'item_vector' holds lists of other lengths; expected 3 numbers"):
+        Predictor.open(tmp_path / "run", verify=False).predict(pa.table(columns))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "problem"),
+    [
+        ({"kind": "vector", "length": 4}, "as a vector of 4; in the specification it is a vector of 2"),
+        ({"kind": "number"}, "as no vector; in the specification it is a vector of 2"),
+    ],
+)
+def test_encoders_of_another_size_are_refused(
+    encoder: dict[str, object], problem: str, data: Callable[[str], FeatureSpec], tmp_path: Path
+) -> None:
+    shutil.copytree(data("wide_deep").folder, tmp_path / "data")
+    file = tmp_path / "data" / "encoders.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "mood": encoder}))
+    with pytest.raises(DataError, match=f"'mood' is encoded {problem}"):
+        check(FeatureSpec.load(tmp_path / "data"))
+
+
+def test_json_rows_hold_vectors_as_lists(trained: Callable[[str], Path], data: Callable[[str], FeatureSpec]) -> None:
+    predictor, columns = Predictor.open(trained("dlrm")), raw_rows(data("dlrm"))
+    rows = [{name: values[at] for name, values in columns.items()} for at in range(6)]
+    expected, _ = predictor.predict(pa.table(columns))
+    assert_close(predictor.predict(table_of(rows, "rows"))[0], expected, "JSON")
+    rows[2]["mood"] = [1, 2, 3]
+    with pytest.raises(DataError, match="column 'mood': row 3 holds 3 numbers; expected a vector of 2"):
+        predictor.predict(table_of(rows, "rows"))

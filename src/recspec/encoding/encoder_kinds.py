@@ -34,6 +34,7 @@ from recspec.errors import DataError, unknown
 
 FAR = 100.0  # standard deviations: none of 10,000 training rows can lie as far from the mean (Samuelson's inequality)
 MOST_NUMBERS = 1 << 16  # of a vector
+NUMBERS_AT_ONCE = 1 << 22  # of raw vectors that are held as float64
 EMPTY_PRINT = fingerprint64_of_one(b"")  # of a missing text too
 
 
@@ -235,10 +236,16 @@ class VectorEncoder(_OneColumn):
 
     def vectors(self, values: RawValues) -> NDArray[np.float32]:
         """The prepared vectors (rows, length)."""
-        try:
-            return raw_values.encode_vectors(self, vectors_of(values, self.length))
-        except ValueError as error:
-            raise DataError(str(error)) from None
+        array = as_array(values)
+        made = np.empty((len(array), self.length), np.float32)
+        step = max(1, NUMBERS_AT_ONCE // self.length)
+        for first in range(0, len(array), step):
+            vectors = vectors_of(array[first : first + step], self.length, first)
+            try:
+                made[first : first + step] = raw_values.encode_vectors(self, vectors, first)
+            except ValueError as error:
+                raise DataError(str(error)) from None
+        return made
 
 
 class TextEncoder(_OneColumn):

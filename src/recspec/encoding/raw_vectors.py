@@ -21,8 +21,8 @@ BETWEEN = r"[\s,;|]+"
 BRACKETS = "[]() \t\r\n"
 
 
-def vectors_of(values: RawValues, length: int) -> NDArray[np.float64]:
-    """Vectors (B, L) of a raw column, NaN in the whole row where one is missing.
+def vectors_of(values: RawValues, length: int, first: int = 0) -> NDArray[np.float64]:
+    """Vectors (B, L) of a raw column, NaN in the whole row where one is missing; errors count rows from `first`.
 
     A vector is missing where the row is null, an empty list, an empty text, or holds no number at all.
 
@@ -35,17 +35,19 @@ def vectors_of(values: RawValues, length: int) -> NDArray[np.float64]:
     lists = split_vectors(array)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     flat = lists.flatten()
-    numbers = _numbers(flat, lengths)
+    numbers = _numbers(flat, lengths, first)
     rows = np.repeat(np.arange(len(array)), lengths)
     present = np.bincount(rows[~np.isnan(numbers)], minlength=len(array)) > 0
     wrong = np.flatnonzero(present & (lengths != length))
     if len(wrong):
         held = int(lengths[wrong[0]])
-        raise DataError(f"row {wrong[0] + 1} holds {held} number{'s' * (held != 1)}; expected a vector of {length}")
+        raise DataError(
+            f"row {first + wrong[0] + 1} holds {held} number{'s' * (held != 1)}; expected a vector of {length}"
+        )
     bad = np.flatnonzero(present[rows] & ~np.isfinite(numbers))
     if len(bad):
         shown = "a missing value" if np.isnan(numbers[bad[0]]) else "an infinite number"
-        raise DataError(f"row {rows[bad[0]] + 1} holds {shown} in its vector; expected {length} finite numbers")
+        raise DataError(f"row {first + rows[bad[0]] + 1} holds {shown} in its vector; expected {length} finite numbers")
     made = np.full((len(array), length), np.nan)
     made[present] = numbers[present[rows]].reshape(-1, length)
     return made
@@ -64,7 +66,7 @@ def split_vectors(array: pa.Array) -> pa.Array:
     return array
 
 
-def _numbers(flat: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def _numbers(flat: pa.Array, lengths: NDArray[np.int64], first: int) -> NDArray[np.float64]:
     """The values of all rows as float64, NaN where one is missing."""
     if is_text(flat.type):
         text = pc.utf8_lower(pc.utf8_trim_whitespace(flat))
@@ -76,10 +78,10 @@ def _numbers(flat: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         found: NDArray[np.float64] = flat.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return found
     except pa.ArrowInvalid:  # a text that is no number, or one that Arrow does not read, such as +1.5
-        return _numbers_of_texts(flat.to_pylist(), lengths)
+        return _numbers_of_texts(flat.to_pylist(), lengths, first)
 
 
-def _numbers_of_texts(texts: Sequence[str | None], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def _numbers_of_texts(texts: Sequence[str | None], lengths: NDArray[np.int64], first: int) -> NDArray[np.float64]:
     found = np.empty(len(texts))
     for place, text in enumerate(texts):
         try:
@@ -87,5 +89,5 @@ def _numbers_of_texts(texts: Sequence[str | None], lengths: NDArray[np.int64]) -
         except ValueError:
             row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
             shown = (text or "")[:60]
-            raise DataError(f"row {row + 1} holds {shown!r} in its vector; expected a number") from None
+            raise DataError(f"row {first + row + 1} holds {shown!r} in its vector; expected a number") from None
     return found

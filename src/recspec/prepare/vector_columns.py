@@ -14,11 +14,14 @@ from recspec.encoding import MOST_TEXTS, TextEncoder, VectorEncoder, fit_project
 from recspec.prepare.backend import Backend
 from recspec.prepare.tables import count_rows, fetch
 
+NUMBERS_AT_ONCE = 1 << 22  # of raw vectors that are held as float64
+
 
 def fit_vectors(column: str | None, size: int, parts: Iterable[pa.Array]) -> VectorEncoder:
     """The scale of vectors of `size` numbers that come in parts; `column` is the raw column as an encoder names it."""
     squares, count = 0.0, 0
-    for part in parts:
+    step = max(1, NUMBERS_AT_ONCE // size)
+    for part in (each[at : at + step] for each in parts for at in range(0, len(each), step)):
         vectors = vectors_of(part, size)
         squares += float(np.nansum(np.square(vectors)))
         count += int(np.count_nonzero(~np.isnan(vectors)))

@@ -147,7 +147,7 @@ class _Figures:
             mean=self.total / self.count if some and not feature.is_categorical else None,
             distinct=int(self.seen.sum()) if feature.is_categorical and self.seen is not None and read else None,
             zero_share=self.zeros / self.count if some else None,
-            list_lengths=_quantiles(self.lengths) if feature.is_list and read else None,
+            list_lengths=_quantiles(self.lengths) if feature.is_list and not feature.is_vector and read else None,
         )  # fmt: skip
 
 

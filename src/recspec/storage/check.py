@@ -122,8 +122,10 @@ def _encoder_problems(spec: FeatureSpec, encoders: Mapping[str, Encoder]) -> Ite
     for name, encoder in encoders.items():
         feature = spec.features.get(name)
         vector = encoder.length if isinstance(encoder, (VectorEncoder, TextEncoder)) else None
-        if vector and feature is not None and (feature.vector, feature.length) != (True, vector):
-            yield f"{ENCODERS_FILE}: '{name}' is encoded as a vector of {vector}; the specification differs"
+        declared = feature.length if feature is not None and feature.is_vector else None
+        if feature is not None and vector != declared:
+            ours, theirs = (f"a vector of {size}" if size else "no vector" for size in (vector, declared))
+            yield f"{ENCODERS_FILE}: '{name}' is encoded as {ours}; in the specification it is {theirs}"
         if feature is None or not isinstance(feature.cardinality, int):
             continue
         ids = _num_ids(encoder, spec.folder)
