@@ -11,14 +11,14 @@ from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
-from recspec.evaluation.interactions import history_of_items
+from recspec.evaluation.interactions import history_of_items, positives
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.evaluation.scoring import Progress, Ranker, SplitScores, check_same_features, scores_of, silent
-from recspec.models import MODELS, ItemModel, Model
+from recspec.models import MODELS, Interactions, ItemModel, Model
 from recspec.spec import FeatureSpec
 
 BASELINES: Mapping[str, type[ItemModel]] = MappingProxyType(
@@ -72,6 +72,11 @@ def evaluate(
     beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
     chosen_by = str(trained.card.trained.get("valid_metric") or "")
     return Report(split, model, beside, missing, chosen_by=chosen_by, intervals=found, against=compared)
+
+
+def known_interactions(question: Question) -> Interactions:
+    """What a model of interactions is told of the users: the positives of the splits that the setting `known` names."""
+    return question.seen if question.known == question.before else positives(question.spec, question.known)
 
 
 def _evaluated_as(question: Question, other: Bundle, ranks: Ranks, progress: Progress) -> Evaluation:
@@ -137,10 +142,10 @@ def evaluate_baselines(
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
-        if question.before and history_of_items(spec) is not None:
-            facts["users_known_by"] = f"rows and histories of {' and '.join(question.before)}"
+        if question.known and history_of_items(spec) is not None:
+            facts["users_known_by"] = f"rows and histories of {' and '.join(question.known)}"
             assert isinstance(fitted.model, ItemModel)
-            fitted.model.know(question.seen)
+            fitted.model.know(known_interactions(question))
         return scores_of(fitted.model, question), facts
 
     found: dict[str, Evaluation] = {}
