@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recspec.errors import SettingsError
-from recspec.evaluation.columns import ranges
+from recspec.evaluation.columns import codes_of, kinds_of_items, ranges
 from recspec.evaluation.evaluations import evaluate_model
-from recspec.evaluation.question import EvaluateSettings
+from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation
 from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset
 
@@ -91,3 +93,27 @@ def test_ranges_hold_about_equally_many() -> None:
     assert codes.tolist() == [0, 0, 0, 1, 2, 2, 3, 3, -1]
     assert names == ["1", "2", "3 to 4", "5 to 100"]
     assert ranges(np.zeros(0), np.zeros(0)) == (pytest.approx(np.zeros(0)), ["none"])
+
+
+def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:
+    """Items 1 to 5 are of brands a, b, a, none, b; users 1 to 3 are 20, 20 and 35 years old; tags are lists."""
+    splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 3, 1), (3, 4, 1)]}
+    spec = dataset(tmp_path, splits, metadata={"catalogues": {"user": "users.parquet", "item": "items.parquet"}})
+    brands = pa.table({"brand": ["z", "a", "b", "a", None, "b"], "tags": [["x"]] * 6, "raw": [b"\xff"] * 6})
+    pq.write_table(brands, tmp_path / "items.parquet")
+    pq.write_table(pa.table({"age": [1, 20, 20, 35]}), tmp_path / "users.parquet")
+    asked = EvaluateSettings(ks=(1,), slices=("brand", "age"), diversity="brand")
+    question = Question(spec, "test", ["full"], asked)
+    table = TableRanker(np.tile([0.0, 5, 4, 3, 2, 1], (4, 1)))
+    found = evaluate_model(table, spec, "test", protocols=["full"], settings=asked).slices["full"]
+    assert {name: part.count for name, part in found["brand"].items()} == {"a": 1, "b": 1, "missing": 1}
+    assert found["brand"]["a"].metrics["mrr"] == pytest.approx(1 / 3)
+    assert {name: part.count for name, part in found["age"].items()} == {"20": 2, "35": 1}
+    kinds = kinds_of_items(question, "brand").ravel()
+    assert (kinds[1] == kinds[3] != 0, kinds[2] == kinds[5] != 0, kinds[4]) == (True, True, 0)
+    with pytest.raises(SettingsError, match="slice: 'tags' holds lists in the catalogue"):
+        codes_of(question, "tags")
+    with pytest.raises(SettingsError, match="a catalogue column of binary has no values to measure by"):
+        codes_of(question, "raw")
+    with pytest.raises(SettingsError, match=r"diversity: unknown item column 'brnd' \(did you mean 'brand'\?\)"):
+        kinds_of_items(question, "brnd")

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recspec.encoding import Encoders
-from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.errors import DataError, RecspecError, SettingsError, unknown
 from recspec.evaluation.interactions import blocks, id_feature, scalar
 from recspec.evaluation.question import Question
 from recspec.loading import item_features
@@ -78,6 +78,10 @@ def codes_of(question: Question, name: str) -> Codes:
             codes, names = _encoded(table) if name not in spec.features else _of_feature(spec, name, table.to_numpy())
             return Codes(owner, _by_id(spec, owner, codes, -1), names)
     if name not in spec.columns(question.split):
+        if any(name in _columns(spec, owner) for owner in ("user", "item")):
+            raise SettingsError(
+                f"slice: '{name}' holds lists in the catalogue; slices are by a column of single values"
+            )
         known = [*spec.columns(question.split), *_columns(spec, "user"), *_columns(spec, "item")]
         raise SettingsError(f"slice: {unknown('slice', name, ['activity', 'popularity', *dict.fromkeys(known)])}")
     if spec.features[name].is_list:
@@ -157,7 +161,10 @@ def _catalogue(spec: FeatureSpec, owner: str, name: str) -> pa.Array | None:
     if name not in _columns(spec, owner):
         return None
     file = spec.catalogue(owner)  # type: ignore[arg-type]
-    column = pq.read_table(file, columns=[name], partitioning=None).column(0).combine_chunks()
+    try:
+        column = pq.read_table(file, columns=[name], partitioning=None).column(0).combine_chunks()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{file}, column '{name}': damaged: {error}") from None
     return None if pa.types.is_nested(column.type) else column
 
 
@@ -170,7 +177,10 @@ def _encoded(column: pa.Array) -> tuple[NDArray[np.int64], list[str]]:
     """Codes of a raw column, -1 for missing values; numbers of many values in ranges."""
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return _numbers(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-    encoded = column.cast(pa.string()).dictionary_encode()
+    try:
+        encoded = column.cast(pa.string()).dictionary_encode()
+    except pa.ArrowException:
+        raise SettingsError(f"a catalogue column of {column.type} has no values to measure by") from None
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return _commonest(codes, len(encoded.dictionary), lambda place: str(encoded.dictionary[place].as_py()))
 

@@ -26,6 +26,9 @@ from recspec.evaluation.scoring import SplitScores
 from recspec.evaluation.slices import slices_of_ranking, slices_of_rows
 from recspec.metrics import Ranking, Values
 
+MOST_LISTED = 100
+"""The longest lists whose coverage, diversity and so on are measured; the pairs of a list grow with its square."""
+
 
 def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
     """Metrics under each protocol of a question; with `beyond`, also coverage, novelty and so on of `full`'s lists."""
@@ -38,7 +41,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
             if slices := slices_of_rows(answers):
                 result.slices["rows"] = slices
             continue
-        listed = max(question.ks) if beyond else 0
+        listed = max((k for k in question.ks if k <= MOST_LISTED), default=0) if beyond else 0
         ranked = rank_sampled(answers) if protocol == "sampled" else rank_full(answers, listed=listed)
         ranking, leaked, ks = ranked.ranking, ranked.leaked, question.ks
         # Lists of a chosen length refuse a longer cut-off; natural groups (2 to 12 ads in Outbrain) may be shorter.
@@ -77,7 +80,7 @@ def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequ
     assert ranked.top is not None
     assert ranked.users is not None
     measures = measures_of(question, ranked.users)
-    for k in ks:
+    for k in (k for k in ks if k <= ranked.top.shape[1]):
         found, values = measures.of(ranked.top[:, :k])
         result.beyond.update({f"{name}@{k}": value for name, value in found.items()})
         result.beyond_values.update({f"{name}@{k}": of for name, of in values.items()})

@@ -38,10 +38,12 @@ def attention_to_items(unit: AttentionUnit, happened: Tensor, target: Tensor) ->
     The first layer of the unit, A h + B t + C (h - t) + P (h * t) + b, is linear in t, with the matrix
     B - C + P diag(h) and the bias (A + C) h + b.
     """
+    if not len(happened):
+        return target.new_zeros(0, len(target))
     of_event, of_target, of_difference, of_product = unit._parts
     matrices = (of_target - of_difference) + of_product * happened.unsqueeze(1)  # (L, W_0, D)
     biases = F.linear(happened, of_event + of_difference, unit.mlp.first.bias)
-    width, floats, found = biases.shape[1], floats_at_once(target), [target.new_zeros(0, len(target))]
+    width, floats, found = biases.shape[1], floats_at_once(target), []
     for matrix, bias in zip(torch.split(matrices, EVENTS), torch.split(biases, EVENTS), strict=True):
         step = max(1, floats // (len(bias) * width))
         parts = [
