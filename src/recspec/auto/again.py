@@ -92,13 +92,10 @@ class SecondTraining:
         write_again(run, again, asked)
 
     def _blend(self, line: Line, members: Sequence[str]) -> None:
-        first, again, runs = (
-            self.out / RUNS / line.name,
-            self._again(line.name),
-            [self._again(each) for each in members],
-        )
+        first, again = self.out / RUNS / line.name, self._again(line.name)
+        runs = {name: self._again(name) for name in members}
         shutil.rmtree(again, ignore_errors=True)
-        blend_runs(again, runs, like=first, device=self.ranks.device)
+        blend_runs(again, list(runs.values()), like=first, device=self.ranks.device)
         write_blend(again, runs, self.state.dataset, like=first)
 
     def _again(self, name: str) -> Path:

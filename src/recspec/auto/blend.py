@@ -66,7 +66,7 @@ def blended(
         raise
     except candidates.FAILURES as error:
         return Blending(why_not=candidates.told(error))
-    write_blend(target, [out / RUNS / name for name in members], state.dataset, metric=state.deciding)
+    write_blend(target, {name: out / RUNS / name for name in members}, state.dataset, metric=state.deciding)
     line = Line(name=BLEND, model=BLEND, values=[sign_of(state.deciding) * value], ended="blended",
                 seconds=time.monotonic() - started)  # fmt: skip
     return Blending(members=members, line=line)

@@ -79,8 +79,10 @@ class Finish:
                 self.tell(f"{winner.name} is trained again on train and valid")
                 try:
                     self.again.run(winner, ending)
-                finally:
-                    self._save()
+                except Interrupted:
+                    self._check()
+                    raise
+                self._save()
             self._put_in_place(winner, ending)
             for name in (*ending.judged, *((AGAIN,) if ending.trained_again else ())):
                 if name not in ending.places:
@@ -116,10 +118,11 @@ class Finish:
 
     def _blend(self, left: float) -> None:
         """Add the blend of the best candidates, if there is one."""
-        self.state.blend = Blending()
+        found = Blending()
         if lines := offered(self.state, self.spec):
             self.tell(f"weights of a blend are chosen: {', '.join(line.name for line in lines)}")
-            self.state.blend = blended(self.spec, self.state, self.out, self.ranks, left, self._check)
+            found = blended(self.spec, self.state, self.out, self.ranks, left, self._check)
+        self.state.blend = found
         self._save()
 
     # --- what is judged ----------------------------------------------------------------------------------------------

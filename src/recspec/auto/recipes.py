@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -32,20 +32,22 @@ def write_again(run: Path, again: Path, train: Mapping[str, object]) -> None:
     _write(again, {**yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")), "train": dict(train)})
 
 
-def write_blend(run: Path, runs: Sequence[Path], dataset: str, *, metric: str = "", like: Path | None = None) -> None:
+def write_blend(
+    run: Path, runs: Mapping[str, Path], dataset: str, *, metric: str = "", like: Path | None = None
+) -> None:
     """Write the recipes of a blend's members, and the commands that train and blend them again.
 
     The blend's weights are chosen by a metric on valid, or are those of another blend.
     """
     folder, lines = run / RECIPES, list[str]()
     folder.mkdir(exist_ok=True)
-    for each in runs:
-        recipe = folder / f"{each.name}.yaml"
+    for name, each in runs.items():
+        recipe = folder / f"{name}.yaml"
         shutil.copyfile(each / RECIPE, recipe)
         model = yaml.safe_load(recipe.read_text(encoding="utf-8"))["model"]
-        lines.append(_command("train", model, dataset, f"AGAIN/{each.name}", "--recipe", f"{RECIPES}/{recipe.name}"))
+        lines.append(_command("train", model, dataset, f"AGAIN/{name}", "--recipe", f"{RECIPES}/{recipe.name}"))
     how = ("--like", str(like)) if like is not None else ("--data", dataset, "--metric", metric)
-    lines.append(_command("pipeline", "blend", "AGAIN/blend", *(f"AGAIN/{each.name}" for each in runs), *how))
+    lines.append(_command("pipeline", "blend", "AGAIN/blend", *(f"AGAIN/{name}" for name in runs), *how))
     with whole_file(run / COMMANDS) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

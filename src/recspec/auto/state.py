@@ -213,8 +213,8 @@ class State(BaseModel):
                 raise ValueError(unknown("model", line.model, MODELS))
         names = {line.name for line in self.trained}
         if self.blend is not None:
-            line = self.blend.line
-            if line is not None and ((line.name, line.model) != (BLEND, BLEND) or not self.blend.members):
+            own = self.blend.line
+            if own is not None and ((own.name, own.model) != (BLEND, BLEND) or not self.blend.members):
                 raise ValueError("the blend has another name or no members")
             if not names.issuperset(self.blend.members) or BLEND in self.blend.members:
                 raise ValueError("the blend holds a candidate that was not trained")
