@@ -123,6 +123,7 @@ def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     opened, told = opened_tests(monkeypatch), list[str]()
+    monkeypatch.setattr(ending, "offered", lambda *_: [])  # without a blend
     names = ("popularity", "ease", "item_knn")
     stopped = a_search(data, tmp_path / "out", names, tell=told.append)
     stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
@@ -276,12 +277,11 @@ def test_a_stored_metric_of_no_evaluation_is_damage_told_once(data: FeatureSpec,
 
 
 def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
-    rows = [
-        f"u{user},i{(user + turn) % 9 if turn > 9 else user % 3},{turn}" for user in range(40) for turn in range(12)
-    ]
+    # The item before the last, that of valid, is new to five users of forty.
+    rows = [f"u{user},i{user % 5 + (turn if user < 5 else turn % 3)},{turn}" for user in range(40) for turn in range(8)]
     (tmp_path / "again.csv").write_text("user_id,item_id,timestamp\n" + "\n".join(rows) + "\n")
     table, context = DATASETS["table"], PrepareContext(tmp_path / "again.csv", tmp_path / "again")
-    table.prepare(context, table.Settings(num_negatives=0, repeats="keep", split="share", valid=0.4, test=0.2))
+    table.prepare(context, table.Settings(num_negatives=0, repeats="keep"))
     told: list[str] = []
     search = a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("popularity",), tell=told.append)
     board = search.run()

@@ -179,9 +179,16 @@ class KnownItemsModel(FittedItemModel):
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores; from all scores of a user if many of them are asked for."""
-        if torch.compiler.is_compiling() or len(users) * ROWS_PAY < len(torch.unique(users)) * self.num_items:
+        if torch.compiler.is_compiling():
+            return self._pairs(users, items)
+        entries = max(ROWS_PAY, self._entries_of_pair())
+        if len(users) * entries < len(torch.unique(users)) * self.num_items:
             return self._pairs(users, items)
         return super().score_pairs(users, items)
+
+    def _entries_of_pair(self) -> int:
+        """Numbers that the score of one pair reads at most, where it grows with the user's items."""
+        return 0
 
     @abstractmethod
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:

@@ -89,6 +89,9 @@ class GfCf(KnownItemsModel):
         self.vectors = torch.from_numpy(leading_vectors(matrix, self.vectors.shape[1], seed))
         self.know(interactions)
 
+    def _entries_of_pair(self) -> int:
+        return self.known.longest * self.linear.longest
+
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
         low = (self._low_pass(users) * self.vectors[items]).sum(1) * self.degrees[items]
         return self.linear.score_pairs(self.known, users, items) + self.settings.alpha * low

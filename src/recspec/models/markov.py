@@ -18,14 +18,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from recspec.errors import require_extra
 from recspec.models.fitted import Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions, UserEvents
-from recspec.models.item_model import ItemModel
 from recspec.models.known_items import Successors, largest_entries
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
@@ -90,12 +88,8 @@ class Markov(KnownItemsModel):
         self.successors.set(next_counts(interactions.events, self.num_items, self.settings))
         self.know(interactions)
 
-    def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
-        """(B,) scores; one by one only if the padded entries of the pairs are fewer than the users' scores."""
-        entries = self.known.longest * self.successors.longest
-        if torch.compiler.is_compiling() or len(users) * entries < len(torch.unique(users)) * self.num_items:
-            return self._pairs(users, items)
-        return ItemModel.score_pairs(self, users, items)
+    def _entries_of_pair(self) -> int:
+        return self.known.longest * self.successors.longest
 
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
         return self.successors.score_pairs(self.known, users, items)
