@@ -26,6 +26,7 @@ from recspec.spec import FeatureSpec
 from tests import made_up
 
 FITTED = ("ease", "gf_cf", "popularity")
+JUDGED = blend._judged
 FEW = {"epochs": 2, "batch_size": 64, "precision": "fp32"}
 
 
@@ -43,7 +44,7 @@ def equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return parts, search.value(parts), [0.0 for _ in parts]
 
     monkeypatch.setattr(blending._Search, "run", run)
-    monkeypatch.setattr(blend, "_judged", lambda *_: 1.0)
+    monkeypatch.setattr(blend, "_judged", lambda *_: (1.0, ""))
     monkeypatch.setattr(ending, "SECONDS", 0.01)
 
 
@@ -58,6 +59,7 @@ def out(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blending, "WEIGHTS", (0.3, 1.0))
         patch.setattr(blending, "FACTORS", (0.7, 1.4))
+        patch.setattr(blend, "LEAST_LEAD", 0.0)
         a_search(data, folder).run()
     return folder
 
@@ -189,6 +191,16 @@ def test_models_that_do_not_help_leave_it_out(
     monkeypatch.setattr(blending._Search, "run", lambda search: ([alone], search.value([alone]), [0.0, 0.0]))
     board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
     assert board.left_out["blend"] == f"no other model improves {board.lines[0]['name']}"
+
+
+@pytest.mark.usefixtures("equal_parts")
+def test_a_gain_below_its_standard_error_leaves_it_out(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blend, "_judged", JUDGED)
+    monkeypatch.setattr(blend, "LEAST_LEAD", 1e6)
+    board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
+    assert "less than a standard error" in board.left_out["blend"]
 
 
 def test_each_model_is_offered_once_and_four_at_most(data: FeatureSpec) -> None:

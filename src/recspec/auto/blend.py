@@ -30,6 +30,8 @@ SHARE = 0.25
 """Share of the time left for choosing a blend; the rest is for the second training and test."""
 FEWEST_USERS = 200
 """Users without which weights are not chosen: fewer are noise."""
+LEAST_LEAD = 1.0
+"""Standard errors by which a blend must lead its best model, which costs less."""
 TRIALS = 60
 """Blends that are tried in a search of two models, and of each further one about as many again."""
 TIMED = 1 << 20
@@ -61,7 +63,9 @@ def blended(
         members = [line.name for line, part in zip(lines, made.members, strict=True) if part is not None]
         if len(members) < 2:
             return Blending(why_not=f"no other model improves {members[0]}")
-        value = _judged(made, question, state.deciding, ranks, check)
+        value, why_not = _judged(made, out / RUNS / lines[0].name, question, state.deciding, ranks, check)
+        if why_not:
+            return Blending(why_not=f"{why_not} against {lines[0].name}, which is cheaper")
     except Interrupted:
         raise
     except candidates.FAILURES as error:
@@ -72,10 +76,15 @@ def blended(
     return Blending(members=members, line=line)
 
 
-def _judged(made: Blended, question: Question, metric: str, ranks: Ranks, check: Callable[..., None]) -> float:
-    """Its value on valid, by the question that all candidates were asked."""
-    model = bundle.load(made.bundle, device=ranks.device).model.eval()
-    return judge(model, question, metric, ranks, check).value
+def _judged(
+    made: Blended, best: Path, question: Question, metric: str, ranks: Ranks, check: Callable[..., None]
+) -> tuple[float, str]:
+    """Its value on valid, by the question that all candidates were asked; and why it is no better than the best run."""
+    models = [bundle.load(run, device=ranks.device).model.eval() for run in (made.bundle, best)]
+    found, other = [judge(model, question, metric, ranks, check) for model in models]
+    by, error = found.lead(other)
+    enough = by > LEAST_LEAD * error and by > 0
+    return found.value, "" if enough else f"it gains {by:.4f}, less than a standard error of {error:.4f},"
 
 
 def offered(state: State, spec: FeatureSpec) -> list[Line]:
