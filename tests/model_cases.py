@@ -62,9 +62,10 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         "decoder",
     ),
     "sasrec": ModelCase(
-        {"dim": 16, "hidden": 16, "dropout": 0.0},
+        {"dim": 16, "hidden": 16, "dropout": 0.4},
         {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0},
         "blocks",
+        reaches=0.6,
     ),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),

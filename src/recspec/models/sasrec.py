@@ -45,7 +45,7 @@ class SasRecSettings(config.Settings):
     """Settings of SASRec."""
 
     dim: int = Field(64, ge=1, description="width of item vectors and of every block")
-    blocks: int = Field(1, ge=0, description="number of blocks")
+    blocks: int = Field(1, ge=0, le=100, description="number of blocks")
     heads: int = Field(1, ge=1, description="number of attention heads")
     hidden: int = Field(64, ge=1, description="width of the hidden layer of feed-forward nets")
     block: Literal["transformer", "ligr"] = Field(
