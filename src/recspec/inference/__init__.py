@@ -5,10 +5,11 @@ from recspec.inference.answer_files import predict_file, predict_split, read_use
 from recspec.inference.catalogue import ROLES
 from recspec.inference.directory import Directory
 from recspec.inference.predictor import Predictor
-from recspec.inference.recommender import Recommendation
+from recspec.inference.recommendation import Recommendation
 from recspec.inference.request_rows import Row, known_columns, table_of
+from recspec.inference.wanted import Wanted
 
 __all__ = [
-    "ROLES", "Directory", "Predictor", "Recommendation", "Row", "known_columns", "predict_file", "predict_split",
-    "read_users", "recommend_to_parquet", "requests", "table_of",
+    "ROLES", "Directory", "Predictor", "Recommendation", "Row", "Wanted", "known_columns", "predict_file",
+    "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
 ]  # fmt: skip
