@@ -19,6 +19,7 @@ from recspec.errors import BundleError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.choice import Choice, Chooser
+from recspec.inference.explanations import Explainer, Explanation
 from recspec.inference.item_vectors import item_vectors
 from recspec.inference.ranking import ranked
 from recspec.inference.recommendation import Recommendation, RecommendedItem, described, notes_of
@@ -66,14 +67,21 @@ class Recommender:
 
     @cached_property
     def chooser(self) -> Chooser:
-        """Reads filters, excluded items and boosts."""
-        return Chooser(self._known)
+        """Reads filters, excluded items and boosts; items that nobody acted on are for models that can score them."""
+        counts = self.seen.counts.numpy()
+        scores_all = getattr(self._bundle.model, "scores_unseen_items", False)
+        return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0)
 
     @cached_property
     def vectors(self) -> Tensor | None:
-        """The model's vectors (num_ids, D) of items, in host memory; None if it has none."""
+        """The model's vectors (num_ids, D) of items, of length 1, in host memory; None if it has none."""
         found = item_vectors(self._bundle.model, self._known)
-        return None if found is None else found.cpu()
+        return None if found is None else torch.nn.functional.normalize(found.cpu(), dim=1)
+
+    @cached_property
+    def explainer(self) -> Explainer:
+        """Explains answers."""
+        return Explainer(self._known, self.requesters, self.seen, self.vectors)
 
     def check(self, wanted: Wanted) -> Asked:
         """Read a request and look up what it names.
@@ -155,12 +163,13 @@ class Recommender:
             scores = seen.counts[first:].float().repeat(len(users), 1)
             scores[scores == 0] = -torch.inf
         elif how == "basket_vectors":
-            scores = self._near_basket(asked).repeat(len(users), 1)
+            assert self.vectors is not None
+            assert asked.context.basket is not None
+            mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
+            scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
         else:
             scores = self._scores(users, asked.context)
         scores[:, ~torch.from_numpy(asked.choice.allowed[first:])] = -torch.inf
-        if how != "popularity" and not getattr(self._bundle.model, "scores_unseen_items", False):
-            scores[:, seen.counts[first:] == 0] = -torch.inf
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
@@ -177,14 +186,6 @@ class Recommender:
             raise BundleError(f"{self._bundle.folder}: {why}")
         return scores.clone()
 
-    def _near_basket(self, asked: Asked) -> Tensor:
-        """The mean cosine (N,) of every item to those of the basket."""
-        assert self.vectors is not None
-        assert asked.context.basket is not None
-        unit = torch.nn.functional.normalize(self.vectors, dim=1)
-        near: Tensor = (unit @ unit[torch.from_numpy(asked.context.basket)].mean(0))[self._known.items.first_id :]
-        return near
-
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answers(self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: Asked) -> Iterator[Recommendation]:
@@ -194,8 +195,13 @@ class Recommender:
         for row, user in enumerate(users):
             kept, how = picked.items[row] >= 0, picked.answered_by[row]
             boosts = None if picked.boosts is None else picked.boosts[row, kept]
-            found = described(self._known, picked.items[row, kept], picked.scores[row, kept], boosts)
-            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]))
+            items, scores = picked.items[row, kept], picked.scores[row, kept]
+            because: Sequence[Explanation | None] = ()
+            if asked.wanted.explain:
+                own = scores if boosts is None else scores - boosts
+                because = self.explainer.explain(int(ids[row]), how, asked.context, items, own)
+            found = described(self._known, items, scores, boosts, because)
+            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), unseen=asked.choice.unknown)
             all_notes = (*notes, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 
