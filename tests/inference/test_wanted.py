@@ -306,7 +306,9 @@ def test_every_problem_is_told_at_once_and_before_any_work(films: Predictor) -> 
     ]
     for wanted, told in (
         (Wanted(k=20_000), "k is 20000"),
-        (Wanted(k=2_000, diversity=0.5), "k is 2,000; expected at most 1,000 with diversity"),
+        (Wanted(k=201, diversity=0.5), "k is 201; expected at most 200 with diversity"),
+        (Wanted(k=101, explain=True), "k is 101; expected at most 100 with explanations"),
+        (Wanted(boosts=("a" * 10_001,)), "boosts hold 10,001 characters; expected at most 10,000 together"),
         (Wanted(items=("a",) * 1001), "items holds 1,001 entries"),
         (Wanted(exclude=("a",) * 10_001), "exclude holds 10,001 entries"),
         (Wanted(context={str(each): 1 for each in range(1001)}), "context holds 1,001 entries"),

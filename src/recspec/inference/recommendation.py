@@ -87,12 +87,14 @@ def described(
     )
 
 
-def notes_of(how: AnsweredBy, wanted: Wanted, count: int, *, known: bool, unseen: int = 0) -> Iterator[str]:
+def notes_of(
+    how: AnsweredBy, wanted: Wanted, count: int, *, known: bool, has_basket: bool = False, unseen: int = 0
+) -> Iterator[str]:
     """What an answer of `count` items is made from, unless it is the user; and why it is short.
 
     `unseen` items are left out because nobody acted on them.
     """
-    if wanted.items and how not in ("basket", "basket_vectors"):
+    if has_basket and how not in ("basket", "basket_vectors"):
         yield (
             "basket: the model can't rank by it, so its items are only left out"
             if not wanted.include_seen

@@ -169,7 +169,7 @@ class Recommender:
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
         else:
             scores = self._scores(users, asked.context)
-        scores[:, ~torch.from_numpy(asked.choice.allowed[first:])] = -torch.inf
+        scores = scores.masked_fill(~torch.from_numpy(asked.choice.allowed[first:]), -torch.inf)
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
@@ -184,12 +184,13 @@ class Recommender:
         if not bool(scores.isfinite().all()):
             why = "the model gives no finite score for some items; train it again"
             raise BundleError(f"{self._bundle.folder}: {why}")
-        return scores.clone()
+        return scores
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answers(self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: Asked) -> Iterator[Recommendation]:
         picked = self.picked(ids, asked)
+        has_basket = asked.choice.basket is not None and len(asked.choice.basket) > 0
         is_known = ids >= self._known.users.first_id
         raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
         for row, user in enumerate(users):
@@ -201,7 +202,8 @@ class Recommender:
                 own = scores if boosts is None else scores - boosts
                 because = self.explainer.explain(int(ids[row]), how, asked.context, items, own)
             found = described(self._known, items, scores, boosts, because)
-            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), unseen=asked.choice.unknown)
+            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), has_basket=has_basket,
+                             unseen=asked.choice.unknown)  # fmt: skip
             all_notes = (*notes, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 

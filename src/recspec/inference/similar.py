@@ -43,8 +43,7 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
     assert choice.basket is not None
     first, item = known.items.first_id, choice.basket[:1]
     scores = _cosines(vectors, item) if vectors is not None else _scores(trained, known, item)
-    scores = scores[:, first:].clone()
-    scores[:, ~torch.from_numpy(choice.allowed[first:])] = -torch.inf
+    scores = scores[:, first:].masked_fill(~torch.from_numpy(choice.allowed[first:]), -torch.inf)
     ids = torch.arange(first, first + scores.shape[1]).unsqueeze(0)
     found = ranked(scores, ids, min(wanted.k, scores.shape[1]), choice)
     kept = found.items[0] >= 0
