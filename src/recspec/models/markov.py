@@ -63,6 +63,7 @@ class Markov(KnownItemsModel):
     Settings = MarkovSettings
     settings: MarkovSettings
     at_scoring = MappingProxyType({"recency": (0.8, 0.4)})
+    pair_cost = 64  # it goes through the entries of each of the user's items
     space = MappingProxyType(
         {
             "settings.recency": "0.3..1.0",
@@ -87,9 +88,6 @@ class Markov(KnownItemsModel):
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
         self.successors.set(next_counts(interactions.events, self.num_items, self.settings))
         self.know(interactions)
-
-    def _entries_of_pair(self) -> int:
-        return self.known.longest * self.successors.longest
 
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
         return self.successors.score_pairs(self.known, users, items)

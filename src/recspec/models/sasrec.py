@@ -13,6 +13,7 @@ Shapes: B users; N items; P events that predict a next one; R requests; L the lo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -28,6 +29,7 @@ from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import TrainedItemModel
 from recspec.models.known_events import KnownEvents
+from recspec.models.known_items import Stored
 from recspec.nn import Blocks, Embeddings, GatedBlock, RowsHeld, TransformerBlock, at_least_fp32, drop, softmax_loss
 from recspec.spec import FeatureSpec
 
@@ -37,6 +39,15 @@ STEADY = 256
 GAPS = 48
 """Vectors of gaps between events: none known, and powers of two of the unit of time up to 2^46."""
 
+LONG_LISTS, LENGTHS = 40, (50, 200)
+"""Events of a user from which on two blocks read the latest 200 events, not one block the latest 50."""
+
+DENSE_ITEMS = 50
+"""Events of an item from which on little dropout is needed."""
+
+MOST_LOGITS = {"cpu": 5e10, "cuda": 1e13}
+"""Logits of an epoch under which the softmax is over all items: some 75 s on one core with bf16 units."""
+
 STD = 0.02
 """Standard deviation of first embeddings, so that first logits are small."""
 
@@ -45,7 +56,7 @@ class SasRecSettings(config.Settings):
     """Settings of SASRec."""
 
     dim: int = Field(64, ge=1, description="width of item vectors and of every block")
-    blocks: int = Field(1, ge=0, description="number of blocks")
+    blocks: int = Field(1, ge=0, le=100, description="number of blocks")
     heads: int = Field(1, ge=1, description="number of attention heads")
     hidden: int = Field(64, ge=1, description="width of the hidden layer of feed-forward nets")
     block: Literal["transformer", "ligr"] = Field(
@@ -82,7 +93,7 @@ class SasRecSettings(config.Settings):
 
 
 class SasRec(TrainedItemModel):
-    """SASRec (Kang, McAuley, 2018) with softmax over many items."""
+    """SASRec (Kang, McAuley, 2018) with a softmax over many items."""
 
     name = "sasrec"
     Settings = SasRecSettings
@@ -114,13 +125,35 @@ class SasRec(TrainedItemModel):
         self.drawn: Tensor | None = None  # (N,) probabilities by which negatives are drawn
 
     @classmethod
-    def defaults(cls, facts: DataFacts) -> Proposals:  # noqa: ARG003
-        return {
-            "train.batch_size": (256, "users; as published"),
-            "train.optimizer": ("adamw", "as published"),
-            "train.learning_rate": (2e-3, "the best on Beauty"),
+    def defaults(cls, facts: DataFacts) -> Proposals:
+        positives = facts.rows * (facts.positive_share if facts.task == "clicks" else 1)
+        of_user, of_item = positives / max(1, facts.users), positives / max(1, facts.items)
+        described = f"{of_user:,.0f} events a user, {of_item:,.0f} an item"
+        dense = of_user >= LONG_LISTS
+        read = min(of_user, LENGTHS[dense])
+        # Powers of two: steps of some 1,500 to 12,000 events, and 40 of them or more an epoch.
+        wanted = min(256, 12_000 / max(1.0, read), facts.users / 40)
+        users = 1 << max(3, int(wanted).bit_length() - 1)
+        steps = max(1, facts.users / users)
+        full = positives * facts.items <= MOST_LOGITS.get(facts.device, MOST_LOGITS["cpu"])
+        found: dict[str, tuple[object, str]] = {
+            "train.optimizer": ("adamw", "as usual for transformers"),
             "train.betas": ((0.9, 0.98), "as usual for transformers"),
-        }
+            "train.batch_size": (users, f"users of a step; {described}"),
+            "train.learning_rate": (2e-3 if users >= 256 else 1e-3, "lower with fewer users in a step"),
+            "train.average": (
+                round(1 - 1 / max(50, 2 * steps), 4),
+                "a mean over about two epochs makes valid smooth",
+            ),
+            "blocks": (1 + dense, described),
+            "length": (LENGTHS[dense], described),
+            "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),
+            "loss": ("full", "a softmax over all items costs little") if full
+            else ("sampled", f"a softmax over {facts.items:,} items would cost too much"),
+        }  # fmt: skip
+        if not full:
+            found["num_negatives"] = (2048, "as many as cost little, shared by the events of a step")
+        return found
 
     def learn_from(self, interactions: Interactions) -> None:
         super().learn_from(interactions)
@@ -229,7 +262,7 @@ def gap_number(gap: Tensor) -> Tensor:
     return torch.where(gap > 0, number, 0).long()
 
 
-class DescribedItems(nn.Module):
+class DescribedItems(Stored):
     """Vectors of items from their features besides the id; training gives the features of every item.
 
     A category is looked up, a list of categories is the mean of its vectors, and numbers go through a linear map.
@@ -255,6 +288,18 @@ class DescribedItems(nn.Module):
         self.numbers = nn.Linear(numbers, width, bias=False) if numbers else None
         if self.numbers is not None:
             nn.init.normal_(self.numbers.weight, std=STD)
+
+    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+        problems = []
+        for place, name in enumerate(self.names):
+            ids = stored.get(f"values_{place}")
+            if name not in self.categories or ids is None or ids.dtype != torch.int32 or not ids.numel():
+                continue
+            assert self.tables is not None
+            last = self.tables.num_rows[name] - 1
+            if not 0 <= int(ids.min()) <= int(ids.max()) <= last:
+                problems.append(f"'{name}' holds ids from {ids.min()} to {ids.max()}; expected 0 to {last}")
+        return problems
 
     @property
     def _values(self) -> Batch:

@@ -1,0 +1,117 @@
+"""Answers: recommended items with their titles, and notes on how they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.inference.catalogue import Catalogues
+from recspec.inference.explanations import Explanation
+from recspec.inference.requesters import AnsweredBy
+from recspec.inference.wanted import Wanted
+
+
+@dataclass(frozen=True)
+class RecommendedItem:
+    """One recommended item: its raw id, its title if the catalogue has one, and the score that it is ordered by.
+
+    The score is the model's (a logit) and the boosts' together; `boost` is the boosts' part.
+    """
+
+    item: str | int
+    title: str | None
+    score: float
+    boost: float | None = None
+    because: Explanation | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON; without what was not asked for."""
+        because = None if self.because is None else self.because.to_dict()
+        optional = {"boost": self.boost, "because": because}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"item": self.item, "title": self.title, "score": self.score, **given}
+
+
+@dataclass(frozen=True)
+class SimilarItems:
+    """The items most like one, most similar first."""
+
+    item: str | int
+    title: str | None
+    by: Literal["vectors", "scores"]
+    """Cosines of the model's vectors of items, or its scores for a basket of this item alone."""
+    items: tuple[RecommendedItem, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """The answer as plain values, for JSON."""
+        items = [item.to_dict() for item in self.items]
+        return {"item": self.item, "title": self.title, "by": self.by, "items": items, "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer for one user, or for a basket or context without one; best item first."""
+
+    user: str | int | None
+    known: bool
+    items: tuple[RecommendedItem, ...]
+    notes: tuple[str, ...] = ()
+    answered_by: AnsweredBy = "user"
+
+    def to_dict(self) -> dict[str, object]:
+        """The answer as plain values, for JSON."""
+        items = [item.to_dict() for item in self.items]
+        return {"user": self.user, "known": self.known, "answered_by": self.answered_by, "items": items,
+                "notes": list(self.notes)}  # fmt: skip
+
+
+def described(
+    known: Catalogues,
+    items: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    boosts: NDArray[np.float32] | None = None,
+    because: Sequence[Explanation | None] = (),
+) -> tuple[RecommendedItem, ...]:
+    """Items with their raw ids and titles."""
+    raw, titles = known.raw_ids("item", items).to_pylist(), known.items.titles_of(items).to_pylist()
+    parts = [None] * len(items) if boosts is None else [round(boost, 6) for boost in boosts.tolist()]
+    reasons = because or [None] * len(items)
+    return tuple(
+        RecommendedItem(item, title, round(score, 6), boost, reason)
+        for item, title, score, boost, reason in zip(raw, titles, scores.tolist(), parts, reasons, strict=True)
+    )
+
+
+def notes_of(
+    how: AnsweredBy, wanted: Wanted, count: int, *, known: bool, has_basket: bool = False, unseen: int = 0
+) -> Iterator[str]:
+    """What an answer of `count` items is made from, unless it is the user; and why it is short.
+
+    `unseen` items are left out because nobody acted on them.
+    """
+    if has_basket and how not in ("basket", "basket_vectors"):
+        yield (
+            "basket: the model can't rank by it, so its items are only left out"
+            if not wanted.include_seen
+            else ("basket: the model can't rank by it")
+        )
+    who = "" if known or wanted.is_anonymous else "unknown user: "
+    if how == "popularity":
+        yield f"{who}these are the {count} most popular items; score is the number of users"
+        return
+    if how == "basket_vectors":
+        yield f"{who}these are the items nearest to the basket by the model's vectors; score is the mean cosine"
+    elif who:
+        yield f"{who}answered by the {how}"
+    if count < wanted.k:
+        limits = [name for name in ("filter", "exclude") if getattr(wanted, name)]
+        left = "items are left" if wanted.include_seen else "unseen items are left"
+        yield f"only {count} {left}" + (f" by {' and '.join(limits)}" if limits else "")
+        if unseen:
+            are, them = ("item is", "it") if unseen == 1 else ("items are", "them")
+            yield f"{unseen:,} {are} left out that nobody acted on, because the model knows nothing of {them}"
