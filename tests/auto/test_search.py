@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from recspec import config
 from recspec.auto import AutoSearch, cost, ending, main_reason
 from recspec.auto.beginning import begin
-from recspec.auto.judging import Judged, judge
+from recspec.auto.judging import Judged, check_metric, judge
 from recspec.auto.search import MOST_ATTEMPTS
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
 from recspec.bundle import folder as bundle
@@ -122,6 +123,7 @@ def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     opened, told = opened_tests(monkeypatch), list[str]()
+    monkeypatch.setattr(ending, "offered", lambda *_: [])  # without a blend
     names = ("popularity", "ease", "item_knn")
     stopped = a_search(data, tmp_path / "out", names, tell=told.append)
     stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
@@ -233,6 +235,59 @@ def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
         a_search(data, tmp_path / "out", ("popularity",), seed=1, metric="full/hit_rate@10").run()
     assert "seed was 0, and is 1" in str(caught.value)
     assert "metric was 'full/ndcg@10', and is 'full/hit_rate@10'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("full/foo", "metric 'full/foo': unknown metric 'foo'"),
+        ("full/ndgc@10", "did you mean 'ndcg@10'"),
+        ("full/ndcg@0", "unknown metric 'ndcg@0'"),
+        ("full/auc", "unknown metric 'auc'"),
+        ("rows/ndcg@10", "unknown metric"),
+        ("fll/ndcg@10", "did you mean 'full'"),
+        ("ndcg@10", "a metric is PROTOCOL/NAME"),
+        ("", "a metric is PROTOCOL/NAME"),
+        ("full/ndcg@" + "9" * 5000, "unknown metric"),
+    ],
+)
+def test_an_unknown_metric_is_refused_before_anything_is_written(
+    data: FeatureSpec, tmp_path: Path, metric: str, said: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        a_search(data, tmp_path / "out", ("popularity",), metric=metric).run()
+    assert not (tmp_path / "out" / STATE).exists()
+
+
+@pytest.mark.parametrize("metric", ["full/hit_rate@7", "sampled/mrr", "rows/group_auc", "rows/log_loss"])
+def test_known_metrics_pass(metric: str) -> None:
+    check_metric(metric)
+
+
+def test_a_stored_metric_of_no_evaluation_is_damage_told_once(data: FeatureSpec, tmp_path: Path) -> None:
+    a_search(data, tmp_path / "out", ("popularity",)).run()
+    file = tmp_path / "out" / STATE
+    state = json.loads(file.read_text())
+    for text in (json.dumps({**state, "metric": "full/foo"}), "{", json.dumps({**state, "size": -1})):
+        file.write_text(text)
+        with pytest.raises(SettingsError) as caught:
+            a_search(data, tmp_path / "out", ("popularity",)).run()
+        assert str(caught.value).count("damaged") == 1, str(caught.value)
+        assert str(caught.value).count(STATE) == 1, str(caught.value)
+
+
+def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
+    # The item before the last, that of valid, is new to five users of forty.
+    rows = [f"u{user},i{user % 5 + (turn if user < 5 else turn % 3)},{turn}" for user in range(40) for turn in range(8)]
+    (tmp_path / "again.csv").write_text("user_id,item_id,timestamp\n" + "\n".join(rows) + "\n")
+    table, context = DATASETS["table"], PrepareContext(tmp_path / "again.csv", tmp_path / "again")
+    table.prepare(context, table.Settings(num_negatives=0, repeats="keep"))
+    told: list[str] = []
+    search = a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("popularity",), tell=told.append)
+    board = search.run()
+    assert any(each.startswith("warning: full leaves out") for each in told)
+    assert board.to_dict()["warnings"] == list(board.warnings)
+    assert "the user acted on the item before" in board.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recspec.auto import candidates, cost
-from recspec.auto.judging import question_of
+from recspec.auto.judging import OF_PROBABILITIES, check_metric, question_of
 from recspec.auto.state import Line, State
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError
-from recspec.models import FittedModel
+from recspec.evaluation import warnings
+from recspec.loading import item_features
+from recspec.models import FittedModel, Model, TrainedItemModel
 from recspec.nn import without_memory
 from recspec.spec import FeatureSpec
 from recspec.training import FitPlan, TrainingPlan
@@ -39,13 +41,20 @@ def begin(
     Raises:
         SettingsError: if no model can train on the dataset in the time.
     """
+    if metric is not None:
+        check_metric(metric)
     plans, left_out = candidates.suitable(spec, models, {} if metric is None else {"metric": metric}, ranks)
     planned = next(iter(plans.values()))
     if not planned.valid.value:
         raise SettingsError(f"{spec.folder}: no split to choose on: {planned.valid.reason}")
+    decides = metric or candidates.common_metric(spec, plans)
+    if decides in OF_PROBABILITIES:
+        why = f"{decides} decides, and it gives no probability; --metric full/ndcg@10 compares all models that rank"
+        left_out |= {name: f"{name} ranks items: {why}" for name in plans if candidates.ranks_items(name)}
+        plans = {name: plan for name, plan in plans.items() if name not in left_out}
     state = State(
         dataset=str(spec.folder.resolve()),
-        metric=metric or candidates.common_metric(spec, planned),
+        metric=decides,
         seed=seed,
         models=None if models is None else sorted(models),
         left_out=left_out,
@@ -86,9 +95,10 @@ def _measure_cost(
     state: State, spec: FeatureSpec, plans: Mapping[str, TrainingPlan], ranks: Ranks, minutes: float
 ) -> Sequence[str]:
     """Find the users that all models are judged on, and the models whose evaluation takes too long."""
-    if not plans:
-        if state.metric.startswith("full/"):
-            state.users = cost.MOST_USERS
+    protocol = state.metric.partition("/")[0]
+    if not plans and protocol == "full":
+        state.users = cost.MOST_USERS
+    if not plans and protocol == "rows":
         return ()
     question = question_of(spec, "valid" if "valid" in spec.splits else "train", state.metric)
     state.size = cost.size_of(question)
@@ -97,8 +107,13 @@ def _measure_cost(
             f"{spec.folder}: {state.metric} judges nothing, as no positive of valid is an item that is new to its "
             "user; ask for another metric, such as --metric rows/auc"
         )
+    if protocol == "full" or (protocol == "sampled" and spec.has_series):
+        facts = {"repeats_left_out": question.num_repeats, "of_positives": question.positives.num_pairs}
+        state.warnings = [each.message for each in warnings.of_repeats({protocol: facts}, question.split)]
+    if not plans:
+        return ()
     for name, plan in plans.items():
-        state.each[name] = cost.seconds_each(plan.make(None).to(ranks.device).eval(), question)
+        state.each[name] = cost.seconds_each(_untrained(plan, ranks), question)
     most = MOST_FOR_JUDGING * minutes * 60
     if state.metric.startswith("full/"):
         state.users, too_slow = cost.users_to_rank(state.each, state.size, most)
@@ -108,6 +123,15 @@ def _measure_cost(
         takes = state.each[name] * (state.users or state.size)
         state.left_out[name] = f"one evaluation takes {takes:.0f} of {60 * minutes:.0f} s; give more --minutes"
     return too_slow
+
+
+def _untrained(plan: TrainingPlan, ranks: Ranks) -> Model:
+    """A model with its first weights, which knows the users' events."""
+    model = plan.make(None).to(ranks.device).eval()
+    if isinstance(model, TrainedItemModel) and plan.interactions is not None:
+        model.learn_from(plan.interactions)
+        model.describe(item_features(plan.spec, plan.settings.train_splits, model.item_inputs))
+    return model
 
 
 def so_far(state: State, left: float) -> str:

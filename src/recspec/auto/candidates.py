@@ -11,7 +11,7 @@ from recspec import config
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, SettingsError, of_the_machine, unknown
 from recspec.loading import negatives_by_default
-from recspec.models import MODELS, FittedModel
+from recspec.models import MODELS, FittedModel, ItemModel
 from recspec.spec import FeatureSpec
 from recspec.training import (
     FitPlan,
@@ -21,6 +21,7 @@ from recspec.training import (
     plan_run,
     search_space,
     sections_of,
+    task_of,
 )
 
 Given = Mapping[str, Mapping[str, object]]
@@ -46,7 +47,7 @@ def main_reason(why: str) -> str:
 
 def is_fitted(model: str) -> bool:
     """Whether a model is fitted in closed form, so that its training can't pause."""
-    return issubclass(MODELS[model], FittedModel)
+    return model in MODELS and issubclass(MODELS[model], FittedModel)
 
 
 def suitable(
@@ -76,8 +77,16 @@ def suitable(
     return plans, left_out
 
 
-def common_metric(spec: FeatureSpec, planned: TrainingPlan | FitPlan) -> str:
-    """The metric for all models: full ranking of interactions, whatever one model's plan takes to save time."""
+def ranks_items(model: str) -> bool:
+    """Whether a model ranks items by the users' events, which a blend can hold."""
+    return model in MODELS and issubclass(MODELS[model], ItemModel)
+
+
+def common_metric(spec: FeatureSpec, plans: Mapping[str, TrainingPlan | FitPlan]) -> str:
+    """The metric for all models, whatever one model's plan takes: full ranking of interactions, log loss of labels."""
+    planned = next(iter(plans.values()))
+    if task_of(spec) == "clicks":
+        planned = next((plan for name, plan in plans.items() if not ranks_items(name)), planned)
     if planned.valid.value in spec.splits and planned.metric.value.partition("/")[0] != "rows":
         return "full/ndcg@10"
     return planned.metric.value

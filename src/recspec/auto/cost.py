@@ -34,12 +34,12 @@ def seconds_each(model: Model, question: Question) -> float:
     with torch.inference_mode():
         if not _ranks(question):
             rows = max(1, min(ROWS, size_of(question)))
-            return _seconds(_request(model, question, rows)) / rows
-        one = _seconds(_request(model, question, 1))
+            return seconds_of(_request(model, question, rows)) / rows
+        one = seconds_of(_request(model, question, 1))
         users = max(1, min(SCORES_PER_BLOCK // question.truth.num_items, size_of(question)))
         if one * users > MOST_TIMED:
             return one
-        return min(one, _seconds(_request(model, question, users)) / users)
+        return min(one, seconds_of(_request(model, question, users)) / users)
 
 
 def size_of(question: Question) -> int:
@@ -61,7 +61,8 @@ def _request(model: Model, question: Question, number: int) -> Callable[[], obje
     return lambda: model(batch).cpu()
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of a call, the fewest of a few."""
     times: list[float] = []
     while sum(times) < TIMED and len(times) < 5:
         started = time.perf_counter()
@@ -75,7 +76,7 @@ def seconds_of_an_operation() -> float:
     threads, square = torch.get_num_threads(), torch.ones(SIDE, SIDE, dtype=torch.float64)
     torch.set_num_threads(1)
     try:
-        return _seconds(lambda: square @ square) / (2 * SIDE**3)
+        return seconds_of(lambda: square @ square) / (2 * SIDE**3)
     finally:
         torch.set_num_threads(threads)
 

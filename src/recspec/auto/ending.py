@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,18 +17,18 @@ import torch
 
 from recspec import latency
 from recspec.auto import candidates, cost
+from recspec.auto.again import SecondTraining
+from recspec.auto.blend import blended, offered, time_judging
 from recspec.auto.judging import Judged, judge, question_of
 from recspec.auto.leaderboard import AGAIN, Leaderboard, second_of
-from recspec.auto.recipes import write_again
-from recspec.auto.state import BEST, RUNS, Ending, Line, Place, State
-from recspec.bundle import Card
+from recspec.auto.state import BEST, RUNS, Blending, Ending, Line, Place, State
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Question
 from recspec.files import put_in_place, staging
 from recspec.spec import FeatureSpec
-from recspec.training import Event, has_checkpoint, train
+from recspec.training import Event
 
 LEAST = 20.0
 """Seconds that the end may take even if the time is over."""
@@ -54,6 +53,9 @@ class Finish:
 
     def __post_init__(self) -> None:
         self.question, self.on_valid = cache(self._question), cache(self._on_valid)
+        self.again = SecondTraining(
+            self.spec, self.state, self.out, self.ranks, self.on_event, self.stop_requested, self._save
+        )
 
     def run(self, left: float) -> Leaderboard:
         """Choose the winner on valid and judge the best candidates, with `left` seconds; or go on with that.
@@ -62,15 +64,24 @@ class Finish:
             SettingsError: if no candidate was trained.
             Interrupted: if `stop_requested` says so.
         """
+        if self.state.ending is None or not (self.state.ending.done and (self.out / BEST).exists()):
+            self.state.check_runs(self.out)
         if self.state.ending is None:
-            self.state.ending = self._choose(max(left, LEAST))
+            until = time.monotonic() + max(left, LEAST)
+            if self.state.blend is None:
+                self._blend(max(left, LEAST))
+            self.state.ending = self._choose(max(until - time.monotonic(), LEAST / 2))
             self._save()
         ending = self.state.ending
         winner = self.state.line(ending.judged[0])
         if not ending.done:
             if ending.trains_again and not (ending.trained_again or ending.not_again):
                 self.tell(f"{winner.name} is trained again on train and valid")
-                self._train_again(winner, ending)
+                try:
+                    self.again.run(winner, ending)
+                except Interrupted:
+                    self._check()
+                    raise
                 self._save()
             self._put_in_place(winner, ending)
             for name in (*ending.judged, *((AGAIN,) if ending.trained_again else ())):
@@ -105,6 +116,15 @@ class Finish:
         assert ending is not None
         return self.out / RUNS / (f"{ending.judged[0]}-{AGAIN}" if name == AGAIN else name)
 
+    def _blend(self, left: float) -> None:
+        """Add the blend of the best candidates, if there is one."""
+        found = Blending()
+        if lines := offered(self.state, self.spec):
+            self.tell(f"weights of a blend are chosen: {', '.join(line.name for line in lines)}")
+            found = blended(self.spec, self.state, self.out, self.ranks, left, self._check)
+        self.state.blend = found
+        self._save()
+
     # --- what is judged ----------------------------------------------------------------------------------------------
 
     def _choose(self, left: float) -> Ending:
@@ -115,63 +135,21 @@ class Finish:
             raise SettingsError.of(f"{self.out}: no model was trained; give more --minutes", failed)
         best = ranked[:JUDGED]
         ending = Ending(judged=[line.name for line in best])
-        shutil.rmtree(self.out / RUNS / f"{best[0].name}-{AGAIN}", ignore_errors=True)
+        self.again.forget(best[0])
         split = "valid" if "valid" in self.spec.splits else "train"
         question = question_of(self.spec, split, state.deciding)
         for line in best:
             self._check()
-            if line.model not in state.each:  # of fitted models it is known only now
-                with suppress(*candidates.FAILURES):  # `_measure` tells what is wrong with it
-                    model = bundle.load(self.out / RUNS / line.name, device=self.ranks.device).model.eval()
-                    state.each[line.model], state.size = cost.seconds_each(model, question), cost.size_of(question)
+            time_judging(state, line, self.out, self.ranks, question)
         needed = 2 * state.size * sum(state.each.get(line.model, 0.0) for line in best)
         ending.users = state.users if needed > left else None  # all of them if the time allows it
-        seconds, why = self._seconds_again(best[0])
+        seconds, why = self.again.seconds(best[0])
         if why or seconds > left:
             ending.not_again = why or f"it would take {seconds:.0f} s, and {left:.0f} s are left"
         ending.trains_again = not ending.not_again
         return ending
 
-    def _seconds_again(self, line: Line) -> tuple[float, str]:
-        """Seconds to train the winner again; or why it can't be."""
-        if "valid" not in self.spec.splits:
-            return 0.0, "the dataset has no split valid"
-        if not candidates.is_fitted(line.model):
-            return 1.5 * line.seconds * line.best_epoch / max(1.0, line.epoch), ""
-        tried = self._card(line).trained.get("tried")
-        return line.seconds / max(1, len(tried) if isinstance(tried, Sequence) else 1), ""
-
-    def _card(self, line: Line) -> Card:
-        return bundle.read_card(bundle.find(self.out / RUNS / line.name))
-
     # --- the winner --------------------------------------------------------------------------------------------------
-
-    def _train_again(self, line: Line, ending: Ending) -> None:
-        """Train the winner on train and valid up to its best epoch."""
-        run, again, card = self.out / RUNS / line.name, self.run_of(AGAIN), self._card(line)
-        fitted = candidates.is_fitted(line.model)
-        asked = {**line.train}
-        if not fitted:
-            # Nothing is left to calibrate on.
-            asked = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "calibration": "none"}
-            asked |= {"minutes": None, "patience": None, "valid_share": 0.0}
-        asked["train_splits"] = ["train", "valid"]
-        own, train_settings = candidates.built(line.model, {"settings": card.settings, "train": asked})
-        resume = has_checkpoint(again) and not fitted
-        if not resume:
-            shutil.rmtree(again, ignore_errors=True)
-        try:
-            train(spec=self.spec, model_name=line.model, run=again, settings=train_settings, model_settings=own,
-                  ranks=self.ranks, resume=resume, stop_requested=self.stop_requested,
-                  on_event=lambda event: self.on_event(f"{line.name}, again", event))  # fmt: skip
-        except Interrupted:
-            self._check()
-            raise
-        except candidates.FAILURES as error:
-            ending.not_again = candidates.told(error)
-            return
-        write_again(run, again, asked)
-        ending.trained_again = True
 
     def _put_in_place(self, winner: Line, ending: Ending) -> None:
         """Copy the winner to `OUT/best`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from recspec.auto.judging import sign_of
-from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, Ending, Line, Place, State
+from recspec.auto.state import BEST, BLEND, BOARD, RECIPE, RUNS, Ending, Line, Place, State
 from recspec.files import whole_file
 
 AGAIN = "again"
@@ -37,12 +37,14 @@ class Leaderboard:
     """Of these, the time spent on candidates that did not win."""
     left_out: Mapping[str, str]
     """Models that can't train on the dataset, and candidates that failed, with the reason."""
+    warnings: tuple[str, ...] = ()
+    """What makes the metric say little on this dataset."""
 
     @classmethod
     def of(cls, state: State, ending: Ending, folder: Path) -> Self:
         """The leaderboard of a search that is over."""
         sign, ranked = sign_of(state.deciding), state.ranked
-        lines = [_line(line, ending.places.get(line.name), sign, folder, state.dataset) for line in ranked]
+        lines = [_line(line, ending.places.get(line.name), sign, folder, state) for line in ranked]
         if not ending.trained_again:
             lines[0]["not_trained_again"] = ending.not_again
         else:
@@ -51,10 +53,13 @@ class Leaderboard:
             if once_more is not None and once_more.test is not None:
                 lines[0] |= {"again_test": once_more.test, "again_test_error": once_more.test_error}
         failed = {line.name: line.failed for line in state.lines if line.failed}
-        losers = sum(line.seconds for line in state.lines if line.name != ending.judged[0])
+        if state.blend is not None and state.blend.why_not:
+            failed[BLEND] = state.blend.why_not
+        won = {ending.judged[0], *state.members(ranked[0])}
+        losers = sum(line.seconds for line in state.candidates if line.name not in won)
         left_out = {**state.left_out, **failed}
-        verdict = _verdict(ranked, ending, state.deciding)
-        return cls(state.deciding, tuple(lines), verdict, folder / BEST, state.spent, losers, left_out)
+        verdict, best = _verdict(ranked, ending, state.deciding), folder / BEST
+        return cls(state.deciding, tuple(lines), verdict, best, state.spent, losers, left_out, tuple(state.warnings))
 
     @property
     def share_of_losers(self) -> float:
@@ -72,6 +77,7 @@ class Leaderboard:
             "seconds_of_losers": round(self.seconds_of_losers, 1),
             "share_of_losers": round(self.share_of_losers, 4),
             "left_out": dict(self.left_out),
+            "warnings": list(self.warnings),
         }
 
     def save(self, folder: Path) -> None:
@@ -80,8 +86,12 @@ class Leaderboard:
             temporary.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def _line(line: Line, place: Place | None, sign: float, folder: Path, dataset: str) -> dict[str, object]:
-    recipe = folder / RUNS / line.name / RECIPE
+def _line(line: Line, place: Place | None, sign: float, folder: Path, state: State) -> dict[str, object]:
+    run, members = folder / RUNS / line.name, state.members(line)
+    words = ["train", line.model, state.dataset, "RUN", "--recipe", str(run / RECIPE)]
+    if members:
+        runs = [str(folder / RUNS / name) for name in members]
+        words = ["pipeline", "blend", "RUN", *runs, "--data", state.dataset, "--metric", state.deciding]
     found: dict[str, object] = {
         "name": line.name,
         "model": line.model,
@@ -95,7 +105,8 @@ def _line(line: Line, place: Place | None, sign: float, folder: Path, dataset: s
         "parameters": place.parameters if place else None,
         "megabytes": round(place.size_bytes / 1e6, 3) if place else None,
         "p50_ms": round(place.p50_ms, 3) if place and place.p50_ms is not None else None,
-        "again": f"recspec train {line.model} {shlex.quote(dataset)} RUN --recipe {shlex.quote(str(recipe))}",
+        "again": shlex.join(["recspec", *words]),
+        **({"members": members} if members else {}),
     }
     return {**found, "problem": place.problem} if place and place.problem else found
 

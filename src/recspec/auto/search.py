@@ -13,7 +13,7 @@ from pathlib import Path
 from recspec.auto import candidates, halving
 from recspec.auto.beginning import begin, so_far
 from recspec.auto.ending import Finish
-from recspec.auto.judging import sign_of
+from recspec.auto.judging import check_metric, sign_of
 from recspec.auto.leaderboard import Leaderboard
 from recspec.auto.recipes import write_recipe
 from recspec.auto.state import RUNS, WRITTEN, Line, State
@@ -82,7 +82,9 @@ class AutoSearch:
             self._open()
             if self.state.ending is None or self.state.ending.done:
                 while (line := self._next()) is not None:
-                    self.state.ending = None  # a new choice; test is opened for it once it is made
+                    if self.state.ending is not None or self.state.blend is not None:
+                        self.state.check_runs(self.out)
+                        self.state.ending = self.state.blend = None  # a new choice; then test is opened for it
                     self._slice(line)
             if self.stop_requested():
                 raise Interrupted(f"{self.out}: {STOPPED}")
@@ -105,11 +107,14 @@ class AutoSearch:
             self.state, self.sign = found, sign_of(found.metric)
             for name, why in found.left_out.items():
                 self.tell(f"left out: {name}: {candidates.main_reason(why)}")
+            for warning in found.warnings:
+                self.tell(f"warning: {warning}")
             found.spent = time.monotonic() - started
             found.save(self.out)
             return
         about = {"dataset": str(self.spec.folder.resolve()), "seed": self.seed, "models": asked}
         if self.metric is not None:
+            check_metric(self.metric)
             about["metric"] = self.metric
         if differing := [
             f"{name} was {getattr(found, name)!r}, and is {value!r}"

@@ -16,13 +16,21 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec.errors import SettingsError, unknown
+from recspec.auto.judging import check_metric
+from recspec.bundle import folder as bundle
+from recspec.errors import BundleError, SettingsError, listed, unknown
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.models import MODELS
 
 STATE, RUNS, BEST, BOARD, RECIPE = "auto.json", "runs", "best", "leaderboard.json", "recipe.yaml"
+RECIPES, COMMANDS = "recipes", "commands.txt"
+"""Of a blend: the recipes of its members, and the commands that train and blend them."""
 WRITTEN = (STATE, RUNS, BEST, BOARD)
 """Files and folders that a search writes."""
+BLEND = "blend"
+"""Name of the blend among the candidates."""
+MOST_MEMBERS = 4
+"""Candidates that are blended."""
 
 
 class Line(BaseModel):
@@ -70,6 +78,16 @@ class Place(BaseModel):
     problem: str = Field("", description="why it could not be measured")
 
 
+class Blending(BaseModel):
+    """The blend of the best candidates, or why there is none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    members: list[str] = Field([], max_length=MOST_MEMBERS, description="names of the candidates that it holds")
+    line: Line | None = None
+    why_not: str = ""
+
+
 class Ending(BaseModel):
     """The final evaluation. What is judged is written down before test is opened, so that test can't change it."""
 
@@ -80,6 +98,7 @@ class Ending(BaseModel):
     trains_again: bool = Field(False, description="whether the winner is trained on train and valid")
     trained_again: bool = False
     not_again: str = Field("", description="why the winner was not trained again")
+    members_again: list[str] = Field([], description="members of a blend that were trained again")
     places: dict[str, Place] = {}
     lead: tuple[float, float] | None = Field(None, description="of the winner over the next model, and its error")
     done: bool = False
@@ -103,16 +122,32 @@ class State(BaseModel):
     models: list[str] | None = Field(None, description="models that were asked for; null: all that suit")
     lines: list[Line] = []
     left_out: dict[str, str] = {}
+    warnings: list[str] = Field([], description="what makes the metric say little on this dataset")
+    blend: Blending | None = Field(None, description="the blend of the best candidates; null: not tried yet")
     ending: Ending | None = None
+
+    @property
+    def candidates(self) -> list[Line]:
+        """The models, and the blend if there is one."""
+        return self.lines if self.blend is None or self.blend.line is None else [*self.lines, self.blend.line]
+
+    @property
+    def trained(self) -> list[Line]:
+        """Candidates that were trained."""
+        return [line for line in self.candidates if line.values and not line.failed]
 
     @property
     def ranked(self) -> list[Line]:
         """Candidates that were trained, from best to worst on valid."""
-        return sorted((line for line in self.lines if line.values and not line.failed), key=lambda line: -line.best)
+        return sorted(self.trained, key=lambda line: -line.best)
 
     def line(self, name: str) -> Line:
         """The candidate of a name."""
-        return next(line for line in self.lines if line.name == name)
+        return next(line for line in self.candidates if line.name == name)
+
+    def members(self, line: Line) -> list[str]:
+        """The candidates that a blend holds; none for a model."""
+        return self.blend.members if self.blend is not None and line is self.blend.line else []
 
     @property
     def deciding(self) -> str:
@@ -129,23 +164,73 @@ class State(BaseModel):
         file = out / STATE
         if not file.is_file():
             return None
+        advice = "name another folder, or delete this one"
         try:
-            found = cls.model_validate(read_json(file))
-            if len({line.name for line in found.lines}) < len(found.lines) or not found.lines:
-                raise ValueError("two candidates of one name, or none at all")
-            for line in found.lines:
-                confined(out / RUNS, line.name)
-                if line.model not in MODELS:
-                    raise ValueError(unknown("model", line.model, MODELS))
-            names = {line.name for line in found.lines if line.values and not line.failed}
-            if found.ending is not None and not names.issuperset(found.ending.judged):
-                raise ValueError("the final evaluation names a candidate that was not trained")
-        except (ValidationError, PathError, ValueError) as error:
-            problem = str(error).splitlines()[0]
-            raise SettingsError(f"{file}: damaged: {problem}; name another folder, or delete this one") from None
+            data = read_json(file)
+        except PathError as error:
+            raise SettingsError(f"{error}; {advice}") from None
+        try:
+            found = cls.model_validate(data)
+            found._check(out)
+        except (ValidationError, PathError, SettingsError, ValueError) as error:
+            raise SettingsError(f"{file}: damaged: {_first(error)}; {advice}") from None
         return found
+
+    def check_runs(self, out: Path) -> None:
+        """Refuse to go on if a run was deleted.
+
+        Raises:
+            SettingsError: with the names of all such runs.
+        """
+        gone = []
+        for line in self.trained:
+            try:
+                bundle.find(out / RUNS / line.name)
+            except BundleError:
+                gone.append(line.name)
+        if gone:
+            kept = f"; {out / BEST} is still there" if (out / BEST).is_dir() else ""
+            raise SettingsError(
+                f"{out / RUNS}: the search can't go on without {listed(gone)}; put the deleted runs back, or name "
+                f"another folder{kept}"
+            )
+
+    def _check(self, out: Path) -> None:
+        """Refuse what no search writes.
+
+        Raises:
+            ValueError: with the first problem.
+            PathError: for a run outside the folder.
+            SettingsError: for an unknown metric.
+        """
+        for metric in filter(None, (self.metric, self.shorter)):
+            check_metric(metric)
+        if len({line.name for line in self.candidates}) < len(self.candidates) or not self.lines:
+            raise ValueError("two candidates of one name, or none at all")
+        for line in self.lines:
+            confined(out / RUNS, line.name)
+            if line.model not in MODELS:
+                raise ValueError(unknown("model", line.model, MODELS))
+        names = {line.name for line in self.trained}
+        if self.blend is not None:
+            own = self.blend.line
+            if own is not None and ((own.name, own.model) != (BLEND, BLEND) or not self.blend.members):
+                raise ValueError("the blend has another name or no members")
+            if not names.issuperset(self.blend.members) or BLEND in self.blend.members:
+                raise ValueError("the blend holds a candidate that was not trained")
+        if self.ending is not None and not names.issuperset(self.ending.judged):
+            raise ValueError("the final evaluation names a candidate that was not trained")
 
     def save(self, out: Path) -> None:
         """Write the state, whole or not at all."""
         with whole_file(out / STATE) as temporary:
             temporary.write_text(json.dumps(self.model_dump(mode="json"), indent=1), encoding="utf-8")
+
+
+def _first(error: Exception) -> str:
+    """The first problem in a line."""
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        return f"{where}: {problem['msg']}" if where else problem["msg"]
+    return str(error).partition("\n")[0]

@@ -81,6 +81,8 @@ def print_board(board: Leaderboard) -> None:
         out.print(
             f"{first['name']} was not trained again on train and valid: {first['not_trained_again']}", soft_wrap=True
         )
+    for warning in board.warnings:
+        err.print(f"warning: {warning}", soft_wrap=True)
     for name, why in board.left_out.items():
         err.print(f"left out: {name}: {main_reason(why)}", soft_wrap=True)
     for line in board.lines:

@@ -4,7 +4,7 @@ from recspec.evaluation import warnings
 from recspec.evaluation.blending import Chosen, choose_weights
 from recspec.evaluation.bootstrap import compare, compare_values, favours, intervals
 from recspec.evaluation.choosing import Tried
-from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
+from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows
 from recspec.evaluation.labelled_rows import count_labels
@@ -53,6 +53,7 @@ __all__ = [
     "evaluate_rows",
     "favours",
     "id_feature",
+    "informed",
     "interactions_of",
     "intervals",
     "is_lower_better",

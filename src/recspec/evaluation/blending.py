@@ -9,7 +9,7 @@ Shapes: R users; N items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +63,9 @@ def choose_weights(
     users: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Chosen:
-    """Choose on a split that none of the models has learned from.
+    """Choose on a split that none of the models has learned from; with `enough`, the best of what was tried so far.
 
     Raises:
         SettingsError: if the split has nothing to rank, or the metric is not one of the ranking of all items.
@@ -79,7 +80,7 @@ def choose_weights(
     if protocol != "full" or not question.truth.num_pairs:
         why = f"{metric} is no metric of protocol full" if protocol != "full" else f"{split} has no positive to rank"
         raise SettingsError(f"a blend is chosen by a ranking of all items, and {why}")
-    search = _Search(question, name, [_scores(each, question) for each in trained], progress)
+    search = _Search(question, name, [_scores(each, question) for each in trained], progress, enough)
     parts, value, alone = search.run()
     members: list[Member | None] = [None] * len(trained)
     unit = parts[0].weight / search.spread(parts[0])
@@ -129,8 +130,16 @@ class _Part:
 class _Search:
     """The search among members, forms and weights."""
 
-    def __init__(self, question: Question, name: str, scores: Sequence[Tensor], progress: Progress) -> None:
+    def __init__(
+        self,
+        question: Question,
+        name: str,
+        scores: Sequence[Tensor],
+        progress: Progress,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.question, self.name, self.scores, self.progress = question, name, scores, progress
+        self.enough = enough
         self.metrics: Metrics = {}
         self.done = 0
         self.spreads: dict[tuple[int, Form, float], float] = {}
@@ -140,7 +149,7 @@ class _Search:
         alone = [self.value([_Part(model, "score", FLOORS[1], 1.0)]) for model in range(len(self.scores))]
         best = [_Part(int(np.argmax(alone)), "score", FLOORS[1], 1.0)]
         value = max(alone)
-        while len(best) < len(self.scores):
+        while len(best) < len(self.scores) and not self.enough():
             absent = [model for model in range(len(self.scores)) if model not in {part.model for part in best}]
             more = [[*best, part] for model in absent for part in _forms(model, WEIGHTS)]
             found, blend = self._best(more)
@@ -156,7 +165,9 @@ class _Search:
         return best, value, alone
 
     def _best(self, blends: Sequence[list[_Part]]) -> tuple[float, list[_Part]]:
-        return max(((self.value(each), each) for each in blends), key=lambda each: each[0])
+        found = [(self.value(blends[0]), blends[0])]
+        found += ((self.value(each), each) for each in blends[1:] if not self.enough())
+        return max(found, key=lambda each: each[0])
 
     def value(self, parts: Sequence[_Part]) -> float:
         """The metric of a blend."""

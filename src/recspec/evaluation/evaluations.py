@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeVar, cast
 
 from recspec.bundle import Bundle
 from recspec.distributed import Ranks
@@ -20,6 +21,8 @@ from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.evaluation.scoring import Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
+
+Scored = TypeVar("Scored", bound=Model | Ranker)
 
 BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
@@ -57,7 +60,7 @@ def evaluate(
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
     asked, reads = settings or EvaluateSettings(), trained.model.features()
     question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
-    model = run_protocols(scores_of(_informed(trained.model, question), question, ranks, progress), beyond=True)
+    model = run_protocols(scores_of(informed(trained.model, question), question, ranks, progress), beyond=True)
     found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
     others = {
         name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress)
@@ -78,7 +81,7 @@ def _evaluated_as(question: Question, other: Bundle, ranks: Ranks, progress: Pro
     """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
     check_same_features(other.model, question.spec)
     own = question.read_by(other.model.features())
-    return run_protocols(scores_of(_informed(other.model, own), own, ranks, progress), beyond=True)
+    return run_protocols(scores_of(informed(other.model, own), own, ranks, progress), beyond=True)
 
 
 def evaluate_model(
@@ -93,14 +96,14 @@ def evaluate_model(
     """Evaluate a model in memory, or a ranker of user-item pairs (no logits, so no log loss)."""
     reads = model.features() if isinstance(model, Model) else ()
     question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=reads)
-    return run_protocols(scores_of(_informed(model, question), question, ranks))
+    return run_protocols(scores_of(informed(model, question), question, ranks))
 
 
-def _informed(model: Model | Ranker, question: Question) -> Model | Ranker:
+def informed(model: Scored, question: Question) -> Scored:
     """The model; an item model knows the users' events in the splits that the question names."""
     if not isinstance(model, ItemModel) or not question.known:
         return model
-    return model.knowing(interactions_of(model, question.spec, question.known))
+    return cast(Scored, model.knowing(interactions_of(model, question.spec, question.known)))
 
 
 def evaluate_baselines(
@@ -146,7 +149,7 @@ def evaluate_baselines(
         if {*question.known} != {*fitted_on} or history_of_items(spec) is not None:
             rows = "rows and histories" if history_of_items(spec) is not None else "rows"
             facts["users_known_by"] = f"{rows} of {' and '.join(question.known)}"
-        return scores_of(_informed(fitted.model, question), question), facts
+        return scores_of(informed(fitted.model, question), question), facts
 
     found: dict[str, Evaluation] = {}
     for number, name in enumerate(fits):

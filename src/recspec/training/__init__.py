@@ -2,6 +2,7 @@
 
 from recspec.training.blend import Blended, blend_runs
 from recspec.training.choices import Choice
+from recspec.training.defaults import task_of
 from recspec.training.fit import FitPlan
 from recspec.training.loop import TrainingRun, plan_run, train
 from recspec.training.plan import TrainingPlan, make_plan
@@ -16,5 +17,5 @@ from recspec.training.tune import Tuning
 __all__ = [
     "Blended", "Choice", "Event", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun",
     "Tuning", "arithmetic", "assigned", "blend_runs", "describe", "has_checkpoint", "make_plan", "parse_space",
-    "plan_run", "search_space", "sections_of", "train",
+    "plan_run", "search_space", "sections_of", "task_of", "train",
 ]  # fmt: skip

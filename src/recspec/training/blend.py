@@ -66,8 +66,10 @@ def blend_runs(
     spec: FeatureSpec | None = None,
     like: Path | None = None,
     metric: str = "full/ndcg@10",
+    users: int | None = None,
     device: torch.device | None = None,
     progress: Progress = lambda _stage, _done, _total: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Blended:
     """Blend trained models of one dataset into `target/bundle`.
 
@@ -77,8 +79,10 @@ def blend_runs(
         spec: the dataset whose split valid chooses the weights.
         like: a blend of the same models, in the same order, whose forms and weights are taken instead.
         metric: PROTOCOL/METRIC on valid.
+        users: most users of valid that are ranked; by default as many as memory takes.
         device: where scores are computed.
         progress: called with a stage, the amount done and the whole amount.
+        enough: called after each trial; ends the choice with the best blend so far.
 
     Raises:
         SettingsError: if the models can't be blended, or have learned from valid and are to be chosen on it.
@@ -96,7 +100,7 @@ def blend_runs(
     else:
         assert spec is not None
         _check_valid(spec, runs, trained)
-        chosen = choose_weights(trained, spec, metric=metric, progress=progress)
+        chosen = choose_weights(trained, spec, metric=metric, users=users, progress=progress, enough=enough)
         members, value, alone, users = chosen.members, chosen.value, list(chosen.alone), chosen.users
         metrics = chosen.metrics
     kept = [(part, each) for part, each in zip(members, trained, strict=True) if part is not None]
