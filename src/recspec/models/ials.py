@@ -122,6 +122,14 @@ class Ials(FittedItemModel):
                 users[user] = torch.linalg.solve(normal, own.alpha * theirs.sum(0))
         self.users = users.float()
 
+    def request_vector(self, users: Tensor) -> Tensor:
+        """(R, d) factors of users."""
+        return self.users[users]
+
+    def item_vectors(self) -> Tensor:
+        """(N, d) factors of all items: a score is the product of both."""
+        return self.items
+
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         return (self.users[users] * self.items[items]).sum(1)
 

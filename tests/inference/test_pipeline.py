@@ -1,0 +1,227 @@
+"""Pipelines: what `pipeline build` writes, the candidates that retrievers bring, and what is answered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recspec import config
+from recspec.bundle import folder as bundle
+from recspec.cli.app import app
+from recspec.datasets import DATASETS
+from recspec.errors import BundleError, SettingsError
+from recspec.files import manifest
+from recspec.inference import Predictor, build_pipeline
+from recspec.models import MODELS, Interactions, ItemModel
+from recspec.prepare import PrepareContext
+from recspec.retrieval import Pipeline
+from recspec.retrieval.pipeline import _joined
+from recspec.retrieval.retrievers import Retriever
+from recspec.spec import FeatureSpec
+from recspec.training import TrainSettings, train
+from tests import made_up
+
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "ease": {"l2": 5.0},
+    "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0},
+    "wide_deep": {"hidden": (8,), "dropout": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Runs on interactions of 40 users with 30 items, numbered from 100, of three kinds."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    made_up.write_films(folder, 40, "Item, number", kinds=True)
+    table = DATASETS["table"]
+    settings = table.Settings(items="items.csv", item_features=("kind",), num_negatives=10)  # type: ignore[call-arg]
+    table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), settings)
+    spec = FeatureSpec.load(folder / "data")
+    for name, own in SETTINGS.items():
+        steps = {"epochs": 2, "batch_size": 500, "learning_rate": 0.01} if name == "wide_deep" else {}
+        given = TrainSettings.model_validate({"tensorboard": False, **steps})
+        train(name, spec, folder / name, settings=given, model_settings=config.build(MODELS[name].Settings, "", own))
+    return {name: folder / name for name in (*SETTINGS, "data")}
+
+
+@pytest.fixture(scope="module")
+def pipeline(runs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline") / "both"
+    build_pipeline(folder, [str(runs["ease"]), f"factors={runs['ials']}"], runs["wide_deep"], candidates=8)
+    return folder
+
+
+def opened(path: Path) -> Pipeline:
+    return Pipeline.open(bundle.load(path))
+
+
+def ids(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(numbers, np.int64)
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_joined_by_their_ranks_and_filled_up_by_popularity() -> None:
+    """1st of A, 1st of B, 2nd of A, ...; 7 and 9 come from both, and the popular 7 is there already."""
+    found = _joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7, 4, 5, 6), 6, ids(4))
+    assert found.ids.tolist() == [7, 9, 3, 5, 6]
+    assert found.brought_by.tolist() == [0b11, 0b11, 0b01, 0b100, 0b100]
+    assert _joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7), 2, ids()).ids.tolist() == [7, 9]
+
+
+def test_without_an_answering_retriever_all_candidates_are_popular() -> None:
+    found = _joined([ids(), ids()], ids(3, 1), 5, ids())
+    assert (found.ids.tolist(), found.brought_by.tolist()) == ([3, 1], [4, 4])
+    assert len(_joined([ids()], ids(), 5, ids()).ids) == 0
+
+
+def test_candidates_are_the_best_of_each_retriever(pipeline: Path, runs: Mapping[str, Path]) -> None:
+    made, users = opened(pipeline), torch.arange(1, 6)
+    asked = [(each.model, {"user_id": users}) for each in made.retrievers]
+    found = made.candidates(asked, 5)
+    with torch.inference_mode():
+        for place, name in enumerate(("ease", "ials")):
+            scores = bundle.load(runs[name]).model.score_users(users)  # type: ignore[operator]
+            scores[:, 0] = -torch.inf  # nobody's id
+            for row, own in enumerate(found):
+                best = scores[row].argsort(descending=True)[:4].tolist()
+                brought = own.ids[own.brought_by >> place & 1 == 1].tolist()
+                assert set(best) <= set(brought), name
+    assert all(len(each.ids) == len(set(each.ids.tolist())) == 8 for each in found)
+    assert made.names_of(0b11) == ("ease", "factors")
+    assert made.names_of(0b100) == ("popularity",)
+
+
+def test_no_candidate_is_excluded_or_forbidden(pipeline: Path) -> None:
+    made, users = opened(pipeline), torch.arange(1, 41)
+    allowed = np.zeros(31, bool)
+    allowed[3:12] = True
+    hidden = [ids(3, 4, 5)] * 20 + [np.arange(31)] * 20
+    found = made.candidates([(each.model, {"user_id": users}) for each in made.retrievers], 40, allowed=allowed,
+                            excluded=hidden)  # fmt: skip
+    assert [sorted(each.ids.tolist()) for each in found] == [[6, 7, 8, 9, 10, 11]] * 20 + [[]] * 20
+
+
+def test_items_that_share_a_score_with_items_beyond_the_list_are_no_candidates(runs: Mapping[str, Path]) -> None:
+    """An empty basket scores 0 everywhere: nothing is brought, unless there is room for all."""
+    ease = bundle.load(runs["ease"])
+    assert isinstance(ease.model, ItemModel)
+    basket = Interactions.from_pairs(ids(0, 0), ids(3, 9), num_users=2, num_items=31)
+    retriever = Retriever("x", ease.model, None, np.arange(31) > 0)
+    found = retriever.top(ease.model.knowing(basket), {"user_id": torch.arange(2)}, 5, allowed=None, excluded=None)
+    assert (found[0] > 0).all()
+    assert found[1].tolist() == [-1] * 5
+    of_all = retriever.top(ease.model.knowing(basket), {"user_id": torch.arange(2)}, 40, allowed=None, excluded=None)
+    assert of_all[1].tolist() == [*range(1, 31), *[-1] * 10]
+
+
+# --- build -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_is_its_ranker_with_the_retrievers_in_it(pipeline: Path, runs: Mapping[str, Path]) -> None:
+    trained = bundle.load(pipeline)
+    assert trained.card == bundle.load(runs["wide_deep"]).card
+    assert trained.pipeline is not None
+    assert trained.pipeline.described == "8 candidates of ease and factors"
+    assert [each.has_index for each in trained.pipeline.retrievers] == [False, True]
+    assert bundle.load(runs["wide_deep"]).pipeline is None
+    nested = {name for name in manifest.names(pipeline / "bundle") if name.startswith("retrievers/factors/")}
+    assert {"retrievers/factors/index.safetensors", "retrievers/factors/weights.safetensors"} <= nested
+    assert not any("seen" in name or "manifest" in name for name in nested)
+
+
+def test_the_command_builds_and_tells_what_it_built(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    asked = ["--retriever", f"{runs['ials']}", "--retriever", f"{runs['ials']}", "--retriever", f"ials={runs['ease']}"]
+    asked += ["--ranker", f"{runs['wide_deep']}", "--candidates", "5", "--filter", "kind in ('a', 'b')"]
+    found = CliRunner().invoke(app, ["pipeline", "build", str(tmp_path / "a"), *asked, "--json"])
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert [(each["name"], each["model"], each["items"]) for each in told["retrievers"]] == [
+        ("ials_2", "ials", 30), ("ials_3", "ials", 30), ("ials", "ease", 30),
+    ]  # fmt: skip
+    assert (told["items"], told["kept_by_the_filter"], told["candidates"]) == (30, 20, 5)
+    assert told["retrievers"][0]["search"].startswith("exact search of 30 items")
+    shown = CliRunner().invoke(app, ["pipeline", "build", str(tmp_path / "b"), *asked])
+    assert "the filter keeps 20 of 30 items" in shown.stdout
+    made = opened(tmp_path / "a")
+    assert made.kept is not None
+    assert made.kept.sum() == 20
+
+
+def test_all_problems_are_named_before_anything_is_written(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(runs["ease"] / "bundle", other)
+    encoders = json.loads((other / "encoders.json").read_text())
+    (other / "encoders.json").write_text(json.dumps(encoders, indent=7))
+    manifest.write(other)
+    with pytest.raises(SettingsError) as caught:
+        build_pipeline(tmp_path / "out", [str(runs["wide_deep"]), str(other)], runs["wide_deep"])
+    told = str(caught.value)
+    assert "wide_deep finds no candidates, because it scores rows by their features" in told
+    assert f"{other}: was trained on other data than" in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("filter_text", "told"), [
+    ("knd == 'a'", "filter: character 1: no column 'knd' (did you mean 'kind'?)"),
+    ("kind == 'none'", "keeps none of the 30 items"),
+    ("kind ==", "filter"),
+])  # fmt: skip
+def test_a_filter_that_keeps_nothing_or_cannot_be_read_is_refused(
+    runs: Mapping[str, Path], tmp_path: Path, filter_text: str, told: str
+) -> None:
+    with pytest.raises(SettingsError, match="pipeline build") as caught:
+        build_pipeline(tmp_path / "out", [str(runs["ease"])], runs["wide_deep"], filter=filter_text)
+    assert told in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_twice_strange_names_and_pipelines_in_pipelines_are_refused(
+    runs: Mapping[str, Path], pipeline: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="two retrievers are called 'a'"):
+        build_pipeline(tmp_path / "out", [f"a={runs['ease']}", f"a={runs['ials']}"], runs["wide_deep"])
+    with pytest.raises(SettingsError, match="expected a name of letters"):
+        build_pipeline(tmp_path / "out", [f"..={runs['ease']}"], runs["wide_deep"])
+    with pytest.raises(SettingsError, match="is a pipeline; name the runs that it was made of"):
+        build_pipeline(tmp_path / "out", [str(runs["ease"])], pipeline)
+    with pytest.raises(SettingsError, match="holds a run already"):
+        build_pipeline(pipeline, [str(runs["ease"])], runs["wide_deep"])
+
+
+# --- damaged pipelines -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    ("{", "pipeline.json"),
+    ("[]", "damaged"),
+    ('{"format": 2}', "pipeline format 2; this recspec reads 1"),
+    ('{"format": 1, "candidates": 0, "retrievers": []}', "candidates: Input should be greater"),
+    ('{"format": 1, "candidates": 5, "retrievers": [{"name": "../x", "has_index": true}]}', "retrievers.0.name"),
+    ('{"format": 1, "candidates": 5, "retrievers": [{"name": "gone", "has_index": true}]}', "no such folder"),
+    ('{"format": 1, "candidates": 5, "retrievers": [{"name": "ease", "has_index": true}]}', "finds no candidates"),
+    ('{"format": 1, "candidates": 5, "filter": "x ==", "retrievers": [{"name": "ease", "has_index": false}]}',
+     "pipeline.json: filter"),
+])  # fmt: skip
+def test_a_damaged_pipeline_is_refused(pipeline: Path, tmp_path: Path, content: str, told: str) -> None:
+    shutil.copytree(pipeline / "bundle", tmp_path / "bundle")
+    (tmp_path / "bundle" / "pipeline.json").write_text(content)
+    with pytest.raises(BundleError) as caught:
+        Pipeline.open(bundle.load(tmp_path / "bundle", verify=False))
+    assert told in str(caught.value)
+
+
+def test_a_changed_file_of_a_retriever_is_found(pipeline: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline / "bundle", tmp_path / "bundle")
+    with (tmp_path / "bundle" / "retrievers" / "ease" / "weights.safetensors").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(BundleError, match=r"retrievers/ease/weights\.safetensors"):
+        Predictor.open(tmp_path / "bundle")
