@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from recspec.bundle import folder as bundle
 from recspec.cli.app import app
 from recspec.datasets import DATASETS
 from recspec.errors import BundleError, SettingsError
+from recspec.evaluation import EvaluateSettings, Question, evaluate
 from recspec.files import manifest
 from recspec.inference import Predictor, build_pipeline
 from recspec.models import MODELS, Interactions, ItemModel
 from recspec.prepare import PrepareContext
-from recspec.retrieval import Pipeline
+from recspec.retrieval import Pipeline, PipelineRanker
 from recspec.retrieval.pipeline import _joined
 from recspec.retrieval.retrievers import Retriever
 from recspec.spec import FeatureSpec
@@ -225,3 +227,47 @@ def test_a_changed_file_of_a_retriever_is_found(pipeline: Path, tmp_path: Path) 
         file.write(b" ")
     with pytest.raises(BundleError, match=r"retrievers/ease/weights\.safetensors"):
         Predictor.open(tmp_path / "bundle")
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_protocol_full_ranks_the_candidates_first_and_tells_their_recall(
+    pipeline: Path, runs: Mapping[str, Path]
+) -> None:
+    found = CliRunner().invoke(app, ["evaluate", str(pipeline), str(runs["data"]), "--protocol", "full", "--json"])
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    facts = report["protocols"]["full"]
+    assert facts["stages"].startswith("8 candidates of ease and factors, ranked by wide_deep")
+    assert 0 < facts["candidates_recall"] < 1
+    assert report["metrics"]["full"]["recall@10"] >= facts["candidates_recall"]
+
+
+def test_with_all_items_as_candidates_a_pipeline_ranks_as_its_ranker(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    build_pipeline(tmp_path / "all", [str(runs["ials"])], runs["wide_deep"], candidates=100)
+    trained, spec = bundle.load(tmp_path / "all"), FeatureSpec.load(runs["data"])
+    made = Pipeline.open(trained)
+    ours = evaluate(trained, spec, protocols=["full"], of_all=partial(PipelineRanker, trained, made))
+    alone = evaluate(bundle.load(runs["wide_deep"]), spec, protocols=["full"])
+    assert ours.model.metrics == alone.model.metrics
+    assert ours.model.protocols["full"]["candidates_recall"] == 1
+    assert any("the candidates hold 1.0000 of the positives" in note for note in ours.notes)
+
+
+def test_rows_measure_the_ranker_alone_and_say_so(pipeline: Path, runs: Mapping[str, Path]) -> None:
+    found = CliRunner().invoke(app, ["evaluate", str(pipeline), str(runs["data"])])
+    assert "protocol sampled measures the ranker alone" in found.stdout
+    assert "protocol full measures 8 candidates of ease and factors" in found.stdout.replace("\n", " ")
+
+
+def test_items_that_the_filter_leaves_out_come_last_and_level(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    build_pipeline(tmp_path / "a", [str(runs["ials"])], runs["wide_deep"], candidates=4, filter="kind == 'a'")
+    trained, spec = bundle.load(tmp_path / "a"), FeatureSpec.load(runs["data"])
+    made = Pipeline.open(trained)
+    question = Question(spec, "test", ["full"], EvaluateSettings())
+    scores = PipelineRanker(trained, made, question).score_users(question.ranked_users[:3])
+    assert made.kept is not None
+    assert (scores[:, ~made.kept] == -31).all()
+    assert (np.sort(scores[:, made.kept], axis=1)[:, -4:] == [1, 2, 3, 4]).all()
+    assert (np.sort(scores[:, made.kept], axis=1)[:, :-4] <= 0).all()

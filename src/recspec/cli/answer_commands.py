@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,15 +44,17 @@ def evaluate(
     from recspec.distributed import join
     from recspec.evaluation import EvaluateSettings
     from recspec.evaluation import evaluate as run_evaluation
+    from recspec.retrieval import Pipeline, PipelineRanker
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
     chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
     with join(device) as ranks:
         trained = bundle.load(run, ranks=ranks, verify=verify)
+        of_all = partial(PipelineRanker, trained, Pipeline.open(trained)) if trained.pipeline is not None else None
         with stages(show=ranks.is_first) as progress:
             report = run_evaluation(trained, spec, split, protocols=protocol, baselines=baselines, settings=chosen,
-                                    ranks=trained.shards.evaluating, progress=progress)  # fmt: skip
+                                    ranks=trained.shards.evaluating, progress=progress, of_all=of_all)  # fmt: skip
         if not ranks.is_first:
             return
     if json_output:

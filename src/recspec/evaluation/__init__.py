@@ -3,7 +3,7 @@
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import Chosen, choose_weights
 from recspec.evaluation.choosing import Tried
-from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model
+from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows
 from recspec.evaluation.labelled_rows import count_labels
@@ -11,6 +11,7 @@ from recspec.evaluation.protocols import evaluate_rows, run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report, difference, is_lower_better
 from recspec.evaluation.scoring import (
+    FullRanker,
     ModelRanker,
     Progress,
     as_batch,
@@ -27,6 +28,7 @@ __all__ = [
     "EvaluateSettings",
     "Evaluation",
     "Fitted",
+    "FullRanker",
     "ItemFit",
     "ModelRanker",
     "ModelWarning",
@@ -45,6 +47,7 @@ __all__ = [
     "evaluate_model",
     "evaluate_rows",
     "id_feature",
+    "informed",
     "interactions_of",
     "is_lower_better",
     "positives",

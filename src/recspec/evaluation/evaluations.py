@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar, cast
 
 from recspec.bundle import Bundle
 from recspec.distributed import Ranks
@@ -16,9 +18,11 @@ from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
-from recspec.evaluation.scoring import Progress, Ranker, SplitScores, check_same_features, scores_of, silent
+from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
+
+Scored = TypeVar("Scored", bound=Model | Ranker)
 
 BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
@@ -36,10 +40,12 @@ def evaluate(
     settings: EvaluateSettings | None = None,
     ranks: Ranks | None = None,
     progress: Progress = silent,
+    of_all: Callable[[Question], FullRanker] | None = None,
 ) -> Report:
     """Evaluate a trained model on a split of a prepared dataset, with baselines for comparison.
 
-    The first rank alone fits the baselines, on the positives of the splits that the model was trained on.
+    The first rank alone fits the baselines, on the positives of the splits that the model was trained on. `of_all`
+    makes what ranks all items in protocol full, where it is not the model that does.
 
     Raises:
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
@@ -48,7 +54,8 @@ def evaluate(
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
     question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
-    model = run_protocols(scores_of(_informed(trained.model, question), question, ranks, progress))
+    answers = scores_of(informed(trained.model, question), question, ranks, progress)
+    model = run_protocols(answers if of_all is None else replace(answers, of_all=partial(of_all, question)))
     if not (baselines and ranks.is_first):
         return Report(split, model)
     splits = trained.card.train.get("train_splits")
@@ -71,14 +78,14 @@ def evaluate_model(
     """Evaluate a model in memory, or a ranker of user-item pairs (no logits, so no log loss)."""
     reads = model.features() if isinstance(model, Model) else ()
     question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=reads)
-    return run_protocols(scores_of(_informed(model, question), question, ranks))
+    return run_protocols(scores_of(informed(model, question), question, ranks))
 
 
-def _informed(model: Model | Ranker, question: Question) -> Model | Ranker:
+def informed(model: Scored, question: Question) -> Scored:
     """The model; an item model knows the users' events in the splits before the question's."""
     if not isinstance(model, ItemModel) or not question.before:
         return model
-    return model.knowing(interactions_of(model, question.spec, question.before))
+    return cast(Scored, model.knowing(interactions_of(model, question.spec, question.before)))
 
 
 def evaluate_baselines(
@@ -124,7 +131,7 @@ def evaluate_baselines(
         if {*question.before} != {*fitted_on} or history_of_items(spec) is not None:
             rows = "rows and histories" if history_of_items(spec) is not None else "rows"
             facts["users_known_by"] = f"{rows} of {' and '.join(question.before)}"
-        return scores_of(_informed(fitted.model, question), question), facts
+        return scores_of(informed(fitted.model, question), question), facts
 
     found: dict[str, Evaluation] = {}
     for number, name in enumerate(fits):

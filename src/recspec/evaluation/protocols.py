@@ -46,8 +46,16 @@ def run_protocols(answers: SplitScores) -> Evaluation:
     for protocol in chosen:
         if protocol == "rows":
             result = _with_rows(result, answers)
+            if answers.of_all is not None:
+                result.protocols["rows"]["stages"] = "the ranker alone"
             continue
-        ranking, candidates, leaked = _sampled(answers) if protocol == "sampled" else _full(answers)
+        staged: dict[str, object] = {"stages": "the ranker alone"} if answers.of_all is not None else {}
+        if protocol == "full" and answers.of_all is not None:
+            ranker = answers.of_all()
+            ranking, candidates, leaked = _full(answers, ranker)
+            staged.update(ranker.facts(answers.ranks))
+        else:
+            ranking, candidates, leaked = _sampled(answers) if protocol == "sampled" else _full(answers)
         ks = question.ks
         # Lists of a chosen length refuse a longer cut-off; natural groups (2 to 12 ads in Outbrain) may be shorter.
         if protocol == "full" or question.spec.has_series or not question.lists_candidates:
@@ -72,6 +80,7 @@ def run_protocols(answers: SplitScores) -> Evaluation:
             "duplicates_counted_once": ranking.num_duplicates,
             **({"certain": list(certain)} if certain else {}),
             **({"repeats_left_out": repeats[0], "of_positives": repeats[1]} if repeats[0] else {}),
+            **staged,
         }
     return result
 
@@ -185,10 +194,10 @@ def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
     return np.asarray(places + leak * len(distinct), dtype=np.float64)
 
 
-def _full(answers: SplitScores) -> tuple[Ranking, str, None]:
+def _full(answers: SplitScores, ranker: Ranker | None = None) -> tuple[Ranking, str, None]:
     """Ranks the positives of this rank's share of the users among all items, then joins the results of all ranks."""
     question, ranks, progress = answers.question, answers.ranks, answers.progress
-    truth, ranker = question.truth, answers.ranker()
+    truth, ranker = question.truth, ranker or answers.ranker()
     users = question.ranked_users
     step = max(1, SCORES_PER_BLOCK // truth.num_items)
     blocks = range(0, len(users), step)

@@ -46,6 +46,19 @@ class Ranker(Protocol):
         """(R, N) scores of every item for each user, in an array that the caller may change; the caller bounds R."""
 
 
+class FullRanker(Protocol):
+    """A ranker of all items alone, which tells how it ranks."""
+
+    def score_pairs(self, users: Ids, items: Ids) -> Scores:
+        """See `Ranker`."""
+
+    def score_users(self, users: Ids) -> Scores:
+        """See `Ranker`."""
+
+    def facts(self, ranks: Ranks) -> Mapping[str, object]:
+        """Facts on the protocol, on every rank: `stages` in words, and numbers."""
+
+
 class ModelRanker:
     """A model as a ranker: the request of each user's first positive row, joined with every item's features."""
 
@@ -80,7 +93,11 @@ class ModelRanker:
     def scores(self, users: Ids) -> Tensor:
         """`score_users` as a tensor on the model's device."""
         with _scoring(self.model):
-            return self.model.score_items(take(self.requests, self._rows_of(users)), self.items).float()
+            return self.model.score_items(self.request_of(users), self.items).float()
+
+    def request_of(self, users: Ids) -> Batch:
+        """The features of each user's request."""
+        return take(self.requests, self._rows_of(users))
 
     def _rows_of(self, users: Ids) -> Tensor:
         return torch.from_numpy(self._row[users]).to(self.device)
@@ -97,6 +114,7 @@ class SplitScores:
     calibrated: Callable[[Scores], Scores] | None = None  # calibrated logits of logits, if the model is calibrated
     ranks: Ranks = field(default_factory=Ranks)
     progress: Progress = silent
+    of_all: Callable[[], FullRanker] | None = None  # ranks all items in protocol full, where `ranker` does not
 
     def of_candidates(self) -> Scores:
         """(rows,) scores of the candidates of `sampled`: the split's rows, or else the drawn pairs."""
