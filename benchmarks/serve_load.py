@@ -45,6 +45,7 @@ from recspec.bench.load_test import infer_body
 from recspec.datasets import DATASETS
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
+from recspec.inference.wanted import Wanted
 from recspec.models import MODELS
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
@@ -254,7 +255,7 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
 
     recommend = [
         ask({"model": "films", "user": user, "k": K}, *(
-            [number for each in answers.recommend(one, user, k=K)["items"]
+            [number for each in answers.recommend(one, Wanted(users=(user,), k=K))["items"]
              for number in (int(each["item"]), each["score"])] for one in pair))
         for user in users
     ]  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 
 from recspec.cli import answer_commands, process
 from recspec.cli import app as cli
-from recspec.inference.recommender import Recommendation, RecommendedItem
+from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.asking import serving, sources

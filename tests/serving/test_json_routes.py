@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
+from recspec.inference.wanted import Wanted
 from recspec.serving.batching import Limits
 from recspec.serving.json_types import PredictRequest, RankRequest
 from recspec.serving.openapi import EXAMPLES, docs_page, document
@@ -66,7 +67,7 @@ def test_recommend_answers_with_the_bundles_items(films: Asked, predictor: Predi
     answer = films("POST", "/recommend", {"user": "u3", "k": 4, "liked": 2})
     assert answer.status == 200
     fits(answer.data, "Recommendation")
-    by_hand = answers.recommend(predictor, "u3", k=4, liked=2)
+    by_hand = answers.recommend(predictor, Wanted(users=("u3",), k=4), liked=2)
     assert {name: answer.data[name] for name in by_hand} == by_hand
     assert (answer.data["model"], answer.data["version"]) == ("films", "1")
 

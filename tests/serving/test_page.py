@@ -18,6 +18,7 @@ import pytest
 
 from recspec.inference.predictor import Predictor
 from recspec.inference.requests import predict, recommend
+from recspec.inference.wanted import Wanted
 from tests.asking import asking, serving, sources
 from tests.made_up_models import films_and_clicks
 
@@ -201,7 +202,7 @@ def texts(tab: Tab, selector: str) -> list[str]:
 
 @needs_chromium
 def test_a_user_is_picked_with_the_keyboard_and_gets_titled_items(tab: Tab, runs: dict[str, Path]) -> None:
-    by_hand = recommend(Predictor.open(runs["films"], device="cpu"), "u7", k=10, liked=12)
+    by_hand = recommend(Predictor.open(runs["films"], device="cpu"), Wanted(users=("u7",)), liked=12)
     with serving(sources(films=runs["films"])) as addresses:
         tab.open(addresses.http)
         tab.wait("!document.getElementById('people').hidden && document.getElementById('user').value")

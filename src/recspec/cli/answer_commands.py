@@ -116,7 +116,7 @@ def recommend(
     verify: Verify = True,
 ) -> None:
     """Recommend k items to users by raw id, without items they acted on in train or valid."""
-    from recspec.inference import Predictor, read_users, recommend_to_parquet
+    from recspec.inference import Predictor, Wanted, read_users, recommend_to_parquet
 
     keep_freed_memory()
     predictor = Predictor.open(run, device=device, verify=verify)
@@ -127,18 +127,19 @@ def recommend(
         raise SettingsError(f"recommend: --out {out_file}: expected a name that ends in .parquet")
     if all_users and out_file is None:
         raise SettingsError("recommend: --all needs --out FILE.parquet")
+    wanted = Wanted(users=tuple(chosen), k=k, include_seen=include_seen)
     if out_file is not None:
         started = time.perf_counter()
         with stages() as progress:
             count, unknown_users = recommend_to_parquet(
-                predictor, None if all_users else chosen, out_file, k=k, include_seen=include_seen, progress=progress
+                predictor, None if all_users else chosen, out_file, wanted, progress=progress
             )
         seconds = time.perf_counter() - started
         err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
         if unknown_users:
             err.print(f"note: {unknown_users:,} of them are unknown and got the most popular items")
         return
-    answers = predictor.recommend(chosen, k=k, include_seen=include_seen)
+    answers = predictor.recommend(wanted)
     if json_output:
         print_json([answer.to_dict() for answer in answers])
     else:

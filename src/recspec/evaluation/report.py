@@ -103,7 +103,7 @@ class Report:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each reason to leave something out, each protocol of a pipeline, and each partly fitted baseline."""
+        """A line for each reason to leave something out, protocol of a pipeline, and partly fitted baseline."""
         by_reason: dict[str, list[str]] = {}
         for name, why in self.not_fitted.items():
             by_reason.setdefault(why, []).append(name)

@@ -144,7 +144,7 @@ class ExportedRanker:
         """Inputs (B, L) of rows of any kind, by the `Predictor`."""
         if not ports:
             return {}
-        table: pa.Table = table_of(rows, where, known_columns(self.predictor))
+        table: pa.Table = table_of(rows, where, known_columns(self.predictor.spec, self.predictor.encoders))
         named = self.predictor.row_encoder.named(table)
         batch, _ = self.predictor.encode(named, [port.name for port in ports])
         return as_inputs(batch, Signature("rows", tuple(ports)))

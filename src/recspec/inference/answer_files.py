@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
 from recspec.batch import to_device
@@ -18,8 +17,10 @@ from recspec.errors import DataError, SettingsError, SpecError, unknown
 from recspec.evaluation import as_batch, check_same_features, id_feature
 from recspec.inference.catalogue import ROLES
 from recspec.inference.predictor import Predictor
+from recspec.inference.recommender import Asked
 from recspec.inference.request_rows import problems_by_row
 from recspec.inference.row_files import ROW_FORMATS, ROWS, parquet_writer, read_rows, row_writer
+from recspec.inference.wanted import Wanted
 from recspec.spec import FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
@@ -163,23 +164,17 @@ def read_users(path: Path) -> list[str]:
 
 
 def recommend_to_parquet(
-    predictor: Predictor,
-    users: Sequence[str | int] | None,
-    out: Path,
-    *,
-    k: int = 10,
-    include_seen: bool = False,
-    progress: Progress = silent,
+    predictor: Predictor, users: Sequence[str | int] | None, out: Path, wanted: Wanted, *, progress: Progress = silent
 ) -> tuple[int, int]:
-    """Write the k best items of some users, or of all (None), to Parquet, in blocks of bounded memory.
+    """Write the best items of some users, or of all (None), to Parquet, in blocks of bounded memory.
 
-    Columns: user, known, rank (from 1), item, title, score; one row an item. Returns the number of users, and how many
-    of them are unknown.
+    `wanted` is what is asked for each of them. Columns: user, known, rank (from 1), item, title, score; one row an
+    item. Returns the number of users, and how many of them are unknown.
     """
     recommender, known = predictor.recommender, predictor.catalogues
-    num_users = recommender.seen.num_users  # raises for a model that can't recommend
+    asked = recommender.check(wanted)  # raises for a model that can't recommend
     if users is None:
-        ids = np.arange(known.users.first_id, num_users)
+        ids = np.arange(known.users.first_id, recommender.seen.num_users)
         raw = known.raw_ids("user", ids)
     else:
         ids = known.user_ids(users)
@@ -189,28 +184,18 @@ def recommend_to_parquet(
     kinds = {"user": raw.type, "known": pa.bool_(), "rank": pa.int32(), "item": item}
     schema = pa.schema({**kinds, "title": pa.string(), "score": pa.float32()})
     with parquet_writer(out, schema) as write:
-        for start in range(0, len(ids), recommender.block):
-            part = slice(start, start + recommender.block)
-            columns = _recommendations(predictor, raw[part], ids[part], k, include_seen)
+        for part in recommender.blocks(len(ids)):
+            columns = _recommendations(predictor, raw[part], ids[part], asked)
             write(pa.Table.from_arrays(columns, schema=schema))
-            progress("recommend", min(start + recommender.block, len(ids)), len(ids))
+            progress("recommend", part.stop, len(ids))
     return len(ids), int((ids < known.users.first_id).sum())
 
 
-def _recommendations(
-    predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], k: int, include_seen: bool
-) -> list[Any]:
+def _recommendations(predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], asked: Asked) -> list[Any]:
     """The columns of a block of users, one row an item."""
-    popular, counts = predictor.recommender.most_popular(k)
-    known = ids >= predictor.users.first_id
-    width = min(k, len(predictor.items))
-    items = np.zeros((len(ids), width), np.int64)
-    scores = np.full((len(ids), width), -np.inf, np.float32)
-    if known.any():
-        best, places = predictor.recommender.best(torch.from_numpy(ids[known]), k, include_seen=include_seen)
-        scores[known], items[known] = best.numpy(), places.numpy()
-    scores[~known, : len(counts)], items[~known, : len(popular)] = counts.numpy(), popular.numpy()
-    kept = np.isfinite(scores)
+    picked = predictor.recommender.picked(ids, asked)
+    kept = picked.items >= 0
     rows, ranks = np.nonzero(kept)
-    raw, titles = predictor.catalogues.raw_ids("item", items[kept]), predictor.items.titles_of(items[kept])
-    return [users.take(pa.array(rows)), known[rows], ranks.astype(np.int32) + 1, raw, titles, scores[kept]]
+    items, known = picked.items[kept], ids[rows] >= predictor.users.first_id
+    raw, titles = predictor.catalogues.raw_ids("item", items), predictor.items.titles_of(items)
+    return [users.take(pa.array(rows)), known, ranks.astype(np.int32) + 1, raw, titles, picked.scores[kept]]

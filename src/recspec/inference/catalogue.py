@@ -155,10 +155,18 @@ class Catalogues:
 
     def user_ids(self, users: Sequence[str | int]) -> NDArray[np.int64]:
         """Prepared ids; 0 (or -1 where 0 is a real user) for unknown ones."""
-        if (vocabulary := self._vocabulary("user")) is not None:
-            return vocabulary.encode(list(users))
-        shift, count = self.spec.shift(self.spec.user_id), self.spec.num_ids(self.spec.user_id)
-        numbers = [int(user) + shift if re.fullmatch(r"-?[0-9]{1,18}", str(user)) else -1 for user in users]
+        return self._ids("user", users)
+
+    def item_ids(self, items: Sequence[str | int]) -> NDArray[np.int64]:
+        """Prepared ids; 0 (or -1 where 0 is a real item) for unknown ones."""
+        return self._ids("item", items)
+
+    def _ids(self, role: Role, raw: Sequence[str | int]) -> NDArray[np.int64]:
+        if (vocabulary := self._vocabulary(role)) is not None:
+            return vocabulary.encode(list(raw))
+        name = own_id(self.spec, role)
+        shift, count = self.spec.shift(name), self.spec.num_ids(name)
+        numbers = [int(each) + shift if re.fullmatch(r"-?[0-9]{1,18}", str(each)) else -1 for each in raw]
         return np.array([number if shift <= number < count else -1 for number in numbers], np.int64)
 
     def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from recspec.bundle import folder as bundle
 from recspec.distributed import pick_device
 from recspec.encoding import Encoders, MissingValues, Predictions
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
-from recspec.inference.recommender import Recommendation, Recommender
+from recspec.inference.recommendation import Recommendation
+from recspec.inference.recommender import Recommender
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.row_files import ROWS
+from recspec.inference.wanted import Wanted
 
 
 class Predictor:
@@ -69,18 +72,26 @@ class Predictor:
         logits = torch.cat(parts) if parts else torch.zeros(0)
         return self.model.probabilities(logits).cpu().numpy()
 
-    @property
+    @cached_property
     def recommender(self) -> Recommender:
-        """Scores every item for users."""
-        return Recommender(self.bundle, self.catalogues)
+        """Scores every item for users, baskets and contexts."""
+        return Recommender(self.bundle, self.catalogues, self.row_encoder)
 
-    def recommend(self, users: Sequence[str | int], *, k: int = 10, include_seen: bool = False) -> list[Recommendation]:
-        """The k best items of each raw user id, best first, without those the user acted on.
+    def recommend(
+        self, wanted: Wanted | Sequence[str | int], *, k: int = 10, include_seen: bool = False
+    ) -> list[Recommendation]:
+        """The k best items for each user, best first, without those the user acted on.
 
-        Equal scores are ordered by id. Items that nobody acted on in training are left out, because the model knows
-        nothing of them. An unknown user gets the most popular items, and `known` is False.
+        `wanted` is a whole request, or only raw user ids. Equal scores are ordered by id. Items that nobody acted on in
+        training are left out, unless the model scores items by their features. An unknown user is answered by the
+        basket or the context of the request, and without them by the most popular items; `known` is False.
+
+        Raises:
+            RequestError: with every problem of the request.
         """
-        return self.recommender.recommend(users, k=k, include_seen=include_seen)
+        if not isinstance(wanted, Wanted):
+            wanted = Wanted(users=tuple(wanted), k=k, include_seen=include_seen)
+        return self.recommender.recommend(wanted)
 
     def liked(self, user: str | int, *, k: int = 5) -> list[str]:
         """Titles (or raw ids) of some items the user acted on, the most popular first."""

@@ -1,53 +1,60 @@
-"""The best items for users, scored against every item."""
+"""The best items for users, baskets and contexts, scored against every item.
+
+Shapes: R users; N items of the catalogue; C candidates of a user; k items of an answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch
 from recspec.bundle import Bundle, Seen
-from recspec.errors import BundleError, listed
+from recspec.errors import BundleError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
+from recspec.inference.choice import Choice, Chooser
+from recspec.inference.item_vectors import item_vectors
+from recspec.inference.ranking import ranked
+from recspec.inference.recommendation import Recommendation, RecommendedItem, described, notes_of
+from recspec.inference.requesters import AnsweredBy, Context, Requesters
+from recspec.inference.row_encoder import RowEncoder
+from recspec.inference.wanted import RawId, Wanted
 
 SCORES = 1 << 24
 """Scores of users x items held at once: 64 MB."""
 
 
-@dataclass(frozen=True)
-class RecommendedItem:
-    """One recommended item: its raw id, its title if the catalogue has one, and the model's score (a logit)."""
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A checked request: what may be recommended, and what the model reads beside the users."""
 
-    item: str | int
-    title: str | None
-    score: float
+    wanted: Wanted
+    choice: Choice
+    context: Context
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """The answer for one user, best item first."""
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """The best items of R users; -1 and -inf fill short lists."""
 
-    user: str | int
-    known: bool
-    items: tuple[RecommendedItem, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """The answer as plain values, for JSON."""
-        items = [asdict(item) for item in self.items]
-        return {"user": self.user, "known": self.known, "items": items, "notes": list(self.notes)}
+    items: NDArray[np.int64]  # (R, k)
+    scores: NDArray[np.float32]  # (R, k)
+    boosts: NDArray[np.float32] | None  # (R, k)
+    answered_by: tuple[AnsweredBy, ...]
 
 
 class Recommender:
-    """Recommends items to the users that a model knows."""
+    """Recommends items to users, baskets and contexts."""
 
-    def __init__(self, trained: Bundle, known: Catalogues) -> None:
+    def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder) -> None:
         self._bundle, self._known, self._device = trained, known, known.device
+        self.requesters = Requesters(trained.model, known, rows)
 
     @property
     def seen(self) -> Seen:
@@ -57,28 +64,55 @@ class Recommender:
             raise BundleError(f"{self._bundle.folder}: this model has no {lacks}; score rows with `recspec predict`")
         return self._bundle.seen
 
-    def recommend(self, users: Sequence[str | int], *, k: int = 10, include_seen: bool = False) -> list[Recommendation]:
-        """The k best items of each raw user id; see `Predictor.recommend`."""
+    @cached_property
+    def chooser(self) -> Chooser:
+        """Reads filters, excluded items and boosts."""
+        return Chooser(self._known)
+
+    @cached_property
+    def vectors(self) -> Tensor | None:
+        """The model's vectors (num_ids, D) of items, in host memory; None if it has none."""
+        found = item_vectors(self._bundle.model, self._known)
+        return None if found is None else found.cpu()
+
+    def check(self, wanted: Wanted) -> Asked:
+        """Read a request and look up what it names.
+
+        Raises:
+            RequestError: with every problem of the request.
+        """
         _ = self.seen  # raises for a model that can't recommend
-        ids = self._known.user_ids(users)
-        known = np.flatnonzero(ids >= self._known.users.first_id)
-        raw = self._known.raw_ids("user", ids[known]).to_pylist()
-        answers: dict[int, Recommendation] = {}
-        for start in range(0, len(known), self.block):
-            places = known[start : start + self.block]
-            scores, items = self.best(torch.from_numpy(ids[places]), k, include_seen=include_seen)
-            for row, place in enumerate(places):
-                answers[int(place)] = self._answer(raw[start + row], scores[row], items[row], k)
-        popular = self._described(*self.most_popular(k)) if len(answers) < len(users) else ()
-        note = f"unknown user: these are the {len(popular)} most popular items; score is the number of users"
-        return [answers.get(place) or Recommendation(user, False, popular, (note,)) for place, user in enumerate(users)]
+        if problems := wanted.problems():
+            raise RequestError.of("recommend", problems)
+        choice = self.chooser.choose(wanted, problems)
+        context = self.requesters.context(wanted.context, choice.basket, problems)
+        if wanted.diversity and wanted.diverse_by is None and self.vectors is None:
+            problems.append(
+                "diversity: the model has no vectors of items; name a column of the catalogue to be diverse by"
+            )
+        if problems:
+            raise RequestError.of("recommend", problems)
+        return Asked(wanted, choice, context)
+
+    def recommend(self, wanted: Wanted) -> list[Recommendation]:
+        """One answer for each user, or one for a basket or context without users; see `Predictor.recommend`."""
+        asked = self.check(wanted)
+        users: Sequence[RawId | None] = [None] if wanted.is_anonymous else wanted.users
+        ids = np.array([self._known.users.first_id - 1]) if wanted.is_anonymous else self._known.user_ids(wanted.users)
+        return [answer for block in self.blocks(len(ids))
+                for answer in self._answers(users[block], ids[block], asked)]  # fmt: skip
+
+    def blocks(self, count: int) -> Iterator[slice]:
+        """Users answered at once: users x items within `SCORES`."""
+        step = max(1, SCORES // max(1, len(self._known.items)))
+        return (slice(start, min(count, start + step)) for start in range(0, count, step))
 
     def liked(self, user: str | int, *, k: int) -> tuple[RecommendedItem, ...]:
         """Some items the user acted on, the most popular first; their scores are 0."""
         number = max(0, int(self._known.user_ids([user])[0]))
         items = self.seen.of(number).long()
-        best = items[torch.argsort(self.seen.counts[items], descending=True, stable=True)][:k]
-        return self._described(best, torch.zeros(len(best)))
+        best = items[torch.argsort(self.seen.counts[items], descending=True, stable=True)][:k].numpy()
+        return described(self._known, best, np.zeros(len(best), np.float32))
 
     def busiest_user(self) -> str | int:
         """The raw id of the user who acted on most items."""
@@ -86,79 +120,84 @@ class Recommender:
         raw: str | int = self._known.raw_ids("user", np.array([number]))[0].as_py()
         return raw
 
-    def best(self, users: Tensor, k: int, *, include_seen: bool) -> tuple[Tensor, Tensor]:
-        """Scores (R, k) and ids (R, k) of the best items of R users; a score of -inf fills a short list."""
-        seen, items = self.seen, self._known.items
-        request = self._request(users)
+    # --- candidates and ranking ---------------------------------------------------------------------------------------
+
+    def picked(self, users: NDArray[np.int64], asked: Asked) -> Picked:
+        """The best items of R users by prepared id; an id below the first is an unknown user's."""
+        is_known = users >= self._known.users.first_id
+        of_known, of_others = self._answered_by(asked)
+        answered_by = tuple(of_known if known else of_others for known in is_known.tolist())
+        width = min(asked.wanted.k, len(self._known.items))
+        items = np.full((len(users), width), -1, np.int64)
+        scores = np.full((len(users), width), -np.inf, np.float32)
+        boosts = np.zeros((len(users), width), np.float32) if asked.choice.boosts is not None else None
+        for how in dict.fromkeys(answered_by):
+            rows = np.array([place for place, each in enumerate(answered_by) if each == how])
+            candidates, ids = self._candidates(users[rows], how, asked)
+            found = ranked(candidates, ids, width, asked.choice, diversity=asked.wanted.diversity, vectors=self.vectors
+                           if asked.wanted.diversity and asked.wanted.diverse_by is None else None)  # fmt: skip
+            items[rows], scores[rows] = found.items, found.scores
+            if boosts is not None:
+                boosts[rows] = found.boosts
+        return Picked(items, scores, boosts, answered_by)
+
+    def _answered_by(self, asked: Asked) -> tuple[AnsweredBy, AnsweredBy]:
+        """What known users and others are answered by."""
+        of_known, of_others = self.requesters.answered_by(asked.context)
+        if of_others == "basket_vectors" and self.vectors is None:
+            of_others = "popularity"
+        return of_known, of_others
+
+    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, asked: Asked) -> tuple[Tensor, Tensor]:
+        """Scores (R, C) of the candidates, and their ids (R, C) ascending in each row; -inf leaves a candidate out."""
+        first, seen = self._known.items.first_id, self.seen
+        if how == "popularity":
+            scores = seen.counts[first:].float().repeat(len(users), 1)
+            scores[scores == 0] = -torch.inf
+        elif how == "basket_vectors":
+            scores = self._near_basket(asked).repeat(len(users), 1)
+        else:
+            scores = self._scores(users, asked.context)
+        scores[:, ~torch.from_numpy(asked.choice.allowed[first:])] = -torch.inf
+        if how != "popularity" and not getattr(self._bundle.model, "scores_unseen_items", False):
+            scores[:, seen.counts[first:] == 0] = -torch.inf
+        if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
+            rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
+            known = torch.from_numpy(users >= self._known.users.first_id)[rows]
+            scores[rows[known], columns[known]] = -torch.inf
+        return scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1)
+
+    def _scores(self, users: NDArray[np.int64], context: Context) -> Tensor:
+        """The model's scores (R, N) of every item of the catalogue."""
+        model, request = self.requesters.batch(users, context)
         with torch.inference_mode():
-            scores = self._bundle.model.score_items(request, items.candidates).float()
-            if not bool(scores.isfinite().all()):
-                why = "the model gives no finite score for some items; train it again"
-                raise BundleError(f"{self._bundle.folder}: {why}")
-            scores[:, (seen.counts[items.first_id :] == 0).to(self._device)] = -torch.inf
-            if not include_seen:
-                rows, columns = _pairs(seen, users, items.first_id)
-                scores[rows.to(self._device), columns.to(self._device)] = -torch.inf
-            best, places = _top(scores, min(k, scores.shape[1]))
-        return best.cpu(), places.cpu() + items.first_id
+            scores = model.score_items(request, self._known.items.candidates).float().cpu()
+        if not bool(scores.isfinite().all()):
+            why = "the model gives no finite score for some items; train it again"
+            raise BundleError(f"{self._bundle.folder}: {why}")
+        return scores.clone()
 
-    def _request(self, users: Tensor) -> Batch:
-        known, past = self._known.users.features, self._known.users.lists
-        wanted, owned = self._bundle.model.features(), {*known, *past, *self._bundle.spec.role("item")}
-        lacking = [name for name in wanted if name not in owned]
-        if lacking:
-            raise BundleError(
-                f"{self._bundle.folder}: the model reads {listed(lacking)}, which differ from request to request; "
-                "recommend knows users and items only, so score rows with predict"
-            )
-        rows = users.to(self._device)
-        request = {name: known[name].index_select(0, rows) for name in wanted if name in known}
-        for name in (name for name in wanted if name in past):
-            lists = self._known.users.lists_of(name, users.cpu().numpy())
-            request[name] = torch.from_numpy(lists.pad(int(lists.lengths.max(initial=0)))).to(self._device)
-        return request
+    def _near_basket(self, asked: Asked) -> Tensor:
+        """The mean cosine (N,) of every item to those of the basket."""
+        assert self.vectors is not None
+        assert asked.context.basket is not None
+        unit = torch.nn.functional.normalize(self.vectors, dim=1)
+        near: Tensor = (unit @ unit[torch.from_numpy(asked.context.basket)].mean(0))[self._known.items.first_id :]
+        return near
 
-    def _answer(self, user: str | int, scores: Tensor, items: Tensor, k: int) -> Recommendation:
-        kept = torch.isfinite(scores)
-        found = self._described(items[kept], scores[kept])
-        notes = (f"only {len(found)} unseen items are left",) if len(found) < k else ()
-        return Recommendation(user, True, found, notes)
+    # --- answers ------------------------------------------------------------------------------------------------------
 
-    def most_popular(self, k: int) -> tuple[Tensor, Tensor]:
-        """Ids of the k items that most users acted on, and their numbers of users; ties by id."""
-        counts = self.seen.counts.clone()
-        counts[: self._known.items.first_id] = 0
-        order = torch.argsort(counts, descending=True, stable=True)[:k]
-        order = order[counts[order] > 0]
-        return order, counts[order].float()
-
-    def _described(self, items: Tensor, scores: Tensor) -> tuple[RecommendedItem, ...]:
-        raw, titles = self._known.raw_ids("item", items.numpy()).to_pylist(), self._known.items.titles_of(items.numpy())
-        return tuple(
-            RecommendedItem(item, title, round(score, 6))
-            for item, title, score in zip(raw, titles.to_pylist(), scores.tolist(), strict=True)
-        )
-
-    @property
-    def block(self) -> int:
-        """Users scored at once: users x items within `SCORES`."""
-        return max(1, SCORES // max(1, len(self._known.items)))
-
-
-def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values (R, k) and places (R, k) of the k highest of each row (R, N), best first, equal ones by place.
-
-    torch.topk keeps any of the equal scores at the end of the list, so rows where it leaves some out are sorted.
-    """
-    best, places = torch.topk(scores, k, dim=1)
-    if k:
-        last = best[:, -1:]
-        cut = ((scores >= last).sum(dim=1) > k) & torch.isfinite(last[:, 0])
-        places[cut] = torch.argsort(scores[cut], dim=1, descending=True, stable=True)[:, :k]
-    places = places.sort(dim=1).values
-    best = scores.gather(1, places)
-    order = torch.argsort(best, dim=1, descending=True, stable=True)
-    return best.gather(1, order), places.gather(1, order)
+    def _answers(self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: Asked) -> Iterator[Recommendation]:
+        picked = self.picked(ids, asked)
+        is_known = ids >= self._known.users.first_id
+        raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
+        for row, user in enumerate(users):
+            kept, how = picked.items[row] >= 0, picked.answered_by[row]
+            boosts = None if picked.boosts is None else picked.boosts[row, kept]
+            found = described(self._known, picked.items[row, kept], picked.scores[row, kept], boosts)
+            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]))
+            all_notes = (*notes, *asked.choice.notes, *asked.context.notes)
+            yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 
 
 def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:

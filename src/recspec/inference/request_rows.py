@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recspec.encoding import raw_names, renumbered, row_at
+from recspec.encoding import Encoders, raw_names, renumbered, row_at
 from recspec.errors import DataError, RequestError, listed
-from recspec.inference.predictor import Predictor
+from recspec.spec import FeatureSpec
 
 Row = Mapping[str, Any]
 """Raw column -> a text, number, boolean, null, or a list of these."""
@@ -45,9 +45,8 @@ def table_of(rows: Sequence[Row], where: str, known: Set[str] | None = None) -> 
     return pa.table(columns)
 
 
-def known_columns(predictor: Predictor) -> Set[str]:
+def known_columns(spec: FeatureSpec, encoders: Encoders | None) -> Set[str]:
     """The raw columns that a model's data has, whether the model reads them or not."""
-    spec, encoders = predictor.spec, predictor.encoders
     return {*spec.features, *raw_names(encoders, encoders.encoders if encoders is not None else ())}
 
 

@@ -24,6 +24,7 @@ from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role
 from recspec.inference.predictor import Predictor
 from recspec.inference.request_rows import Row, check_columns, known_columns, problems_by_row, row_name, table_of
+from recspec.inference.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
     """
     if not rows:
         return RowScores((), {})
-    known = known_columns(predictor)
+    known = known_columns(predictor.spec, predictor.encoders)
     check_columns(rows, "rows", known)
     table = table_of(rows, "rows", known)
     with _naming("rows"):
@@ -101,7 +102,7 @@ def rank(
     ours = [name for name in names if name not in of_items]
     if rows and (usual := _encode_clean(predictor, request, rows)) is not None:
         return _ranked(predictor, rows, usual, _logits(predictor, *usual), [], top_k)
-    known = known_columns(predictor)
+    known = known_columns(predictor.spec, predictor.encoders)
     check_columns([request], "request", known)
     check_columns(rows, "candidates", known)
     user = predictor.row_encoder.anonymous_id(list(request))
@@ -164,7 +165,9 @@ def _joined(
     predictor: Predictor, request: Row, rows: Sequence[Row]
 ) -> tuple[tuple[Batch, Batch], torch.Tensor, list[str]]:
     """Scores of candidates that each hold all of the request's columns, where a feature needs both."""
-    table = table_of([{**request, **row} for row in rows], "candidates", known_columns(predictor))
+    table = table_of(
+        [{**request, **row} for row in rows], "candidates", known_columns(predictor.spec, predictor.encoders)
+    )
     batch, missing = _encoded(predictor, table, None, "candidates")
     notes = [*predictor.row_encoder.report(table, missing).notes(), *_unused(predictor, table)]
     return ({name: tensor[:1] for name, tensor in batch.items()}, batch), _logits(predictor, {}, batch), notes
@@ -195,26 +198,26 @@ def _ranked(
     return Ranking(items, bool(_unknown(predictor, once, "user").any()), tuple(strange), tuple(notes))
 
 
-def recommend(
-    predictor: Predictor, user: str | int, *, k: int = 10, exclude_seen: bool = True, liked: int = 0
-) -> dict[str, Any]:
-    """The k best items for a raw user id; for an unknown user the most popular ones.
+def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[str, Any]:
+    """The best items for the one user, basket or context of a request.
 
     With `liked`, also as many items that the user acted on.
 
     Raises:
-        RequestError: for a model that knows no users and items.
+        RequestError: for a model that knows no users and items, or with every problem of the request.
     """
-    if not can_recommend(predictor):
-        why = "it knows no users and items, or reads what belongs to neither"
-        raise RequestError(f"this model can't recommend: {why}; POST /rank candidates or /predict rows")
-    found = predictor.recommend([user], k=k, include_seen=not exclude_seen)[0]
-    taken = predictor.recommender.liked(user, k=liked) if found.known else ()
+    if not knows_users_and_items(predictor):
+        raise RequestError("this model can't recommend: it knows no users and items; POST /predict rows")
+    if not wanted.users and not wanted.is_anonymous:
+        raise RequestError("recommend: name a user, a basket of items or a context")
+    found = predictor.recommend(wanted)[0]
+    taken = predictor.recommender.liked(wanted.users[0], k=liked) if found.known else ()
     return {
-        "user": user,
+        "user": found.user,
         "unknown_user": not found.known,
+        "answered_by": found.answered_by,
         "liked": [{"item": item.item, "title": item.title} for item in taken],
-        "items": [{"rank": rank, **asdict(item)} for rank, item in enumerate(found.items, start=1)],
+        "items": [{"rank": rank, **item.to_dict()} for rank, item in enumerate(found.items, start=1)],
         "notes": list(found.notes),
     }
 
@@ -225,11 +228,8 @@ def knows_users_and_items(predictor: Predictor) -> bool:
 
 
 def can_recommend(predictor: Predictor) -> bool:
-    """Whether `recommend` answers: the model knows users and items, and reads nothing that belongs to neither."""
-    if not knows_users_and_items(predictor):
-        return False
-    owned = {*predictor.users.features, *predictor.users.lists, *predictor.spec.role("item")}
-    return all(name in owned for name in predictor.model.features())
+    """Whether `recommend` answers for a user alone: the model knows users and items, and reads no context."""
+    return knows_users_and_items(predictor) and not predictor.recommender.requesters.asked
 
 
 # --- flags and notes -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class RowEncoder:
     def __init__(self, catalogues: Catalogues, features: Sequence[str]) -> None:
         self._spec, self._encoders, self._device = catalogues.spec, catalogues.encoders, catalogues.device
         self._catalogues, self._features = catalogues, tuple(features)
-        self._histories = HistoryColumns(catalogues)
+        self.histories = HistoryColumns(catalogues)
 
     def named(self, rows: pa.Table) -> pa.Table:
         """The rows, their columns' names without blanks around them."""
@@ -44,7 +44,7 @@ class RowEncoder:
         batch = {name: as_tensor(columns[name], self._spec, name).to(self._device) for name in given}
         for name, (id_name, catalogue) in looked_up.items():
             batch[name] = catalogue.features[name].index_select(0, batch[id_name].long())
-        histories, lacking = self._histories.encode(rows, past) if past else ({}, {})
+        histories, lacking = self.histories.encode(rows, past) if past else ({}, {})
         batch |= {name: as_tensor(column, self._spec, name).to(self._device) for name, column in histories.items()}
         if self._encoders is not None:
             return batch, encoding.count_missing(rows, self._encoders, columns) | lacking
@@ -92,7 +92,7 @@ class RowEncoder:
         """Features that rows may hold; of a history its items and numbers, because the catalogue knows the others."""
         if self._encoders is None:
             return [*self._features]
-        past, items = self._spec.role("history"), self._histories.of_items
+        past, items = self._spec.role("history"), self.histories.of_items
         return [name for name in self._features
                 if name not in past or name == items or not self._spec.features[name].is_categorical]  # fmt: skip
 
@@ -180,6 +180,19 @@ class HistoryColumns:
         space = self._spec.vocabulary(self._spec.item_id)
         found = (name for name in self._spec.role("history") if self._spec.features[name].is_categorical)
         return next((name for name in found if self._spec.vocabulary(name) == space), None)
+
+    def of_basket(self, items: NDArray[np.int64], names: Sequence[str]) -> Mapping[str, Lists]:
+        """One row of histories: these items, oldest first, and what the item catalogue knows of them; numbers are 0."""
+        kept = {name: items[-(self._spec.features[name].length or len(items)) :] for name in names}
+        offsets = {name: np.array([0, len(each)], np.int64) for name, each in kept.items()}
+        return {name: (self._of_events(name, kept[name]), offsets[name]) for name in names}
+
+    def _of_events(self, name: str, items: NDArray[np.int64]) -> NDArray[np.generic]:
+        if name == self.of_items:
+            return items
+        if not self._spec.features[name].is_categorical:
+            return np.zeros(len(items), np.float32)
+        return self._feature_of_items(name)[items]
 
     def _knows_histories(self, rows: pa.Table, names: Sequence[str]) -> bool:
         """Whether the rows name users, and the user catalogue holds their histories."""

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from recspec.encoding import row_at
 from recspec.errors import RequestError, listed
-from recspec.inference import Directory, Predictor, requests
+from recspec.inference import Directory, Predictor, Wanted, requests
 from recspec.serving import json_types as types
 from recspec.serving.http_bodies import json_response
 from recspec.serving.openapi import docs_page, document
@@ -142,7 +142,8 @@ def _candidates(given: list[Any]) -> list[Any]:
 
 
 def _recommend(predictor: Predictor, wanted: types.RecommendRequest) -> dict[str, Any]:
-    return requests.recommend(predictor, wanted.user, k=wanted.k, exclude_seen=wanted.exclude_seen, liked=wanted.liked)
+    asked = Wanted(users=(wanted.user,), k=wanted.k, include_seen=not wanted.exclude_seen)
+    return requests.recommend(predictor, asked, liked=wanted.liked)
 
 
 def _predict(predictor: Predictor, wanted: types.PredictRequest) -> dict[str, Any]:

@@ -139,11 +139,17 @@ class Items(Answer):
     items: list[FoundItem]
 
 
-class RecommendedItem(Item):
+class RankedScore(Item):
     """An item in the order of its score."""
 
     rank: int
     score: float
+
+
+class RecommendedItem(RankedScore):
+    """A recommended item."""
+
+    boost: float | None = None
 
 
 class Recommendation(Scored):
@@ -151,11 +157,12 @@ class Recommendation(Scored):
 
     user: Id
     unknown_user: bool
+    answered_by: str
     liked: list[Item]
     items: list[RecommendedItem]
 
 
-class RankedItem(RecommendedItem):
+class RankedItem(RankedScore):
     """A candidate in the order of its score."""
 
     index: int

@@ -1,0 +1,119 @@
+"""Which items may be recommended, and how much some of them are boosted.
+
+Shapes: N ids of items, those of nobody included.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.errors import RequestError, listed
+from recspec.inference.catalogue import Catalogues
+from recspec.inference.wanted import Boost, RawId, Wanted
+from recspec.retrieval import RawCatalogue
+
+MASKS = 32
+"""Masks of filters that are kept: 1 MB each for a million items."""
+SHOWN = 5
+"""Unknown ids that a note names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The items that may be recommended to anyone, and what changes their order."""
+
+    allowed: NDArray[np.bool_]  # (N,) kept by the filter, not excluded, not of the basket
+    boosts: NDArray[np.float32] | None = None  # (N,) in spreads of a user's scores
+    groups: Any = None
+    """The raw column (N,) that tells which items are alike, if the request names one; without ids of nobody."""
+    first_id: int = 0
+    basket: NDArray[np.int64] | None = None
+    """Known items of the basket, oldest first; None without a basket."""
+    notes: tuple[str, ...] = ()
+
+
+class Chooser:
+    """Reads filters, excluded items and boosts of requests; keeps the masks of the latest filters."""
+
+    def __init__(self, known: Catalogues) -> None:
+        self._known = known
+        self._raw = RawCatalogue(known.spec, known.encoders)
+        self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
+
+    def choose(self, wanted: Wanted, problems: list[str]) -> Choice:
+        """The choice of a request; its problems are added to `problems`."""
+        first = int(self._known.spec.reserves_unknown(self._known.spec.item_id))
+        allowed = np.ones(self._known.spec.num_ids(self._known.spec.item_id), bool)
+        allowed[:first] = False
+        notes = []
+        if wanted.filter is not None and (kept := self._mask(wanted.filter, "", problems)) is not None:
+            allowed &= kept
+        excluded, note = self.known_items(wanted.exclude, "excluded")
+        allowed[excluded] = False
+        notes += note
+        basket = None
+        if wanted.items:
+            basket, note = self.known_items(wanted.items, "basket")
+            notes += note
+            if not wanted.include_seen:
+                allowed[basket] = False
+        boosts = self._boosts(wanted.boosts, len(allowed), problems)
+        groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
+        return Choice(allowed, boosts, groups, first, basket, tuple(notes))
+
+    def known_items(self, items: Sequence[RawId], what: str) -> tuple[NDArray[np.int64], list[str]]:
+        """Prepared ids of those items that are known, and a note on the others."""
+        ids = self._known.item_ids(items)
+        known = ids >= self._known.items.first_id
+        strange = [items[place] for place in np.flatnonzero(~known).tolist()]
+        if not strange:
+            return ids, []
+        more = f" and {len(strange) - SHOWN:,} more" if len(strange) > SHOWN else ""
+        shown = listed(map(str, strange[:SHOWN]))
+        return ids[known], [f"{what}: {len(strange):,} of {len(items):,} items are unknown: {shown}{more}"]
+
+    def _boosts(self, texts: Sequence[str], count: int, problems: list[str]) -> NDArray[np.float32] | None:
+        if not texts:
+            return None
+        total = np.zeros(count, np.float32)
+        for text in texts:
+            try:
+                boost = Boost.parse(text)
+            except RequestError as error:
+                problems += error.problems
+                continue
+            if (kept := self._mask(boost.where, "boost: ", problems)) is not None:
+                total += np.float32(boost.weight) * kept
+        return total
+
+    def _mask(self, text: str, where: str, problems: list[str]) -> NDArray[np.bool_] | None:
+        """The items (N,) that an expression keeps; None if it can't be read."""
+        if text not in self._masks:
+            try:
+                self._masks[text] = self._raw.mask(text)
+            except RequestError as error:
+                problems += [f"{where}{problem}" for problem in _whole(error)]
+                return None
+            if len(self._masks) > MASKS:
+                self._masks.popitem(last=False)
+        self._masks.move_to_end(text)
+        return self._masks[text]
+
+    def _column(self, name: str, problems: list[str]) -> Any:
+        try:
+            return self._raw.column(name)
+        except RequestError as error:
+            problems += [f"diverse_by: {problem}" for problem in error.problems]
+            return None
+
+
+def _whole(error: RequestError) -> list[str]:
+    """The problems of a filter, each with the word filter before it."""
+    told = ("filter", "the filter")
+    return [problem if problem.startswith(told) else f"filter: {problem}" for problem in error.problems]

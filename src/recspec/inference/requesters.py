@@ -1,0 +1,172 @@
+"""The model's side of a request: features of users, of a context or of a basket, for models that can read them.
+
+Shapes: R users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from recspec.batch import Batch
+from recspec.encoding import raw_names
+from recspec.errors import DataError, RequestError, listed, nearest
+from recspec.inference.catalogue import Catalogues
+from recspec.inference.columns import as_tensor, has_column
+from recspec.inference.request_rows import problems_by_row, row_name, table_of
+from recspec.inference.row_encoder import RowEncoder
+from recspec.models import ItemModel, Model, UserEvents
+
+AnsweredBy = Literal["user", "basket", "context", "basket_vectors", "popularity"]
+"""What an answer is made from; `basket_vectors`: the items nearest to those of the basket."""
+
+SHOWN = 20
+"""Columns that a message asks for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a request gives beside the user: encoded columns, and a basket."""
+
+    features: Batch  # one row
+    basket: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Requesters:
+    """Makes the batches that a model scores items for."""
+
+    def __init__(self, model: Model, known: Catalogues, rows: RowEncoder) -> None:
+        self._model, self._known, self._rows = model, known, rows
+        self._spec = known.spec
+        items = {*self._spec.role("item")}
+        self._wanted = [name for name in model.features() if name not in items]
+        self._item_columns = {*raw_names(known.encoders, items)} - {*raw_names(known.encoders, self._wanted)}
+
+    # --- the context --------------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> list[str]:
+        """Features that no catalogue knows, which differ from request to request."""
+        users = self._known.users
+        return [name for name in self._wanted if name not in users.features and name not in users.lists
+                and name not in self._spec.role("history")]  # fmt: skip
+
+    def columns_of(self, features: list[str]) -> list[str]:
+        """The raw columns that features are made from, each by the first of its names."""
+        encoders = self._known.encoders
+        found = dict[str, None]()
+        for name in features:
+            encoder = encoders.encoders.get(name) if encoders is not None else None
+            columns = getattr(encoder, "columns", None)  # of a cross
+            found.update(dict.fromkeys(columns if columns is not None else [name]))
+        return list(found)
+
+    def context(self, given: Mapping[str, Any], basket: NDArray[np.int64] | None, problems: list[str]) -> Context:
+        """The context and basket of a request; its problems are added to `problems`."""
+        encoders = self._known.encoders
+        own = {*raw_names(encoders, [self._spec.user_id])}
+        readable = [name for name in self._wanted if name not in self._spec.role("history")]
+        known = {*raw_names(encoders, readable)} - own
+        problems += [
+            f"context: '{name[:80]}' is the user's id; name the user instead"
+            if name in own
+            else f"context: the model reads no '{name[:80]}'{nearest(name, known)}; it reads {listed(sorted(known))}"
+            for name in given
+            if name not in known
+        ]
+        lacking = [name for name in self.asked if not has_column(encoders, name, list(given))]
+        missing = [name for name in self.columns_of(lacking) if name not in given]
+        if both := [name for name in missing if name in self._item_columns]:
+            problems.append(
+                f"the model crosses columns of items ({listed(both)}) with others, so it can't recommend; rank or "
+                "predict rows"
+            )
+        elif missing:
+            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+            problems.append(
+                f"context: the model reads {listed(missing[:SHOWN])}{more}, which differ from request to request; give "
+                "a value of each"
+            )
+        past = [name for name in self._wanted if name in self._spec.role("history")]
+        if not all(name in self._known.users.lists for name in past) and (basket is None or not len(basket)):
+            problems.append(f"the model reads the histories {listed(past)}, which no catalogue holds; give a basket")
+        if problems or not given:
+            return Context({}, basket)
+        names = [name for name in readable if has_column(encoders, name, list(given))]
+        return self._encoded(given, names, basket, problems)
+
+    def _encoded(
+        self, given: Mapping[str, Any], names: list[str], basket: NDArray[np.int64] | None, problems: list[str]
+    ) -> Context:
+        try:
+            table = table_of([given], "context")
+            features, missing = self._rows.encode(table, names)
+            notes = self._rows.report(table, missing).notes()
+        except DataError as error:
+            found = problems_by_row(error, lambda row: row_name(row, "request"))
+            problems += [f"context: {problem}" for problem in found]
+        except RequestError as error:
+            problems += error.problems
+        except (pa.ArrowException, OverflowError) as error:
+            problems.append(f"context: a value can't be read: {str(error)[:200]}")
+        else:
+            return Context(features, basket, tuple(note for note in notes if self._spec.user_id not in note))
+        return Context({}, basket)
+
+    # --- who can be answered ------------------------------------------------------------------------------------------
+
+    @property
+    def reads_baskets(self) -> bool:
+        """Whether the model ranks by any events: it is a model of users' events, or its item history is an input."""
+        return isinstance(self._model, ItemModel) or self._rows.histories.of_items in self._wanted
+
+    @property
+    def knows_strangers(self) -> bool:
+        """Whether the model scores users without an id: by an id of unknown ones, or because it reads no id."""
+        reads = [name for name in self._wanted if name in self._known.users.features]
+        return not reads or self._known.users.first_id > 0
+
+    def answered_by(self, context: Context) -> tuple[AnsweredBy, AnsweredBy]:
+        """What known users and others are answered by."""
+        has_basket = context.basket is not None and len(context.basket) > 0
+        by_model: AnsweredBy = "basket" if has_basket and self.reads_baskets else "user"
+        if isinstance(self._model, ItemModel) and by_model == "basket":
+            return by_model, by_model
+        if self.knows_strangers and (by_model == "basket" or context.features):
+            return by_model, "basket" if by_model == "basket" else "context"
+        return by_model, "basket_vectors" if has_basket else "popularity"
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def batch(self, users: NDArray[np.int64], context: Context) -> tuple[Model, Batch]:
+        """The model, and the features of R users; of a basket of an item model, one that knows the basket."""
+        basket = context.basket if context.basket is not None and len(context.basket) else None
+        if isinstance(self._model, ItemModel) and basket is not None:
+            events = UserEvents(np.array([0, len(basket)], np.int64), basket.astype(np.int32))
+            asked = torch.zeros(len(users), dtype=torch.int64, device=self._known.device)
+            return self._model.knowing(events.interactions(self._model.num_items)), {self._spec.user_id: asked}
+        known, rows = self._known.users, torch.from_numpy(np.maximum(users, 0)).to(self._known.device)
+        found: Batch = {}
+        past = [name for name in self._wanted if name in self._spec.role("history")]
+        if past and basket is not None:
+            lists = self._rows.histories.of_basket(basket, past)
+            padded = {name: as_tensor(column, self._spec, name) for name, column in lists.items()}
+            found |= {name: each.to(self._known.device).expand(len(users), -1) for name, each in padded.items()}
+        for name in self._wanted:
+            if name in context.features:
+                found[name] = context.features[name].expand(len(users), *context.features[name].shape[1:])
+            elif name in found:
+                continue
+            elif name in known.features:
+                found[name] = known.features[name].index_select(0, rows)
+            else:
+                ragged = known.lists_of(name, np.maximum(users, 0))
+                found[name] = torch.from_numpy(ragged.pad(int(ragged.lengths.max(initial=0)))).to(self._known.device)
+        return self._model, found
