@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -20,7 +22,7 @@ from recspec.datasets import DATASETS
 from recspec.errors import BundleError, SettingsError
 from recspec.evaluation import EvaluateSettings, Question, evaluate
 from recspec.files import manifest
-from recspec.inference import Predictor, build_pipeline
+from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.models import MODELS, Interactions, ItemModel
 from recspec.prepare import PrepareContext
 from recspec.retrieval import Pipeline, PipelineRanker
@@ -271,3 +273,84 @@ def test_items_that_the_filter_leaves_out_come_last_and_level(runs: Mapping[str,
     assert (scores[:, ~made.kept] == -31).all()
     assert (np.sort(scores[:, made.kept], axis=1)[:, -4:] == [1, 2, 3, 4]).all()
     assert (np.sort(scores[:, made.kept], axis=1)[:, :-4] <= 0).all()
+
+
+# --- recommendations -------------------------------------------------------------------------------------------------
+
+
+def test_the_best_candidates_are_recommended_and_say_what_brought_them(
+    pipeline: Path, runs: Mapping[str, Path]
+) -> None:
+    predictor, alone = Predictor.open(pipeline), Predictor.open(runs["wide_deep"])
+    answer = predictor.recommend(["u3"], k=5)[0]
+    scores = {item.item: item.score for item in alone.recommend(["u3"], k=30)[0].items}
+    assert len(answer.items) == 5
+    assert [item.score for item in answer.items] == sorted((item.score for item in answer.items), reverse=True)
+    for item in answer.items:
+        assert item.score == pytest.approx(scores[item.item], abs=1e-5)
+        assert item.retrieved_by
+        assert {*item.retrieved_by} <= {"ease", "factors", "popularity"}
+    user = int(predictor.catalogues.user_ids(["u3"])[0])
+    made, seen = opened(pipeline), predictor.recommender.seen.of(user).numpy().astype(np.int64)
+    asked = [(each.model, {"user_id": torch.tensor([user])}) for each in made.retrievers]
+    first = made.candidates(asked, 1, excluded=[seen])[0]
+    assert {item.item for item in answer.items} <= {*predictor.raw_ids("item", first.ids).to_pylist()}
+
+
+def test_with_all_items_as_candidates_the_answers_are_those_of_the_ranker(
+    runs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    build_pipeline(tmp_path / "all", [str(runs["ease"])], runs["wide_deep"], candidates=100)
+    users = [f"u{user}" for user in range(40)]
+    ours, theirs = (Predictor.open(path).recommend(users, k=30) for path in (tmp_path / "all", runs["wide_deep"]))
+    for one, other in zip(ours, theirs, strict=True):
+        assert [item.item for item in one.items] == [item.item for item in other.items]
+
+
+def test_filters_excluded_items_and_unknown_users(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    build_pipeline(tmp_path / "a", [str(runs["ials"])], runs["wide_deep"], candidates=4, filter="kind != 'a'")
+    predictor = Predictor.open(tmp_path / "a")
+    kinds = {100 + number: "abc"[(100 + number) % 3] for number in range(30)}
+    wanted = Wanted(users=("u1", "nobody"), k=30, filter="kind != 'b'", exclude=(101, 104, 107))
+    known, unknown = predictor.recommend(wanted)
+    for answer in (known, unknown):
+        items = [int(item.item) for item in answer.items]
+        assert items
+        assert {kinds[item] for item in items} == {"c"}
+        assert not {*items} & {101, 104, 107}
+    assert {item.retrieved_by for item in unknown.items} == {("popularity",)}
+    seen = predictor.recommender.seen.of(int(predictor.catalogues.user_ids(["u1"])[0])).numpy() + 99
+    left = {item for item in kinds if kinds[item] == "c"} - {101, 104, 107} - {*seen.tolist()}
+    assert {int(item.item) for item in known.items} == left
+
+
+def test_a_basket_is_answered_by_retrievers_that_read_baskets(pipeline: Path) -> None:
+    predictor = Predictor.open(pipeline)
+    answer = predictor.recommend(Wanted(items=(100, 103), k=5))[0]
+    assert answer.answered_by == "basket"
+    assert len(answer.items) == 5
+    assert not {item.item for item in answer.items} & {"100", "103", 100, 103}
+    assert any("ease" in (item.retrieved_by or ()) for item in answer.items)
+
+
+def test_files_tables_and_json_name_the_retrievers(pipeline: Path, tmp_path: Path) -> None:
+    asked = ["recommend", str(pipeline), "--user", "u3", "-k", "3"]
+    shown = CliRunner().invoke(app, asked)
+    assert "retrieved by" in shown.stdout
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert all(item["retrieved_by"] for item in told[0]["items"])
+    found = CliRunner().invoke(
+        app, ["recommend", str(pipeline), "--all", "-k", "3", "--out", str(tmp_path / "a.parquet")]
+    )
+    assert found.exit_code == 0, found.output
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert len(table) == 120
+    of_user = [row for row in table.to_pylist() if row["user"] == "u3"]
+    assert [row["retrieved_by"] for row in of_user] == [item["retrieved_by"] for item in told[0]["items"]]
+
+
+def test_rows_are_scored_by_the_ranker(pipeline: Path, runs: Mapping[str, Path]) -> None:
+    rows = pa.table({"user_id": ["u1"] * 3, "item_id": [100, 101, 102]})
+    ours, _ = Predictor.open(pipeline).predict(rows)
+    theirs, _ = Predictor.open(runs["wide_deep"]).predict(rows)
+    assert ours.tolist() == theirs.tolist()

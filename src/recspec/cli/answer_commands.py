@@ -167,11 +167,13 @@ def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> N
         out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
     table = titled_table(f"user {answer.user}{'' if answer.known else ': unknown, so the most popular items'}")
     titled = any(item.title for item in answer.items)
-    for name in ("", "item", *(["title"] if titled else []), "score"):
-        table.add_column(name, justify="left" if name == "title" else "right")
+    staged = any(item.retrieved_by is not None for item in answer.items)
+    for name in ("", "item", *(["title"] if titled else []), "score", *(["retrieved by"] if staged else [])):
+        table.add_column(name, justify="left" if name in ("title", "retrieved by") else "right")
     for rank, item in enumerate(answer.items, start=1):
         score = f"{item.score:.4f}" if answer.known else f"{item.score:.0f}"
-        table.add_row(str(rank), str(item.item), *([item.title or ""] if titled else []), score)
+        brought = [", ".join(item.retrieved_by or ())] if staged else []
+        table.add_row(str(rank), str(item.item), *([item.title or ""] if titled else []), score, *brought)
     out.print(table)
     for note in answer.notes:
         out.print(f"note: {note}")

@@ -16,7 +16,7 @@ from recspec.batch import Batch
 from recspec.bundle import Bundle, PipelineCard, RetrieverCard, pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.encoding import Encoders
-from recspec.errors import BundleError, RequestError, SettingsError, shortened
+from recspec.errors import BundleError, RequestError, SettingsError, listed, shortened
 from recspec.evaluation import id_feature
 from recspec.files import PathError, copy, local, manifest, whole_folder
 from recspec.inference.catalogue import Catalogues
@@ -182,6 +182,12 @@ def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence
         for path, each in zip(paths, trained, strict=True)
         if not can_retrieve(each.model)
     ]
+    own = {*first.model.features()}
+    for path, each in zip(paths, trained, strict=True):
+        lacking = [name for name in each.model.features() if name in each.spec.role("context") and name not in own]
+        if lacking:
+            problems.append(f"{path}: reads {listed(lacking)} of a request's context, which the ranker does not read; "
+                            "take a ranker that does")  # fmt: skip
     ours = _digests(first)
     problems += [
         f"{path}: was trained on other data than {ranker}; train both on one prepared folder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,13 @@ class RecommendedItem:
     title: str | None
     score: float
     boost: float | None = None
+    retrieved_by: tuple[str, ...] | None = None
+    """Of a pipeline: the retrievers that brought it, or popularity."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON; without what was not asked for."""
-        optional = {"boost": self.boost}
+        retrieved_by = None if self.retrieved_by is None else list(self.retrieved_by)
+        optional = {"boost": self.boost, "retrieved_by": retrieved_by}
         given = {name: value for name, value in optional.items() if value is not None}
         return {"item": self.item, "title": self.title, "score": self.score, **given}
 
@@ -50,14 +53,19 @@ class Recommendation:
 
 
 def described(
-    known: Catalogues, items: NDArray[np.int64], scores: NDArray[np.float32], boosts: NDArray[np.float32] | None = None
+    known: Catalogues,
+    items: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    boosts: NDArray[np.float32] | None = None,
+    retrieved_by: Sequence[tuple[str, ...]] | None = None,
 ) -> tuple[RecommendedItem, ...]:
     """Items with their raw ids and titles."""
     raw, titles = known.raw_ids("item", items).to_pylist(), known.items.titles_of(items).to_pylist()
     parts = [None] * len(items) if boosts is None else [round(boost, 6) for boost in boosts.tolist()]
+    names = [None] * len(items) if retrieved_by is None else retrieved_by
     return tuple(
-        RecommendedItem(item, title, round(score, 6), boost)
-        for item, title, score, boost in zip(raw, titles, scores.tolist(), parts, strict=True)
+        RecommendedItem(item, title, round(score, 6), boost, brought)
+        for item, title, score, boost, brought in zip(raw, titles, scores.tolist(), parts, names, strict=True)
     )
 
 

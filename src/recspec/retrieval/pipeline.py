@@ -94,6 +94,11 @@ class Pipeline:
         names = (*(each.name for each in self.retrievers), pipeline_card.POPULARITY)
         return tuple(name for place, name in enumerate(names) if bits >> place & 1)
 
+    @property
+    def popularity_bit(self) -> int:
+        """The bit of `brought_by` for items that fill a list up."""
+        return 1 << len(self.retrievers)
+
     def candidates(
         self,
         asked: Sequence[Asked],

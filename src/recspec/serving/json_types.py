@@ -150,6 +150,7 @@ class RecommendedItem(RankedScore):
     """A recommended item."""
 
     boost: float | None = None
+    retrieved_by: list[str] | None = None
 
 
 class Recommendation(Scored):
