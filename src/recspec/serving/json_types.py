@@ -209,6 +209,14 @@ class ModelFeature(Answer):
     num_ids: int | None
 
 
+class ServedPipeline(Answer):
+    """How a pipeline finds the candidates that its model ranks."""
+
+    candidates: int
+    filter: str | None
+    retrievers: list[str]
+
+
 class ServedModel(Answer):
     """A model, the requests that it answers, and its inputs."""
 
@@ -220,6 +228,7 @@ class ServedModel(Answer):
     raw: bool
     columns: list[RawColumn]
     features: list[ModelFeature]
+    pipeline: ServedPipeline | None
 
 
 class Models(Answer):
