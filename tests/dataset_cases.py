@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,30 @@ def write_table(folder: Path) -> Path:
     return path
 
 
+def write_vectors(folder: Path) -> Path:
+    """Labelled rows with a vector each, and a vector of each item in a file."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    rows = [
+        f'u{rng.integers(12)},{rng.integers(9)},{rng.integers(1000)},{rng.integers(2)},"{rng.normal(size=2).tolist()}"\n'
+        for _ in range(200)
+    ]
+    (folder / "rows.csv").write_text("user_id,item_id,timestamp,clicked,mood\n" + "".join(rows))
+    images = [
+        json.dumps(
+            {
+                "item_id": str(item),
+                "image": rng.normal(size=3).tolist(),
+                "title": f"a {rng.choice(['red', 'blue'])} chair {item}",
+            }
+        )
+        + "\n"
+        for item in range(9)
+    ]
+    (folder / "items.jsonl").write_text("".join(images))
+    return folder / "rows.csv"
+
+
 ADULT = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Canada, <=50K
 52, Private, 209642, HS-grad, 9, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, 0, 45, Canada, >50K
@@ -146,6 +171,14 @@ CASES = {
                                "num_negatives": 1, "item_features": ["price"], "context_features": ["device"]}),
     "table-clicks": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
                          "lists": ["tags"], "context_features": ["price", "device"]}),
+    "table-vectors": Case("table", write_vectors, {"label": "clicked", "items": "items.jsonl",
+                          "item_features": ["image"], "context_features": ["mood"], "text": ["title"],
+                          "text_dim": 3}),
+    "table-weights": Case("table", write_table, {**TABLE_COLUMNS, "label": None, "num_negatives": 1, "half_life": 300,
+                          "event": "clicked", "event_weights": {"0": 1, "1": 2.5}, "repeats": "keep"}),
+    "labelled-histories": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "history": 5,
+                               "split": "time", "negative_history": True, "item_features": ["device"],
+                               "context_features": ["price"]}),
     "table-hashed": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
                          "lists": ["tags"], "context_features": ["price", "device"], "buckets": {"price": 4},
                          "hashed": {"tags": 9, "device": 50}, "crosses": [["device", "price_bucket"], ["who", "what"]],

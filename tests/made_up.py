@@ -1,5 +1,6 @@
 """Small made-up datasets that several test files train on."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,36 @@ def sequences(
     about = {"user_id": "user_id", "item_id": "item_id", "catalogues": catalogues, "summary": {"best_possible": best}}
     features.replace(sources=sources, metadata=about, folder=folder).save(folder)
     return FeatureSpec.load(folder)
+
+
+def vectors(folder: Path, *, labelled: bool = False) -> FeatureSpec:
+    """Rows of your own table with a vector of each user, item, row and title, prepared with histories or with labels.
+
+    The raw files stay in `folder / "raw"`.
+    """
+    rng = np.random.default_rng(0)
+    raw, num_users, num_items = folder / "raw", 25, 20
+    raw.mkdir(parents=True)
+    for name, count in (("user", num_users), ("item", num_items)):
+        held: list[dict[str, object]] = [
+            {f"{name}_id": f"{name[0]}{at}", f"{name}_vector": rng.normal(size=3).tolist()} for at in range(count)
+        ]
+        for at, each in enumerate(held if name == "item" else ()):
+            each["title"] = f"{'a red' if at % 2 else 'the blue'} {'chair' if at % 3 else 'table'}"
+        (raw / f"{name}s.jsonl").write_text("".join(json.dumps(each) + "\n" for each in held))
+    lines = []
+    for user in range(num_users):
+        for time, item in enumerate(rng.permutation(num_items)[:8]):
+            mood = rng.normal(size=2).round(4).tolist()
+            lines.append(f'u{user},i{item},{time},{rng.integers(2)},"{mood}"\n')
+    (raw / "rows.csv").write_text("user_id,item_id,timestamp,clicked,mood\n" + "".join(lines))
+    settings = {"users": "users.jsonl", "items": "items.jsonl", "user_features": ["user_vector"],
+                "item_features": ["item_vector"], "context_features": ["mood"],
+                "text": ["title"], "text_dim": 4}  # fmt: skip
+    own = {"label": "clicked", "split": "share"} if labelled else {"label": None, "history": 4, "num_negatives": 3}
+    table = DATASETS["table"]
+    table.prepare(PrepareContext(raw / "rows.csv", folder / "data", threads=1), table.Settings(**settings, **own))  # type: ignore[arg-type]
+    return FeatureSpec.load(folder / "data")
 
 
 NUM_CATEGORIES = 6

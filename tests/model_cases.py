@@ -61,6 +61,20 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"hidden": [8], "latent": 4, "dropout": 0.0, "kl_weight": 0.0},
         "decoder",
     ),
+    "sasrec": ModelCase(
+        {"dim": 16, "hidden": 16, "dropout": 0.0},
+        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0},
+        "blocks",
+    ),
+    "two_tower": ModelCase(
+        {"dim": 16, "embedding_dim": 16, "temperature": 0.2},
+        {"dim": 4, "embedding_dim": 4, "hidden": [8]},
+        "item_tower",
+    ),
+    "markov": ModelCase(
+        {"window": 50, "decay": 1.0, "source": 0.5, "recency": 1.0}, {"k": 2}  # the order of this data says nothing
+    ),
+    "gf_cf": ModelCase({"vectors": 8, "k": 60, "recency": 1.0, "alpha": 0.3}, {"vectors": 2, "k": 3}),
     "popularity": ModelCase({}, {}, reaches=0.5),
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from recspec.config import Settings
 from recspec.errors import RecspecError
 
-RANDOM = frozenset({"dropout", "kl_weight"})
+RANDOM = frozenset({"dropout", "id_dropout", "kl_weight"})
 """Settings that make a step random; they stay at 0 where steps are compared."""
 
 ON = 0.3

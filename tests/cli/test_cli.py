@@ -367,6 +367,24 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert {"hit_rate@5", "hit_rate@2"} <= set(json.loads(printed)["metrics"]["sampled"])
     assert "hit_rate@10" not in json.loads(printed)["metrics"]["sampled"]
 
+    asked = ("--protocol", "full", "--slice", "activity", "--slice", "popularity", "--bootstrap", "50",
+             "--cold", "drop", "--known", "train", "--repeats", "keep", "--against", trained)  # fmt: skip
+    status, printed, said = run("evaluate", trained, made, *asked, "--json")
+    assert status == 0, said
+    found = json.loads(printed)
+    interval = found["intervals"]["full"]["mrr"]
+    assert interval["low"] <= interval["value"] <= interval["high"]
+    assert found["against"][str(trained)]["full"]["mrr"]["p_value"] == 1.0
+    assert {"coverage@10", "novelty@10", "popularity_lift@10"} <= set(found["beyond_accuracy"]["model"])
+    assert set(found["slices"]["full"]) == {"activity", "popularity"}
+    assert (found["protocols"]["full"]["cold"], found["protocols"]["full"]["repeats"]) == ("drop", "keep")
+    status, printed, said = run("evaluate", trained, made, *asked, "--users", "5")
+    assert status == 0, said
+    for part in ("full (5 users", "; trained on train; cold: ", "full by activity", "against", "novelty@10", "95 %"):
+        assert part in printed
+    status, _, said = run("evaluate", trained, made, "--cold", "drp")
+    assert (status, "evaluate: setting 'cold' is 'drp': input should be 'keep' or 'drop'" in said) == (2, True)
+
     status, _, said = run("predict", trained, made, "--split", "valid", "--out", tmp_path / "valid.jsonl")
     assert (status, "rows" in said) == (0, True)
     first = json.loads((tmp_path / "valid.jsonl").read_text().splitlines()[0])

@@ -195,7 +195,7 @@ def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
     )
     assert "item feature 'prize' is no column (did you mean 'price'?)" in str(caught.value)
     assert "item feature 'item_id' is the item's id, which is a feature already; leave it out" in str(caught.value)
-    assert "'colour' is set as numeric, categorical or list, but is no feature" in str(caught.value)
+    assert "'colour' is set as numeric, categorical, list or vector, but is no feature" in str(caught.value)
 
 
 def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
     [
         ({"label": "y", "split": "leave_one_out"}, "so goes without a label"),
         ({"split": "share", "label": None}, "split share needs a label"),
-        ({"history": 5, "label": "y"}, "history: of rows without a label"),
+        ({"train_negatives": 5, "label": "y"}, "train_negatives: of rows without a label"),
         ({"min_history": 2, "negative_history": True}, "min_history and negative_history say how histories are made"),
         ({"user": None, "label": None}, "needs the columns of user and item"),
         ({"label": "y", "min_rating": 3}, "min_rating: of rows without a label"),

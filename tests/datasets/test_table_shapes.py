@@ -336,6 +336,9 @@ def test_a_label_is_found_by_its_name_and_values(tmp_path: Path) -> None:
     assert task_of(found.spec) == "clicks"
     for name, asked in (("told", {"label": None}), ("history", {"history": 3}), ("split", {"split": "leave_one_out"})):
         assert task_of(prepare_table(tmp_path / "a.csv", tmp_path / name, **asked).spec) == "interactions"
+    timed = text.replace("\n", ",1700000000\n").replace("click,1700000000", "click,time")
+    asked = {"history": 3, "valid": 0, "test": 0}
+    assert task_of(prepare_table(tmp_path / "c.csv", tmp_path / "c", timed, **asked).spec) == "clicks"
     ones = prepare_table(tmp_path / "b.csv", tmp_path / "b", text.replace(",0\n", ",1\n"))
     assert task_of(ones.spec) == "interactions"  # a column of ones tells nothing
 
@@ -385,8 +388,10 @@ def test_a_label_may_be_a_word(tmp_path: Path) -> None:
 
 def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(labelled_text())
-    with pytest.raises(ValueError, match="history and repeats: of rows without a label; leave out the label or these"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", history=5, repeats="last")
+    with pytest.raises(
+        ValueError, match="train_negatives and repeats: of rows without a label; leave out the label or these"
+    ):
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", train_negatives=5, repeats="last")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_combinations_that_differ_in_given_settings_alone_are_tried_once(data: F
 
 
 def test_the_choice_goes_on_beyond_the_edges_of_the_grid(data: FeatureSpec) -> None:
-    fit = a_fit("ease", data)
+    fit = a_fit("ease", data, settings={"recency": 1.0})
     values = iter([4.0, 5.0, 3.0, 2.0, 6.0, 7.0, 6.5])
     fit._value = lambda _: next(values)  # type: ignore[method-assign]
     found = fit.run()
@@ -65,10 +65,27 @@ def test_the_choice_goes_on_beyond_the_edges_of_the_grid(data: FeatureSpec) -> N
 
 
 def test_settings_that_were_given_are_kept_and_still_measured(data: FeatureSpec) -> None:
-    found = a_fit("ease", data, settings={"l2": 7.0}).run()
+    found = a_fit("ease", data, settings={"l2": 7.0, "recency": 1.0}).run()
     assert [each.settings for each in found.tried] == [{}]
     assert found.model.settings.model_dump()["l2"] == 7.0
     assert found.value is not None
+
+
+def test_settings_of_scoring_are_chosen_for_the_best_fit_which_is_not_repeated(data: FeatureSpec) -> None:
+    fit = a_fit("ease", data, settings={"l2": 7.0})
+    values = iter([4.0, 5.0, 6.0, 7.0, 6.5])
+    fit._value = lambda _: next(values)  # type: ignore[method-assign]
+    fitted = []
+    original = fit._fitted
+    fit._fitted = lambda *of: fitted.append(of) or original(*of)  # type: ignore[method-assign, func-returns-value]
+    found = fit.run()
+    assert [dict(each.settings) for each in found.tried] == [
+        {}, {"recency": 0.9}, {"recency": 0.7}, {"recency": 0.544}, {"recency": 0.423},
+    ]  # fmt: skip
+    assert len(fitted) == 1
+    assert found.model.settings.model_dump()["recency"] == 0.544
+    monotone = evaluate_model(found.model, data, "valid", protocols=("full",)).metrics
+    assert monotone["full"] == found.metrics["full"]
 
 
 def test_without_valid_the_first_values_are_taken(data: FeatureSpec) -> None:

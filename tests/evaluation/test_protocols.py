@@ -306,7 +306,7 @@ def reference_full(
 def test_full_equals_plain_loops_in_every_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_per_block: int
 ) -> None:
-    monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", scores_per_block)
+    monkeypatch.setattr("recspec.evaluation.rankings.SCORES_PER_BLOCK", scores_per_block)
     rng = np.random.default_rng(1)
     pairs = {split: {(int(u), int(i)) for u, i in rng.integers(0, (20, 40), (n, 2))} for split, n in
              (("train", 200), ("valid", 40), ("test", 60))}  # fmt: skip
@@ -342,18 +342,17 @@ def test_series_of_a_positive_and_a_negative_beside_histories_by_hand(tmp_path: 
     """Logits: 1.02 and .07; .04 and 1.05; .01 and .06. User 1's positive alone is first of its two."""
     spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5])], "test": HELD_OUT})
     found = evaluate_model(HistoryModel(spec, np.zeros((1, 1))), spec, "test")
-    assert set(found.metrics) == {"rows", "sampled"}
-    assert found.left_out == {
-        "full": "it weighs every item against 'history_item' of each user, which takes long; ask for it with the "
-        "protocol's name"
-    }
+    assert set(found.metrics) == {"rows", "sampled", "full"}
+    assert found.protocols["full"]["input"] == "the histories of the rows of test"
     assert found.metrics["sampled"]["hit_rate@1"] == pytest.approx(1 / 3)
     assert found.metrics["sampled"]["ndcg@1"] == pytest.approx(1 / 3)
     assert found.metrics["sampled"]["mrr"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert found.metrics["rows"]["group_auc"] == pytest.approx(1 / 3)
     assert found.metrics["rows"]["auc"] == pytest.approx(2 / 9)  # 1.02 above .07 and .06
     assert {"log_loss", "accuracy"} <= set(found.metrics["rows"])
-    assert Report("test", found).described("sampled") == ("sampled (3 groups, 2 candidates each: the dataset's own)")
+    assert Report("test", found).described("sampled") == (
+        "sampled (3 groups, 2 candidates each: the dataset's own; input at test: the histories of the rows of test)"
+    )
 
 
 def test_full_gives_each_user_the_history_of_its_row_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -410,7 +409,7 @@ def test_every_number_of_ranks_gives_the_numbers_of_one(
 ) -> None:
     monkeypatch.setattr("recspec.evaluation.interactions.ROWS_PER_BLOCK", 64)
     monkeypatch.setattr("recspec.evaluation.scoring.ROWS_PER_BLOCK", 64)
-    monkeypatch.setattr("recspec.evaluation.protocols.SCORES_PER_BLOCK", 200)
+    monkeypatch.setattr("recspec.evaluation.rankings.SCORES_PER_BLOCK", 200)
     rng = np.random.default_rng(6)
     rows = series(rng, 21, 50, 12)
     train = [(u, int(i), 1) for u in range(21) for i in rng.choice(50, 10, replace=False)]

@@ -9,6 +9,7 @@ from recspec import config
 from recspec.errors import SettingsError, SpecError
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
+from recspec.evaluation.report import Report
 from recspec.models import Interactions
 from recspec.spec import FeatureSpec
 from tests.evaluation.tables import (
@@ -35,10 +36,72 @@ def test_full_and_sampled_wait_to_be_asked_where_requests_differ(tmp_path: Path)
     }
 
 
-def test_a_model_that_ignores_histories_is_asked_for_full_without_being_told(tmp_path: Path) -> None:
-    spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5])], "test": HELD_OUT})
+def test_full_is_left_out_if_histories_make_it_long_and_the_model_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before test, users 1, 2 and 3 acted on 2, 3 and 0 items; times 8 items, 40 pairs."""
+    spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5]), (2, 1, 1, [2, 3])], "test": HELD_OUT})
+    question = Question(spec, "test", None, EvaluateSettings())
+    assert question.pairs_of_events == 40
+    assert "full" in question.choose()[0]
+    monkeypatch.setattr("recspec.evaluation.question.MOST_PAIRS_OF_EVENTS", 39)
+    assert question.choose()[1] == {
+        "full": "it weighs every item against 'history_item' of each user, 4.0e+01 pairs of item and event, more than "
+        "4e+01; ask for it with the protocol's name, or for fewer users with --users"
+    }
+    assert "full" in Question(spec, "test", None, EvaluateSettings(users=1)).choose()[0]
     assert "full" in evaluate_model(TableModel(spec, np.eye(4, 8)), spec, "test").metrics
-    assert "full" in Question(spec, "test", None, EvaluateSettings()).choose()[1]
+    with pytest.raises(SettingsError, match="known is train, and the model reads 'history_item' of each row, which"):
+        Question(
+            with_histories(tmp_path / "valid too", {"train": [(1, 7, 1, [5])], "valid": HELD_OUT, "test": HELD_OUT}),
+            "test",
+            None,
+            EvaluateSettings(known="train"),
+        )
+
+
+def choices(folder: Path) -> FeatureSpec:
+    """User 1: item 1 in train, 2 in valid, 3 in test; user 2: 2 in train, 1 in valid, again 2 in test."""
+    splits = {"train": [(1, 1, 1), (2, 2, 1)], "valid": [(1, 2, 1), (2, 1, 1)], "test": [(1, 3, 1), (2, 2, 1)]}
+    return dataset(folder, splits, items=5)
+
+
+def test_repeats_are_targets_and_candidates_if_they_are_kept(tmp_path: Path) -> None:
+    spec, table = choices(tmp_path), TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
+    asked = {name: EvaluateSettings(ks=(1,), repeats=name) for name in ("drop", "keep")}
+    full = {
+        name: evaluate_model(table, spec, "test", protocols=["full"], settings=each) for name, each in asked.items()
+    }
+    dropped, kept = (found.protocols["full"] for found in full.values())
+    # Without repeats only user 1 has a target, 3: of 0, 3 and 4 it leads. With them: third of five, and second of five.
+    assert (dropped["groups"], dropped["fewest_candidates"], full["drop"].metrics["full"]["mrr"]) == (1, 3, 1.0)
+    assert dropped["repeats_left_out"] == 1
+    assert (kept["groups"], kept["most_candidates"]) == (2, 5)
+    assert full["keep"].metrics["full"]["mrr"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert "repeats_left_out" not in kept
+    assert "all items; items that the user acted on before are candidates and targets" in Report(
+        "test", full["keep"]
+    ).described("full")
+
+
+def test_items_that_training_never_saw_are_dropped_if_asked(tmp_path: Path) -> None:
+    spec, table = choices(tmp_path), TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
+    asked = EvaluateSettings(ks=(1,), cold="drop", repeats="keep")
+    found = evaluate_model(table, spec, "test", protocols=["full", "sampled"], settings=asked)
+    # Train has items 1 and 2: user 1's target 3 falls out, user 2's is second of two.
+    assert found.metrics["full"]["mrr"] == 0.5
+    facts = found.protocols["full"]
+    assert (facts["groups"], facts["most_candidates"]) == (1, 2)
+    assert (facts["cold"], facts["cold_targets_dropped"], facts["cold_items"]) == ("drop", 1, 3)
+    assert "; cold: 1 targets and 3 items dropped)" in Report("test", found).described("full")
+    assert found.protocols["sampled"]["most_candidates"] == 2
+
+
+def test_known_names_the_splits_that_are_a_models_input(tmp_path: Path) -> None:
+    spec = choices(tmp_path)
+    for known, splits in (("before", ("train", "valid")), ("train", ("train",))):
+        assert Question(spec, "test", None, EvaluateSettings(known=known)).known == splits
+    assert Question(spec, "train", None, EvaluateSettings()).known == ()
 
 
 def test_unknown_protocols_and_splits_are_refused(tmp_path: Path) -> None:

@@ -20,10 +20,13 @@ from recspec.encoding.encoder_kinds import (
     HashEncoder,
     NumberEncoder,
     ScaleEncoder,
+    TextEncoder,
+    VectorEncoder,
     VocabularyEncoder,
 )
 from recspec.encoding.encoders import Encoders
 from recspec.encoding.raw_values import MISSING_NUMBERS
+from recspec.encoding.text_vectors import fit_projection
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import DataError, ExportError
 from recspec.export.triton_encode import Encoding
@@ -57,8 +60,14 @@ ENCODERS: dict[str, Encoder] = {
     "logarithm": ScaleEncoder(mean=0.5, std=2.0, column="number", log_plus=1.0),
     "bucket": BucketEncoder(boundaries=(0.0, 2.0, 10.0), column="number"),
     "cross": CrossEncoder(columns=("colour", "number"), cardinality=100, boundaries={"number": (0.0, 2.0)}),
+    "image": VectorEncoder(length=2, scale=0.5),
+    "title": TextEncoder(projection="title", length=2, column="words", missing_values=("none",)).holding(
+        fit_projection(["red chair", "blue chair", "Ärger im Büro"], 2)
+    ),
 }
-LENGTHS = {"tags": 2, "latest tags": 2, "hashed tags": 3}
+IMAGES = [[at / 3, -at] if at != 4 else [np.nan, np.nan] for at in range(10)]
+LENGTHS = {"tags": 2, "latest tags": 2, "hashed tags": 3, "image": 2, "title": 2}
+WORDS = ["red chair", "", "none", "a chair", "BLUE", "büro ärger", "x", "12", "chairs", "red  red"]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +83,7 @@ def encoders() -> Encoders:
 @pytest.fixture(scope="module")
 def signature() -> Signature:
     def port(name: str) -> Port:
-        numeric = isinstance(ENCODERS[name], (NumberEncoder, ScaleEncoder))
+        numeric = isinstance(ENCODERS[name], (NumberEncoder, ScaleEncoder, VectorEncoder, TextEncoder))
         return Port(name, "float32" if numeric else "int64", LENGTHS.get(name, 1), "row", None, name in LENGTHS)
 
     return Signature("rows", tuple(port(name) for name in ENCODERS))
@@ -91,6 +100,8 @@ def test_every_encoder_gives_the_ids_and_numbers_that_prepare_gives(
         "whole": np.array([[text.encode()] for text in WHOLE], object),
         "tags": np.array([[text.encode()] for text in LISTS], object),
         "number": np.array(NUMBERS)[:, None],
+        "image": np.array(IMAGES),
+        "words": np.array([[text.encode()] for text in WORDS], object),
     }
     assert {each["name"] for each in encoding.columns} == set(columns)
     found = encoding.encode(columns)
@@ -101,12 +112,17 @@ def test_every_encoder_gives_the_ids_and_numbers_that_prepare_gives(
             "whole": WHOLE,
             "tags": LISTS,
             "number": [None if np.isnan(number) else number for number in NUMBERS],
+            "image": IMAGES,
+            "words": WORDS,
         }
     )
     expected = encoders.encode(table)
     for name, column in expected.items():
         if isinstance(column, tuple):
             values, offsets = column
+            if name in ("image", "title"):
+                assert_close(found[name].ravel(), values, name)
+                continue
             rows = [list(values[start:stop]) for start, stop in pairwise(offsets)]
             assert [[each for each in row if each] for row in found[name].tolist()] == rows, name
         else:
@@ -123,7 +139,8 @@ for name in ("pyarrow", "pydantic", "torch", "recspec"):
 import model, numpy, pathlib
 made = model.Encoding.load(pathlib.Path(".")).encode({
     **{name: numpy.array([[b"red"]], object) for name in ("colour", "raw colour", "whole", "tags")},
-    "number": numpy.array([[1.0]]),
+    "number": numpy.array([[1.0]]), "image": numpy.array([[1.0, 2.0]]),
+    "words": numpy.array([[b"red"]], object),
 })
 print(made["colour"][0, 0], made["hashed"][0, 0])
 """
@@ -168,6 +185,8 @@ def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders,
         "whole": "string",
         "tags": "string",
         "number": "float64",
+        "image": "float64",
+        "words": "string",
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -249,8 +248,7 @@ def test_protocol_full_ranks_the_candidates_first_and_tells_their_recall(
 def test_with_all_items_as_candidates_a_pipeline_ranks_as_its_ranker(runs: Mapping[str, Path], tmp_path: Path) -> None:
     build_pipeline(tmp_path / "all", [str(runs["ials"])], runs["wide_deep"], candidates=100)
     trained, spec = bundle.load(tmp_path / "all"), FeatureSpec.load(runs["data"])
-    made = Pipeline.open(trained)
-    ours = evaluate(trained, spec, protocols=["full"], of_all=partial(PipelineRanker, trained, made))
+    ours = evaluate(trained, spec, protocols=["full"], of_all=PipelineRanker)
     alone = evaluate(bundle.load(runs["wide_deep"]), spec, protocols=["full"])
     assert ours.model.metrics == alone.model.metrics
     assert ours.model.protocols["full"]["candidates_recall"] == 1
@@ -268,7 +266,7 @@ def test_items_that_the_filter_leaves_out_come_last_and_level(runs: Mapping[str,
     trained, spec = bundle.load(tmp_path / "a"), FeatureSpec.load(runs["data"])
     made = Pipeline.open(trained)
     question = Question(spec, "test", ["full"], EvaluateSettings())
-    scores = PipelineRanker(trained, made, question).score_users(question.ranked_users[:3])
+    scores = PipelineRanker(trained, question).score_users(question.ranked_users[:3])
     assert made.kept is not None
     assert (scores[:, ~made.kept] == -31).all()
     assert (np.sort(scores[:, made.kept], axis=1)[:, -4:] == [1, 2, 3, 4]).all()

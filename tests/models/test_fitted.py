@@ -25,6 +25,8 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("item_knn", {"k": 5, "shrink": 1.0}),
     *(("ease", {"form": form, "l2": 5.0, "neighbours": 99}) for form in FORMS),
     ("ials", {"factors": 4, "l2": 0.5}),
+    ("markov", {"k": 12}),
+    ("gf_cf", {"vectors": 3, "k": 15}),
 ]
 every_case = pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda each: str(each))
 PERSONAL = pytest.mark.parametrize(("name", "settings"), CASES[1:], ids=lambda each: str(each))
@@ -74,7 +76,7 @@ def test_pairs_have_the_scores_of_their_users_in_every_block_size(
     model = fitted(name, two_tastes(), **settings)
     scores = all_scores(model)
     assert_close(pair_scores(model), scores)
-    monkeypatch.setattr("recspec.models.fitted.SCORES", 50)
+    monkeypatch.setattr("recspec.models.item_model.SCORES", 50)
     monkeypatch.setattr(known_file, "ENTRIES", 20)
     monkeypatch.setattr(known_file, "ACTED", 60)
     assert_close(pair_scores(model), scores)

@@ -13,7 +13,8 @@ from recspec import config
 from recspec.batch import Batch, drawn_of, log_expected_of, take
 from recspec.errors import SettingsError
 from recspec.models.facts import DataFacts
-from recspec.models.neumf import NeuMF, NeuMFSettings, repeat_period, sampled_softmax
+from recspec.models.neumf import NeuMF, NeuMFSettings, repeat_period
+from recspec.nn import sampled_softmax
 from recspec.spec import FeatureSpec
 
 USERS, ITEMS = 30, 20

@@ -36,7 +36,7 @@ def specification(numbers: str) -> FeatureSpec:
     }
     channels = {"user": ["u", "v", "liked"], "item": ["j", "i", "tags"], "label": ["label"]}
     for name, owner in zip("xyz", numbers, strict=False):
-        features[name] = {"dtype": "float32"}
+        features[name] = {"dtype": "float32"} | ({"length": 3, "vector": True} if name == "y" else {})
         channels["item" if owner == "i" else "user"].append(name)
     return FeatureSpec.from_dict({"feature_spec": {**features, "label": {}}, "channel_spec": channels})
 

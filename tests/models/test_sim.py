@@ -279,7 +279,9 @@ def test_scores_of_items_are_those_of_pairs(way: str, monkeypatch: pytest.Monkey
     with torch.inference_mode():
         pairs = model.pair_scores(request, items)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
-        monkeypatch.setattr(sim, "SCORES", 7 * 12 * 2)
+        monkeypatch.setattr(sim, "REQUEST_FLOATS", 1)
+        monkeypatch.setattr("recspec.nn.all_items.FLOATS", 7 * 12 * 2)
+        monkeypatch.setattr("recspec.nn.all_items.EVENTS", 3)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         nobody = {name: values[:0] for name, values in request.items()}
         assert model.score_items(nobody, items).shape == (0, NUM_ITEMS)

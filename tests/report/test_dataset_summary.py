@@ -204,3 +204,14 @@ def test_figures_add_up_over_blocks() -> None:
         figures.add(lists.values)
     assert figures.lengths.tolist() == [1, 1, 1, 0, 1]
     assert figures.card(spec, "tags").distinct == 7
+
+
+def test_a_vector_is_told_with_its_size_and_no_lengths(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('"[1, 2]",1\n"[3, 4]",0\n')
+    sections = {
+        "feature_spec": {"image": {"length": 2, "vector": True}, "label": {}},
+        "source_spec": {"train": [{"type": "csv", "features": ["image", "label"], "files": ["t.csv"]}]},
+        "channel_spec": {"context": ["image"], "label": ["label"]},
+    }
+    found = describe(FeatureSpec.from_dict(sections, tmp_path)).features["image"]
+    assert (found.length, found.vector, found.list_lengths, found.mean) == (2, True, None, 2.5)

@@ -269,7 +269,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         (
             "line 3: feature_spec.item.cardinalty: unknown key 'cardinalty' (did you mean 'cardinality'?); known: "
             "'dtype', "
-            "'cardinality', 'length', 'vocabulary', 'padding', 'alpha', 'dimensions', "
+            "'cardinality', 'length', 'vector', 'vocabulary', 'padding', 'alpha', 'dimensions', "
             "'max_hotness', 'hotness', 'max_len'"
         ),
     ),
@@ -313,6 +313,30 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "price: {}",
         "price: {length: 3, hotness: 4}",
         "line 4: feature_spec.price: its length is given as 'length', 'hotness'; expected one of them",
+    ),
+    "vector that is neither true nor false": (
+        "price: {}",
+        "price: {length: 3, vector: 3}",
+        (
+            "line 4: feature_spec.price.vector: is 3; expected true, for numbers of which every row holds exactly "
+            "`length`; or leave it out"
+        ),
+    ),
+    "vector without a length": (
+        "price: {}",
+        "price: {vector: true}",
+        (
+            "line 4: feature_spec.price.vector: is given, but the feature has no length; give the number of values of "
+            "every row as `length`"
+        ),
+    ),
+    "vector of ids": (
+        "{cardinality: 4}",
+        "{cardinality: 4, length: 2, vector: true}",
+        (
+            "line 3: feature_spec.item.vector: is given, but the feature has a cardinality; a vector holds numbers, "
+            "not ids"
+        ),
     ),
     "padding other than 0": (
         "{cardinality: 4}",
@@ -549,6 +573,24 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "channel_spec:\n",
         "metadata: {leak: price}\nchannel_spec:\n",
         "line 10: metadata.leak: is 'price', which plays a role; a model must not read what gives the label away",
+    ),
+    "timestamp that is no feature": (
+        "channel_spec:\n",
+        "metadata: {timestamp: prize}\nchannel_spec:\n",
+        (
+            "line 10: metadata.timestamp: unknown feature 'prize' (did you mean 'price'?); known: 'user', 'item', "
+            "'price', 'label'"
+        ),
+    ),
+    "event weight that is an id": (
+        "channel_spec:\n",
+        "metadata: {event_weight: user}\nchannel_spec:\n",
+        "line 10: metadata.event_weight: is 'user'; expected a feature that has no cardinality and is no list",
+    ),
+    "event weight that is an input": (
+        "channel_spec:\n",
+        "metadata: {event_weight: price}\nchannel_spec:\n",
+        "line 10: metadata.event_weight: is 'price', which plays a role; take it out of channel_spec",
     ),
     "companion that is no path": (
         "channel_spec:\n",

@@ -23,6 +23,22 @@ def test_each_violation_has_its_message(case: str, tmp_path: Path) -> None:
     assert refused(tmp_path, BASE.replace(old, new, 1)) == [message]
 
 
+def test_a_vector_is_no_list_of_events(tmp_path: Path) -> None:
+    text = BASE.replace("price: {}", "price: {length: 3, vector: true}", 1) + "  history: [price]\n"
+    assert refused(tmp_path, text) == [
+        (
+            f"line {text.count(chr(10))}: channel_spec.history[0]: 'price' is a vector, but the channel 'history' "
+            "holds lists with one value for each event"
+        )
+    ]
+
+
+def test_vector_false_is_no_key(tmp_path: Path) -> None:
+    said = load(tmp_path, BASE.replace("price: {}", "price: {length: 3, vector: false}", 1))
+    assert said == load(tmp_path, BASE.replace("price: {}", "price: {length: 3}", 1))
+    assert "vector" not in said.to_dict()["feature_spec"]["price"]  # type: ignore[index]
+
+
 def test_several_violations_are_reported_together_by_line(tmp_path: Path) -> None:
     text = BASE
     for case in ("unknown dtype", "unknown channel", "chunk with an unknown feature", "unknown section"):

@@ -24,13 +24,14 @@ FEATURES: dict[str, dict[str, object]] = {
     "weight": {"dtype": "float64"},
     "half": {"dtype": "float16"},
     "age": {"dtype": "int8"},
+    "title": {"dtype": "float32", "length": 3, "vector": True},
     "clicked": {"dtype": "bool"},
 }
 UNEQUAL = "split 'train': its chunks must hold the same number of rows; found"
 BEYOND = "is too large for an id: the cardinality is 5, so ids are 0 to 4"
 NOT_SCALAR = "holds lists; expected one value a row (a list feature has a `length` in feature_spec)"
 NOT_LIST = "holds one value a row; expected lists, because the feature has a `length` in feature_spec"
-CHANNELS = {"user": ["user", "age"], "item": ["item", "genres"], "context": ["price", "weight", "half"]}
+CHANNELS = {"user": ["user", "age"], "item": ["item", "genres", "title"], "context": ["price", "weight", "half"]}
 
 
 def spec_of(
@@ -64,6 +65,7 @@ def made_up(num_rows: int, seed: int = 0) -> Columns:
         "weight": random.normal(size=num_rows),
         "half": random.normal(size=num_rows).astype(np.float16),
         "age": random.integers(-128, 128, num_rows).astype(np.int8),
+        "title": Ragged.of_rectangle(random.normal(size=(num_rows, 3)).astype(np.float32)),
         "clicked": random.integers(0, 2, num_rows).astype(np.bool_),
     }
 

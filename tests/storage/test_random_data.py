@@ -26,6 +26,7 @@ def shape(metadata: dict[str, object] | None = None, **features: dict[str, objec
                 "categories": {"cardinality": 7, "length": 5, "padding": 0},
                 "tags": {"cardinality": 9, "length": 3},
                 "price": {},
+                "title": {"length": 4, "vector": True},
                 "age": {"dtype": "int8"},
                 "member": {"dtype": "bool"},
                 "label": {"dtype": "bool"},
@@ -33,7 +34,7 @@ def shape(metadata: dict[str, object] | None = None, **features: dict[str, objec
             },
             "channel_spec": {
                 "user": ["user", "age", "member"],
-                "item": ["item", "tags", "price"],
+                "item": ["item", "tags", "price", "title"],
                 "history": ["history", "categories"],
                 "label": ["label"],
                 "group": ["user"],
@@ -55,6 +56,8 @@ def test_made_data_pass_the_check(kind: ChunkType, tmp_path: Path) -> None:
     assert 0 <= np.min(columns["price"]) < np.max(columns["price"]) <= 1
     assert len(np.unique(columns["age"])) > 20
     assert len(np.unique(columns["user"])) == 20
+    assert isinstance(columns["title"], Ragged)
+    assert set(columns["title"].lengths) == {4}
 
 
 def test_lists_vary_in_length_and_those_of_a_history_go_together(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from recspec.errors import DataError
 from recspec.spec import CHUNK_TYPES, ChunkType, Feature
-from recspec.storage import SplitWriter, open_split
+from recspec.storage import Ragged, SplitWriter, open_split
 from tests.storage.files import NOT_LIST, NOT_SCALAR, list_spec, problems_of, spec_of, text_spec
 
 
@@ -55,6 +55,32 @@ def test_lists_keep_their_first_values_and_every_value_is_checked(tmp_path: Path
 def test_lists_of_numbers_are_not_ids(tmp_path: Path) -> None:
     spec = text_spec(tmp_path, '"[0.5, -1]",0\n"[]",1\n', {"trend": {"length": 2}}, ["trend", "label"])
     assert open_split(spec, "train").read(0, 2)["trend"].tolist() == [[0.5, -1], []]
+
+
+@pytest.mark.parametrize("kind", CHUNK_TYPES)
+def test_every_row_of_a_vector_holds_exactly_its_length(kind: ChunkType, tmp_path: Path) -> None:
+    features = {"title": {"length": 2, "vector": True}}
+    spec = spec_of(tmp_path, features)
+    with SplitWriter(tmp_path, "train", spec.features, kind, label="label") as writer:
+        writer.write({"title": Ragged.of_rectangle(np.eye(2, dtype=np.float32)), "label": np.zeros(2)})
+    read = open_split(spec.replace(sources={"train": writer.chunks}), "train").read(0, 2)
+    assert read["title"].tolist() == [[1, 0], [0, 1]]
+    lists = Ragged.of([[1, 2], [1, 2, 3], [1], []], np.float32)
+    with pytest.raises(DataError) as caught, SplitWriter(tmp_path, "test", spec.features, kind) as writer:
+        writer.write({"title": lists, "label": np.zeros(4)})
+    assert caught.value.problems[-1].endswith(
+        "column 'title', row 2: holds 3 numbers; every row of a vector holds 2 (and 2 more rows like it)"
+    )
+
+
+def test_a_file_with_a_vector_of_another_size_is_named_with_its_row(tmp_path: Path) -> None:
+    features = {"title": {"length": 2, "vector": True}}
+    spec = text_spec(tmp_path, '"[0.5, -1]",0\n"[1]",1\n,1\n', features, ["title", "label"])
+    assert problems_of(spec) == [
+        "train.csv, column 'title', row 2: holds 1 number; every row of a vector holds 2 (and 1 more row like it)"
+    ]
+    spec = text_spec(tmp_path, '"[0.5, nan]",0\n', features, ["title", "label"])
+    assert "is not a" in problems_of(spec)[0]
 
 
 NO_LABEL = "is not a label; a label is 0 or 1: convert the column, or name another one in channel_spec.label"

@@ -108,7 +108,7 @@ def test_a_movielens_dataset_with_histories_serves_every_model(
     folder = run(name, movielens, tmp_path / "run", epochs=4, batch_size=100)
     assert losses(folder)[-1] < losses(folder)[0]
     trained = bundle.load(folder)
-    assert ("history_item_id" in trained.model.features()) == (name in OF_HISTORIES)
+    assert ("history_item_id" in trained.model.features()) == (name in [*OF_HISTORIES, "two_tower"])
     report = evaluate(trained, movielens, "test", protocols=("rows", "sampled", "full"))
     assert set(report.metrics) == {"rows", "sampled", "full"}
     assert all(np.isfinite(value) for found in report.metrics.values() for value in found.values())

@@ -60,6 +60,8 @@ def the_cases(folder: Path) -> dict[str, dict[str, Any]]:
         "settings": {**cases["neumf"]["settings"], "loss": "softmax"},
         "train": {"negatives": 3, "negative_distribution": "popularity", "optimizer": "sgd"},
     }
+    mixed = {"negatives": 2, "negative_distribution": "popularity", "reject_positives": True, "optimizer": "sgd"}
+    cases["two_tower, mixed negatives"] = {**cases["two_tower"], "data": data["interactions"], "train": mixed}
     cases["dlrm, rows of tables"] = {
         **cases["dlrm"], "train": {"optimizer": "rowwise_adagrad", "sparse_gradients": "always"}
     }  # fmt: skip
@@ -115,7 +117,9 @@ def on_two_ranks(
     }
 
 
-NAMES_OF_CASES = [*NAMES, "neumf, popular negatives", "neumf, softmax", "dlrm, rows of tables"]
+NAMES_OF_CASES = [
+    *NAMES, "neumf, popular negatives", "neumf, softmax", "two_tower, mixed negatives", "dlrm, rows of tables"
+]  # fmt: skip
 WITH_DICE = ["din, dice", "sim, dice"]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column
 from typer import Argument, Option
 
+from recspec import config
 from recspec.cli.console import err, out, print_json, stages, titled_table
 from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
 from recspec.errors import SettingsError
@@ -18,13 +18,31 @@ from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
 
 if TYPE_CHECKING:
-    from recspec.evaluation import Report
+    from recspec.evaluation import Report, Slice
     from recspec.inference import Recommendation
 
 
 PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default every protocol that fits the data.")
 CUT_OFFS = Option("-k", "--k", min=1, metavar="N",
                   help="Cut-off, as in MAP@12; repeatable; by default the dataset's own.")  # fmt: skip
+
+
+USERS = Option(min=1, metavar="N", help="Number of users that protocol full ranks, drawn evenly; by default all.")
+KNOWN = Option(help="Events of a user that are a model's input: before (every earlier split) or train.")
+COLD = Option(help="Items that training never saw: keep, or drop as targets and candidates.")
+BOOTSTRAP = Option(min=0, metavar="N", help="Bootstrap draws for a 95 % interval of each metric; 0 gives none.")
+AGAINST = Option(metavar="RUN", help="Another run, compared metric by metric with paired tests; repeatable.")
+SLICE = Option(
+    "--slice",
+    metavar="BY",
+    help="Slices to measure apart: activity (users by known events), popularity (head and tail items) or a column; "
+    "repeatable.",
+)
+DIVERSITY = Option(
+    metavar="COLUMN",
+    help="Item column by which the diversity of lists is measured; by default the first categorical item feature.",
+)
+REPEATS = Option(help="Items that the user acted on before: drop as targets and candidates, or keep.")
 
 
 def evaluate(
@@ -34,6 +52,14 @@ def evaluate(
     protocol: Annotated[list[str] | None, PROTOCOLS] = None,
     k: Annotated[list[int] | None, CUT_OFFS] = None,
     baselines: Annotated[bool, Option(help="Also fit and print the classic baselines.")] = False,
+    users: Annotated[int | None, USERS] = None,
+    known: Annotated[str, KNOWN] = "before",
+    cold: Annotated[str, COLD] = "keep",
+    repeats: Annotated[str, REPEATS] = "drop",
+    bootstrap: Annotated[int, BOOTSTRAP] = 0,
+    against: Annotated[list[str] | None, AGAINST] = None,
+    slice_by: Annotated[list[str] | None, SLICE] = None,
+    diversity: Annotated[str | None, DIVERSITY] = None,
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
@@ -44,17 +70,20 @@ def evaluate(
     from recspec.distributed import join
     from recspec.evaluation import EvaluateSettings
     from recspec.evaluation import evaluate as run_evaluation
-    from recspec.retrieval import Pipeline, PipelineRanker
+    from recspec.retrieval import PipelineRanker
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
-    chosen = EvaluateSettings(ks=tuple(dict.fromkeys(k)) if k else None)
+    asked: dict[str, object] = {"ks": tuple(dict.fromkeys(k)) if k else None, "users": users, "diversity": diversity,
+                                "bootstrap": bootstrap, "slices": tuple(dict.fromkeys(slice_by or ()))}  # fmt: skip
+    chosen = config.build(EvaluateSettings, "evaluate", asked, {"known": known, "cold": cold, "repeats": repeats})
     with join(device) as ranks:
         trained = bundle.load(run, ranks=ranks, verify=verify)
-        of_all = partial(PipelineRanker, trained, Pipeline.open(trained)) if trained.pipeline is not None else None
         with stages(show=ranks.is_first) as progress:
+            others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in dict.fromkeys(against or ())}
             report = run_evaluation(trained, spec, split, protocols=protocol, baselines=baselines, settings=chosen,
-                                    ranks=trained.shards.evaluating, progress=progress, of_all=of_all)  # fmt: skip
+                                    against=others, ranks=trained.shards.evaluating, progress=progress,
+                                    of_all=PipelineRanker)  # fmt: skip
         if not ranks.is_first:
             return
     if json_output:
@@ -151,14 +180,62 @@ def print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
     for protocol, metrics in report.metrics.items():
         beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
-        measured = (Column(name, justify="right", style="bold" if name == model else "") for name in (model, *beside))
+        columns = (model, *(["95 %"] if protocol in report.intervals else []), *beside)
+        measured = (Column(name, justify="right", style="bold" if name == model else "") for name in columns)
         table = titled_table(f"{report.split}, {report.described(protocol)}", "", *measured)
         for metric, value in metrics.items():
             others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
-            table.add_row(metric, f"{value:.4f}", *others)
+            table.add_row(metric, f"{value:.4f}", *_interval(report, protocol, metric), *others)
+        if protocol == "full":
+            for measure, value in report.model.beyond.items():
+                others = (f"{found.beyond[measure]:.4f}" if measure in found.beyond else ""
+                          for name, found in report.beside.items() if name in beside)  # fmt: skip
+                table.add_row(measure, f"{value:.4f}", *_interval(report, protocol, measure), *others)
         out.print(table)
+        for by, parts in report.model.slices.get(protocol, {}).items():
+            print_slices(f"{protocol} by {by}", parts)
+    print_comparisons(report)
     for line in (*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)):
         out.print(line, soft_wrap=True)
+
+
+def _interval(report: Report, protocol: str, metric: str) -> list[str]:
+    """The cell of a metric's interval, if intervals are asked for."""
+    if protocol not in report.intervals:
+        return []
+    found = report.intervals[protocol].get(metric)
+    return [f"{found.low:.4f} to {found.high:.4f}" if found else ""]
+
+
+def print_comparisons(report: Report) -> None:
+    """Each other run's metrics beside the model's, with the difference, its interval and the p-values."""
+    from recspec.evaluation import favours
+
+    names = ("", "model", "other", "difference", "error", "95 %", "p (t-test)", "p (permutation)", "better")
+    for run, found in report.against.items():
+        for protocol, metrics in found.items():
+            table = titled_table(
+                f"{protocol}: the model against {run}", *(Column(name, justify="right") for name in names)
+            )
+            for name, each in metrics.items():
+                cells = (each.ours, each.theirs, each.difference, each.standard_error)
+                better = {"ours": "model", "theirs": "other", "neither": ""}[favours(name, each)]
+                table.add_row(name, *(f"{cell:.4f}" for cell in cells), f"{each.low:.4f} to {each.high:.4f}",
+                              f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", better)  # fmt: skip
+            out.print(table)
+
+
+def print_slices(title: str, parts: Mapping[str, Slice]) -> None:
+    """Metrics of each slice, with standard errors."""
+    names = list(dict.fromkeys(name for part in parts.values() for name in part.metrics))
+    table = titled_table(title, "", *(Column(name, justify="right") for name in ("count", "positives", *names)))
+    for value, part in parts.items():
+        cells = []
+        for name in names:
+            error = f" ±{part.standard_errors[name]:.4f}" if name in part.standard_errors else ""
+            cells.append(f"{part.metrics[name]:.4f}{error}" if name in part.metrics else "")
+        table.add_row(value, f"{part.count:,}", f"{part.positives:,}", *cells)
+    out.print(table)
 
 
 def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:

@@ -19,6 +19,10 @@ out = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, mark
 err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
+COUNTED = {"full": "users", "rows": "rows"}
+"""Stages whose bar tells the amount done, and its unit."""
+
+
 class Stage(Protocol):
     """Receives the progress of a stage; `total` is None if unknown."""
 
@@ -29,15 +33,17 @@ class Stage(Protocol):
 def stages(*, show: bool = True) -> Iterator[Stage]:
     """A live bar for each stage, with its time so far and the time left; nothing if there is no terminal."""
     bars = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%{task.fields[amount]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
     )  # fmt: skip
     tasks: dict[str, TaskID] = {}
 
     def progress(stage: str, done: float, total: float | None) -> None:
         if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total)
-        bars.update(tasks[stage], completed=done, total=total)
+            tasks[stage] = bars.add_task(stage, total=total, amount="")
+        unit = COUNTED.get(stage)
+        amount = f", {done:,.0f} of {total:,.0f} {unit}" if unit and total else ""
+        bars.update(tasks[stage], completed=done, total=total, amount=amount)
 
     with bars:
         yield progress
@@ -80,7 +86,7 @@ def print_section(title: str, value: object) -> None:
 
 def titled_table(title: str, *columns: str | Column) -> Table:
     """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
-    out.print(f"\n{title}", style="bold")
+    out.print(f"\n{title}", style="bold", soft_wrap=True)
     return Table(*columns)
 
 

@@ -28,8 +28,10 @@ from recspec.datasets.table_features import (
 )
 from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_shape import settled, threshold, with_features
+from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
 from recspec.errors import DataError, SettingsError, listed, nearest
 from recspec.prepare import (
+    EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
@@ -162,6 +164,7 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
                 texts=_with_plain_names(roles.texts, side),
                 categories=_with_plain_names(roles.categories, side),
                 numbers=_with_plain_names(roles.numbers, side),
+                vectors=_with_plain_names(roles.vectors, side),
                 features=_with_plain_names(named[side], side),
                 shown=True,
             )
@@ -191,14 +194,15 @@ def _roles(settings: Settings) -> Roles:
     needs_time = (
         settings.label is None or settings.chosen_split in ("time", "given") or "timestamp" in settings.model_fields_set
     )
-    needs_time |= bool(settings.user_features or settings.item_features)
+    needs_time |= bool(settings.user_features or settings.item_features) or settings.reads_times
     return Roles(
         ids=tuple(name for name in (settings.user, settings.item) if name is not None),
-        texts={*settings.lists, *settings.hashed, *([settings.group] if settings.group else [])},
-        categories={*settings.categorical}, features=settings.features,
+        texts={*settings.lists, *settings.hashed, *settings.text, *([settings.group] if settings.group else [])},
+        categories={*settings.categorical}, vectors={*settings.vectors}, features=settings.features,
         numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
         time=settings.timestamp if needs_time else None, label=settings.label,
-        positive_from=settings.positive_from, positive=settings.positive,
+        positive_from=settings.positive_from, positive=settings.positive or (),
+        weights=settings.weighting,
     )  # fmt: skip
 
 
@@ -210,10 +214,11 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
     assert settings.user is not None
     assert settings.item is not None
     num_rows = count_rows(backend, rows)
-    rows = _rated(tables)
+    rows = without_weightless(tables, _rated(tables))
     named = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: rows[tables.time or ROW], ROW: rows[ROW]},
         **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
+        **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
         **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
     )
     kept = named.drop(*plan.in_rows("user", "item"))
@@ -222,7 +227,7 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
     if "repeats" not in settings.model_fields_set:
         _note_repeats(tables, kept, cleaned.num_before)
     split = _split_interactions(tables, cleaned.rows, order)
-    if plan.in_rows("user", "item"):  # train is read several times
+    if plan.in_rows("user", "item") or settings.half_life is not None:  # train is read several times
         split = backend.stage(split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
@@ -237,6 +242,7 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
         context=plan.columns["context"], raw_names={USER: settings.user, ITEM: settings.item},
         vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
         unknown_targets=settings.unknown_targets, missing_values=settings.missing_values, summary=summary, notes=notes,
+        weighted=is_weighted(tables), decay=decay_of(tables, split),
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
@@ -271,7 +277,7 @@ def _note_repeats(tables: Tables, rows: Table, count: int) -> None:
     if pairs < count:
         tables.notes.inferred.append(
             f"{count - pairs:,} of {count:,} rows repeat an earlier one of the same user and item; all are kept, as "
-            "visits or purchases are (repeats=first or repeats=last keeps one of each)"
+            "visits or purchases are (repeats=first or repeats=last keeps one of each, repeats=sum adds their weights)"
         )
 
 
@@ -327,31 +333,33 @@ def _lacks_valid(tables: Tables, rows: Table) -> bool:
 
 
 def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress) -> FeatureSpec:
-    backend, settings, rows = tables.backend, tables.settings, tables.rows
+    backend, settings = tables.backend, tables.settings
+    rows = without_weightless(tables, tables.rows)
     assert settings.label is not None
     group = settings.group or settings.user
     dated = settings.chosen_split in ("time", "given") and tables.time is not None
-    dated |= tables.time is not None and bool(plan.in_rows("user", "item"))
+    dated |= tables.time is not None and (bool(plan.in_rows("user", "item")) or settings.reads_times)
     content: dict[str, str] = {}
     if settings.chosen_split == "share":
-        rows, content[CONTENT] = _with_content(tables)
+        rows, content[CONTENT] = _with_content(tables, rows)
     wanted = {
         ROW: ROW, LABEL: settings.label, GROUP: group, USER: settings.user, ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None, **plan.in_rows("user", "item", "context"),
     }  # fmt: skip
     kept = rows.select(
         **{name: rows[column] for name, column in wanted.items() if column is not None},
+        **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
         **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
         **{name: rows[column] for name, column in content.items()},
     )
     split = _split(tables, kept)
-    if plan.in_rows("user", "item"):  # train is read several times
+    if plan.in_rows("user", "item") or settings.reads_times:  # train is read several times
         split = backend.stage(split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
     ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}
     catalogues = {role: catalogue(role, tables, plan, train) for role in ids}
-    kept = split.drop(*({TIMESTAMP, CONTENT} & {*split.columns}))
+    kept = split.drop(CONTENT) if CONTENT in split.columns else split
     kept = _joined(kept, USER, settings.user, tables.users, plan.in_file("user"))
     kept = _joined(kept, ITEM, settings.item, tables.items, plan.in_file("item"))
     positives = _positives_by_split(tables, kept)
@@ -361,6 +369,8 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         users=catalogues.get("user"), items=catalogues.get("item"), grouped="values" if group is not None else False,
         min_count=settings.min_count, missing_values=settings.missing_values,
         summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
+        timed=dated, weighted=is_weighted(tables), decay=decay_of(tables, split),
+        histories=settings if settings.history is not None else None, seed=settings.seed,
     )  # fmt: skip
     return clicks.write(backend, folder, source, progress=progress)
 
@@ -372,17 +382,18 @@ def _positives_by_split(tables: Tables, rows: Table) -> int:
     found = {str(split): int(count or 0) for split, count in zip(counted[SPLIT], counted["count"], strict=True)}
     none = sorted(split for split, count in found.items() if not count)
     if none and settings.splits is not None and settings.positive is not None and any(found.values()):
+        shown = "' or '".join(settings.positive)
         raise DataError(
-            f"no row of {listed(none)} has the label '{settings.positive}', and rows of "
+            f"no row of {listed(none)} has the label '{shown}', and rows of "
             f"{listed(sorted({*found} - {*none}))} have it: the files spell it differently; give it one spelling, or "
             "leave the split out"
         )
     return sum(found.values())
 
 
-def _with_content(tables: Tables) -> tuple[Table, str]:
+def _with_content(tables: Tables, rows: Table) -> tuple[Table, str]:
     """Rows with a column of the first row that has the same values, so that copies fall into one split."""
-    backend, rows = tables.backend, tables.rows
+    backend = tables.backend
     values = [name for name in rows.columns if name not in (ROW, FILE_SPLIT)]
     name = free_name(CONTENT, rows.columns)
     found = backend.stage(rows.mutate(**{name: rows[ROW].min().over(ibis.window(group_by=values))}))

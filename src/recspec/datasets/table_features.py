@@ -14,9 +14,11 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.datasets.table_settings import Role, Settings
+from recspec.datasets.table_vectors import find_vectors
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.prepare import (
+    EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
@@ -26,6 +28,7 @@ from recspec.prepare import (
     SPLIT,
     TIMESTAMP,
     USER,
+    WEIGHT,
     Backend,
     Catalogue,
     Column,
@@ -37,7 +40,8 @@ from recspec.prepare import (
     keep_earliest,
 )
 
-OURS = (ROW, FILE_SPLIT)  # columns of rows that no file has
+KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
+OURS = (ROW, FILE_SPLIT, WEIGHT)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (
     ROW,
@@ -47,6 +51,7 @@ RESERVED = (
     GROUP,
     SERIES,
     TIMESTAMP,
+    EVENT_WEIGHT,
     SPLIT,
     CONTENT,
     MIXED,
@@ -119,6 +124,7 @@ class FeaturePlan:
 def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
     """Find the column and the kind of each feature."""
     problems = _named_columns_problems(tables)
+    tables = _with_texts(tables, problems)
     places = _places(tables, problems)
     settings = _by_feature(tables.settings, places)
     found: dict[Role, list[Column]] = {"user": [], "item": [], "context": []}
@@ -126,12 +132,13 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
         table = tables.of(place.role) if place.in_file else tables.rows
         assert table is not None
         called = None if place.in_file or place.name == place.column else place.column
-        columns = _columns(place.name, table[place.column], settings, problems)
+        vectors = _text(place, table, settings, problems) or _vectors(place, table, settings, tables, raw, problems)
+        columns = [vectors] if vectors else _columns(place.name, table[place.column], settings, problems)
         found[place.role] += [replace(column, called=called) for column in columns]
-    for name in (*settings.numeric, *settings.categorical, *settings.lists):
+    for name in (*settings.numeric, *settings.categorical, *settings.lists, *settings.vectors):
         if name not in settings.features:
             hint = nearest(name, settings.features)
-            problems.append(f"'{name}' is set as numeric, categorical or list, but is no feature{hint}")
+            problems.append(f"'{name}' is set as numeric, categorical, list or vector, but is no feature{hint}")
     for setting in ("hashed", "buckets"):
         problems += [f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
                      for name in getattr(settings, setting) if name not in settings.features]  # fmt: skip
@@ -199,7 +206,7 @@ def _by_feature(settings: Settings, places: Sequence[_Place]) -> Settings:
     def table_of(given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for one, value in given.items() for name in names.get(one, [one])}
 
-    update: dict[str, object] = {name: all_of(getattr(settings, name)) for name in ("numeric", "categorical", "lists")}
+    update: dict[str, object] = {name: all_of(getattr(settings, name)) for name in KINDS}
     update |= {f"{role}_features": tuple(p.name for p in places if p.role == role) for role in settings.by_role}
     update |= {"hashed": table_of(settings.hashed), "buckets": table_of(settings.buckets)}
     return settings.model_copy(update={**update, "crosses": tuple(map(all_of, settings.crosses))})
@@ -226,8 +233,10 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
             column = by_name.get(name)
             if name not in known:
                 problems.append(f"setting 'crosses': {_no_feature(name, settings, tables, known)}")
-            elif column is not None and (column.kind in ("number", "list") or column.is_list):
-                what, do = ("a list", "leave it out") if column.kind != "number" else ("a number", "cross its bucket")
+            elif column is not None and (column.kind in ("number", "list", "vector", "text") or column.is_list):
+                what, do = (f"a {column.kind}" if column.kind == "vector" else "a list"), "leave it out"
+                if column.kind == "number":
+                    what, do = "a number", "cross its bucket"
                 problems.append(f"setting 'crosses': '{name}' is {what}, which can't be crossed; {do}")
         crossed = [ids.get(name, name) for name in cross]
         found.append(Column("_x_".join(cross), "cross", size=settings.cross_cardinality, crossed=crossed))
@@ -242,7 +251,8 @@ def _named_columns_problems(tables: Tables) -> list[str]:
     settings = tables.settings
     named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
     named |= {"rating": settings.rating, "splits": settings.splits if isinstance(settings.splits, str) else None}
-    if "timestamp" in settings.model_fields_set or settings.chosen_split == "time":
+    named |= {"weight": settings.weight, "event": settings.event}
+    if "timestamp" in settings.model_fields_set or settings.chosen_split == "time" or settings.reads_times:
         named["timestamp"] = settings.timestamp
     columns = [name for name in tables.rows.columns if name not in OURS]
     problems = [f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
@@ -271,6 +281,67 @@ def _columns(name: str, values: Values, settings: Settings, problems: list[str])
         return [column, Column(f"{name}_bucket", "bucket", raw=name, size=bucket)]
     encoder = BucketEncoder(column=name, boundaries=bucket)
     return [column, Column(f"{name}_bucket", "bucket", raw=name, encoder=encoder)]
+
+
+def _with_texts(tables: Tables, problems: list[str]) -> Tables:
+    """Name the columns of `text` as features, of the file or rows that hold them, unless a role names them."""
+    settings = tables.settings
+    roles: dict[Role, tuple[str, ...]] = {**settings.by_role}
+    columns: dict[Role, set[str]] = {"context": {*tables.rows.columns} - {*OURS}}
+    for part in ("user", "item"):
+        side = tables.of(part)
+        columns[part] = {*side.columns} - {*OURS} if side is not None else set()
+    for name in settings.text:
+        if name in settings.features:
+            continue
+        order: tuple[Role, ...] = ("item", "user", "context")
+        role = next((role for role in order if name in columns[role]), None)
+        if role is None:
+            problems.append(f"setting 'text': {unknown('column', name, sorted(set().union(*columns.values())))}")
+        else:
+            roles[role] = (*roles[role], name)
+    update = {f"{role}_features": names for role, names in roles.items()}
+    return replace(tables, settings=settings.model_copy(update=update))
+
+
+def _text(place: _Place, table: Table, settings: Settings, problems: list[str]) -> Column | None:
+    """The column of the vectors of a feature's texts."""
+    if place.name not in settings.text:
+        return None
+    if not table[place.column].type().is_string():
+        problems.append(f"feature '{place.name}' holds {table[place.column].type()}, not texts; take it out of `text`")
+    given = [kind for kind in (*KINDS, "hashed", "buckets") if kind != "text" and place.name in getattr(settings, kind)]
+    if given:
+        problems.append(f"feature '{place.name}' is in `text` and in {listed(given)}; leave it in one")
+    return Column(f"{place.name}_vector", "text", raw=place.name, size=settings.text_dim)
+
+
+def _vectors(
+    place: _Place, table: Table, settings: Settings, tables: Tables, raw: Path, problems: list[str]
+) -> Column | None:
+    """The column of a feature that holds vectors."""
+    name, declared = place.name, place.name in settings.vectors
+    if name in (*settings.lists, *settings.categorical, *settings.hashed):
+        if declared:
+            problems.append(f"feature '{name}' is set as a vector and as something else; leave one")
+        return None
+    if not table[place.column].type().is_array():
+        if declared:
+            problems.append(f"feature '{name}' holds {table[place.column].type()}, not lists of numbers")
+        return None
+    where = str(raw if not place.in_file else getattr(settings, f"{place.role}s"))
+    found = find_vectors(tables.backend, table, place.column, where, declared=declared)
+    if found is None:
+        return None
+    if not declared:
+        tables.notes.inferred.append(f"'{name}': vectors of {found.size} numbers, all scaled by one factor "
+                                     f"(lists=[{place.asked}] takes their values as categories)")  # fmt: skip
+    if found.missing:
+        lack = f"{found.missing:,} of {found.num_rows:,} rows {'has' if found.missing == 1 else 'have'} no vector"
+        tables.notes.changed.append(f"'{name}': {lack}, such as row {found.first_missing:,}; zeros are taken")
+    if name in settings.buckets:
+        problems.append(f"feature '{name}' is a vector, so it can't be cut into buckets; leave it out")
+    return Column(name, "vector", size=found.size)
 
 
 def _column(name: str, values: Values, settings: Settings, problems: list[str]) -> Column:
@@ -312,7 +383,8 @@ def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, 
         raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
-    shown = {column: f"\0{column}" for column in side.columns if column not in (key, *OURS)}
+    vectors = {plan.in_file(role).get(column.name) for column in columns if column.kind == "vector"}
+    shown = {column: f"\0{column}" for column in side.columns if column not in (key, *OURS, *vectors)}
     arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
     readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)

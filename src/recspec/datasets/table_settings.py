@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from recspec.datasets.table_signals import SignalSettings
 from recspec.errors import listed, unknown
 from recspec.prepare import (
     SPLIT_WORDS,
     SPLITS,
-    HistorySettings,
     RawLayout,
     RawType,
     Reading,
@@ -60,7 +60,7 @@ TimeFormat = Annotated[str, AfterValidator(check_time_format)]
 Encoding = Annotated[str, AfterValidator(check_encoding)]
 
 
-class Settings(HistorySettings):
+class Settings(SignalSettings):
     """Settings of your own table."""
 
     columns: tuple[str, ...] = Field((), description="names of the columns, in order, of a text file without a header")
@@ -81,9 +81,6 @@ class Settings(HistorySettings):
         None,
         description="column to predict, 0 or 1; by default label, click, clicked, ...; without one, every row is a 1",
     )
-    positive: Annotated[str, Field(coerce_numbers_to_str=True)] | None = Field(
-        None, description="the label is 1 where its column holds this text, else 0"
-    )
     positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
     split: Split | None = Field(
         None,
@@ -103,6 +100,13 @@ class Settings(HistorySettings):
     numeric: tuple[str, ...] = Field((), description="features to take as numbers")
     categorical: tuple[str, ...] = Field((), description="features to take as categories")
     lists: tuple[str, ...] = Field((), description="features with several values per row")
+    vectors: tuple[str, ...] = Field(
+        (), description="features that are vectors, such as embeddings; by default lists of fractions of one size"
+    )
+    text: tuple[str, ...] = Field(
+        (), description="columns of texts, of rows, users or items, that become a feature NAME_vector"
+    )
+    text_dim: int = Field(32, ge=1, le=1024, description="how many numbers a text becomes")
     list_separator: str = Field("|", min_length=1, description="separator of the values of a list that is text")
     hashed: dict[str, Cardinality] = Field({}, description="categories and lists to hash: {column: cardinality}")
     buckets: dict[str, Buckets] = Field(
@@ -135,7 +139,9 @@ class Settings(HistorySettings):
         "1970; null: numbers as they are, or ISO 8601 dates",
     )
     repeats: Repeats = Field(
-        "keep", description="without a label: keep all of a user's rows for an item, or only the first or the last"
+        "keep",
+        description="without a label: keep all of a user's rows for an item, or only the first or the last; sum: the "
+        "last, with the weights of all added",
     )
     min_count: int = Field(1, ge=1, description="with a label: values in fewer train rows become unknown")
     min_interactions: int = Field(1, ge=1, description="without a label: users with fewer items are left out")
@@ -169,6 +175,16 @@ class Settings(HistorySettings):
             raise ValueError("min_rating needs the column of the rating")
         if self.positive is not None and self.positive_from is not None:
             raise ValueError("positive is for a label of words and positive_from for one of numbers; leave one out")
+        if self.half_life is not None and self.timestamp is None:
+            raise ValueError("half_life needs the column of the timestamp")
+        if self.half_life is not None and self.repeats == "sum":
+            raise ValueError("repeats sum counts old events as if they were the last, so half_life could not halve "
+                             "their weights; take repeats=keep, with which each event keeps its own")  # fmt: skip
+        if self.label is not None and self.history is not None and (self.user is None or self.item is None):
+            raise ValueError("history needs the columns of user and item, whose earlier events it holds")
+        if self.label is not None and self.history is not None and self.timestamp is None:
+            raise ValueError("history of rows with a label needs the column of the timestamp, which tells what a user "
+                             "did before a row")  # fmt: skip
         if split == "time" and self.timestamp is None:
             raise ValueError("split time needs the column of the timestamp")
         if split == "group" and self.group is None and self.user is None:
@@ -189,9 +205,14 @@ class Settings(HistorySettings):
         return self
 
     @property
+    def reads_times(self) -> bool:
+        """Whether a setting other than the split needs times: the decay of weights, and histories of labelled rows."""
+        return self.half_life is not None or (self.label is not None and self.history is not None)
+
+    @property
     def of_interactions(self) -> list[str]:
         """The given settings that only interactions have."""
-        names = (*HistorySettings.model_fields, "unknown_targets", "repeats", "rating", "min_rating")
+        names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating")
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     @property
@@ -205,8 +226,17 @@ class Settings(HistorySettings):
     @property
     def _mentioned(self) -> frozenset[str]:
         """Names of columns in the settings."""
-        found: set[str] = {*self.types, *self.hashed, *self.buckets, *self.numeric, *self.categorical, *self.lists}
-        single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
+        found: set[str] = {
+            *self.types,
+            *self.hashed,
+            *self.buckets,
+            *self.numeric,
+            *self.categorical,
+            *self.lists,
+            *self.vectors,
+            *self.text,
+        }
+        single = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
         named = (getattr(self, name) for name in single)
         return frozenset({*found, *self.features, *(name for name in named if isinstance(name, str))})
 

@@ -95,7 +95,7 @@ class _Shape:
     @property
     def _named(self) -> set[str]:
         """Columns that settings name."""
-        single = ("user", "item", "timestamp", "label", "group", "rating", "splits")
+        single = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
         named = {value for name in single if isinstance(value := self._now(name), str)}
         return {*named, *self.settings.features}
 
@@ -136,6 +136,9 @@ class _Shape:
         free = [name for name in self.columns if name not in self._named]
         name = column_of("label", free)
         barred = settings.of_interactions or settings.split == "leave_one_out" or settings.layout == "sequences"
+        if settings.history is not None and not barred:  # histories of labelled rows need times
+            is_timed = settings.timestamp in self.columns or self._time_among(free) is not None
+            barred = settings.timestamp is None or not is_timed
         values = {value.lower() for value in self._values(name) or ()} if name is not None and not barred else set()
         if values and {LABELS.get(value) for value in values} == {0, 1}:
             self._set("label", name, f"rows are labelled: column '{name}' holds {listed(sorted(values))}, so models "
@@ -177,10 +180,16 @@ class _Shape:
         if self._given("timestamp") or settings.timestamp in self.columns:
             return
         free = [name for name in self.columns if name not in self._named]
-        name = column_of("timestamp", free)
-        if name is not None and (settings.time_format or self._looks_like_times(name)):
+        name = self._time_among(free)
+        if name is not None:
             self._set("timestamp", name, f"the time is column '{shortened(name)}', because of its name and its values "
                       "(timestamp=null ignores it)")  # fmt: skip
+
+    def _time_among(self, free: Sequence[str]) -> str | None:
+        """The column of times, by its name and its values."""
+        name = column_of("timestamp", free)
+        is_time = name is not None and (self.settings.time_format or self._looks_like_times(name))
+        return name if is_time else None
 
     def _looks_like_times(self, name: str) -> bool:
         known = {*self.columns, FILE_SPLIT} - {name}
@@ -254,7 +263,15 @@ def with_features(
         return settings
     total = count_rows(backend, rows)
     counts, dropped = _counts(rows, backend, names, total)
-    declared = {*settings.numeric, *settings.categorical, *settings.lists, *settings.hashed, *settings.buckets}
+    declared = {
+        *settings.numeric,
+        *settings.categorical,
+        *settings.lists,
+        *settings.vectors,
+        *settings.text,
+        *settings.hashed,
+        *settings.buckets,
+    }
     dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
     constant = [
         name

@@ -1,6 +1,6 @@
 """Raw values to ids and scaled numbers."""
 
-from recspec.encoding import hashing, raw_values
+from recspec.encoding import hashing, raw_values, text_vectors
 from recspec.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
@@ -9,7 +9,10 @@ from recspec.encoding.encoder_kinds import (
     NumberEncoder,
     ScaleEncoder,
     Scaler,
+    TextEncoder,
+    VectorEncoder,
     VocabularyEncoder,
+    vector_scale,
 )
 from recspec.encoding.encoders import (
     ENCODERS_FILE,
@@ -22,6 +25,7 @@ from recspec.encoding.encoders import (
 from recspec.encoding.hashing import CROSS_KEY
 from recspec.encoding.raw_columns import as_column, combined, in_strings, is_text, split_lists, widened
 from recspec.encoding.raw_values import MISSING_NUMBERS, TRUTH, Lists, cut
+from recspec.encoding.raw_vectors import BETWEEN, vectors_of
 from recspec.encoding.request_encoder import Arrays, RequestEncoder
 from recspec.encoding.row_notes import (
     LEFT_OUT,
@@ -36,13 +40,15 @@ from recspec.encoding.row_notes import (
     renumbered,
     row_at,
 )
+from recspec.encoding.text_vectors import MOST_TEXTS, fit_projection
 from recspec.encoding.vocabulary import Vocabulary
 
 __all__ = [
-    "CROSS_KEY", "ENCODERS_FILE", "LEFT_OUT", "MISSING_NUMBERS", "NO_EVENT", "TRUTH", "UNKNOWN_ID", "VOCABULARIES",
-    "Arrays", "BucketEncoder", "CrossEncoder", "Encoder", "Encoders", "HashEncoder", "Lists", "MissingValues",
-    "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler", "Vocabulary", "VocabularyEncoder",
-    "as_column", "column_notes", "combined", "count_missing", "cut", "encode_history", "hashing", "in_strings",
-    "is_text", "misread_lists", "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "row_at",
-    "split_lists", "widened",
+    "BETWEEN", "CROSS_KEY", "ENCODERS_FILE", "LEFT_OUT", "MISSING_NUMBERS", "MOST_TEXTS", "NO_EVENT", "TRUTH",
+    "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder", "Encoder", "Encoders", "HashEncoder",
+    "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler",
+    "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined",
+    "count_missing", "cut", "encode_history", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists",
+    "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "row_at", "split_lists", "text_vectors",
+    "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from recspec.encoding import raw_values
 from recspec.encoding.hashing import Prints, fingerprint64, fingerprint64_of_one
 from recspec.encoding.raw_columns import (
+    SMALL,
     RawValues,
     as_array,
     as_int64,
@@ -26,10 +27,14 @@ from recspec.encoding.raw_columns import (
     split_lists,
 )
 from recspec.encoding.raw_values import UNKNOWN, Encoded, Ids
+from recspec.encoding.raw_vectors import vectors_of
+from recspec.encoding.text_vectors import TextProjection
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import DataError, unknown
 
 FAR = 100.0  # standard deviations: none of 10,000 training rows can lie as far from the mean (Samuelson's inequality)
+MOST_NUMBERS = 1 << 16  # of a vector
+NUMBERS_AT_ONCE = 1 << 22  # of raw vectors that are held as float64
 EMPTY_PRINT = fingerprint64_of_one(b"")  # of a missing text too
 
 
@@ -222,7 +227,68 @@ class ScaleEncoder(_Number):
     std: float = Field(gt=0)
 
 
-Encoder = VocabularyEncoder | HashEncoder | BucketEncoder | CrossEncoder | NumberEncoder | ScaleEncoder
+class VectorEncoder(_OneColumn):
+    """A list of `length` numbers becomes its multiple by `scale`, which keeps its direction; a missing one zeros."""
+
+    kind: Literal["vector"] = "vector"
+    length: int = Field(gt=0, le=MOST_NUMBERS, description="how many numbers every row holds")
+    scale: float = Field(1.0, gt=0, description="factor of every number")
+
+    def vectors(self, values: RawValues) -> NDArray[np.float32]:
+        """The prepared vectors (rows, length)."""
+        array = as_array(values)
+        made = np.empty((len(array), self.length), np.float32)
+        step = max(1, NUMBERS_AT_ONCE // self.length)
+        for first in range(0, len(array), step):
+            vectors = vectors_of(array[first : first + step], self.length, first)
+            try:
+                made[first : first + step] = raw_values.encode_vectors(self, vectors, first)
+            except ValueError as error:
+                raise DataError(str(error)) from None
+        return made
+
+
+class TextEncoder(_OneColumn):
+    """A text becomes a vector of `length` numbers by its words and n-grams; see `text_vectors`. A missing one zeros."""
+
+    kind: Literal["text"] = "text"
+    projection: str = Field(description="file in the folder `vocabularies`, without .parquet")
+    length: int = Field(gt=0, le=MOST_NUMBERS, description="how many numbers a text becomes")
+    _held: TextProjection | None = PrivateAttr(None)
+
+    def holding(self, projection: TextProjection) -> TextEncoder:
+        """The same encoder, with its projection."""
+        held = self.model_copy()
+        held._held = projection
+        return held
+
+    @property
+    def held(self) -> TextProjection:
+        """The projection, which `Encoders.load` reads."""
+        assert self._held is not None, "an encoder is loaded with its projection"
+        return self._held
+
+    def vectors(self, values: RawValues) -> NDArray[np.float32]:
+        """The prepared vectors (rows, length)."""
+        texts = as_text(as_array(values))
+        if len(texts) <= SMALL:
+            return self.held.vectors(pc.fill_null(texts, "").to_pylist())
+        coded = texts.dictionary_encode()
+        made = self.held.vectors([*coded.dictionary.to_pylist(), ""])
+        found: NDArray[np.float32] = made[pc.fill_null(coded.indices, len(made) - 1).to_numpy(zero_copy_only=False)]
+        return found
+
+
+Encoder = (
+    TextEncoder
+    | VectorEncoder
+    | VocabularyEncoder
+    | HashEncoder
+    | BucketEncoder
+    | CrossEncoder
+    | NumberEncoder
+    | ScaleEncoder
+)
 ENCODERS = TypeAdapter(dict[str, Annotated[Encoder, Field(discriminator="kind")]])  # what `encoders.json` holds
 
 
@@ -234,6 +300,9 @@ def encode(
     if isinstance(encoder, CrossEncoder):
         return encoder.ids(parts, sources)
     (values,) = parts
+    if isinstance(encoder, (VectorEncoder, TextEncoder)):
+        vectors = encoder.vectors(values)
+        return vectors.reshape(-1), np.arange(len(vectors) + 1) * encoder.length
     if isinstance(encoder, (BucketEncoder, ScaleEncoder)) or (length := encoder.length) is None:
         return _encode_scalars(encoder, values, vocabularies)
     flat, offsets = split_lists(values, encoder.separator)
@@ -271,6 +340,16 @@ class Scaler:
         """From moments, rounded to 9 digits so that two engines' orders of summing agree; a constant keeps std 1."""
         rounded = float(f"{std or 0.0:.9g}")
         return cls(float(f"{mean or 0.0:.9g}"), rounded if rounded > 0 and np.isfinite(rounded) else 1.0)
+
+
+def vector_scale(squares: float, count: int) -> float:
+    """The `scale` of vectors of `count` numbers in all with this sum of squares: their mean square becomes 1.
+
+    So the mean squared length of a vector becomes its number of values. Rounded as `Scaler.of` rounds; vectors of
+    zeros keep their scale.
+    """
+    mean = squares / count if count else 0.0
+    return float(f"{mean**-0.5:.9g}") if mean > 0 and np.isfinite(mean) else 1.0
 
 
 def _check_rising(boundaries: Sequence[float]) -> None:

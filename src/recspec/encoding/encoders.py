@@ -19,11 +19,14 @@ from recspec.encoding.encoder_kinds import (
     Encoder,
     NumberEncoder,
     ScaleEncoder,
+    TextEncoder,
+    VectorEncoder,
     VocabularyEncoder,
     encode,
 )
 from recspec.encoding.raw_columns import RawValues, split_lists
 from recspec.encoding.raw_values import UNKNOWN, Encoded, Ids, Lists, Raw, encode_ids, of_known
+from recspec.encoding.text_files import load_projection, save_projection
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import DataError, listed, nearest, unknown
 from recspec.files import PathError, confined, read_text, whole_file
@@ -60,7 +63,12 @@ class Encoders:
             files = {name: confined(folder, f"{VOCABULARIES}/{name}.parquet") for name in sorted(names)}
         except PathError as error:
             raise DataError(f"{folder / ENCODERS_FILE}: {error}") from None
-        return cls(encoders, {name: Vocabulary.load(file) for name, file in files.items()})
+        vocabularies = {name: Vocabulary.load(file) for name, file in files.items()}
+        texts = {name: each for name, each in encoders.items() if isinstance(each, TextEncoder)}
+        held = {
+            name: each.holding(load_projection(_file_of(each, folder), each.length)) for name, each in texts.items()
+        }
+        return cls({**encoders, **held}, vocabularies)
 
     def save(self, folder: Path) -> None:
         """Write `encoders.json` and every vocabulary."""
@@ -70,12 +78,16 @@ class Encoders:
             temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         for name, vocabulary in self.vocabularies.items():
             vocabulary.save(confined(folder, f"{VOCABULARIES}/{name}.parquet"))
+        for encoder in self.encoders.values():
+            if isinstance(encoder, TextEncoder):
+                save_projection(encoder.held, _file_of(encoder, folder))
 
     def vocabulary_of(self, feature: str) -> Vocabulary:
         """The vocabulary of a feature. Raises `DataError` if the feature is unknown, a number, or hashed."""
         encoder = self.encoder(feature)
         if not isinstance(encoder, VocabularyEncoder):
-            what = "a number" if isinstance(encoder, (NumberEncoder, ScaleEncoder)) else f"encoded by {encoder.kind}"
+            numbers = (NumberEncoder, ScaleEncoder, VectorEncoder)
+            what = "a number" if isinstance(encoder, numbers) else f"encoded by {encoder.kind}"
             raise DataError(f"feature '{feature}' is {what}; it has no vocabulary")
         return self.vocabularies[encoder.vocabulary]
 
@@ -158,6 +170,14 @@ class Encoders:
             return encoder.columns
         # buckets of a number are made from the number's column, whatever their own name
         return [encoder.column if encoder.column is not None and encoder.column in self.encoders else feature]
+
+
+def _file_of(encoder: TextEncoder, folder: Path) -> Path:
+    """The file of an encoder's projection. Raises `DataError` if its name leads outside."""
+    try:
+        return confined(folder, f"{VOCABULARIES}/{encoder.projection}.parquet")
+    except PathError as error:
+        raise DataError(f"{folder / ENCODERS_FILE}: {error}") from None
 
 
 def _without_defaults(encoder: Encoder) -> dict[str, object]:

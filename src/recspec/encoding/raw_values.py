@@ -200,6 +200,29 @@ def is_outside(encoder: Settings, numbers: NDArray[np.float64]) -> NDArray[np.bo
     return beyond
 
 
+def encode_vectors(encoder: Settings, vectors: NDArray[np.float64], first: int = 0) -> NDArray[np.float32]:
+    """What a `vector` encoder makes of vectors (B, L): their multiples, and zeros for a row of NaN.
+
+    Errors count rows from `first`.
+
+    Raises:
+        ValueError: naming the first row with another number of values, or with a number that is not finite.
+    """
+    missing = np.asarray(np.isnan(vectors).all(axis=1))
+    if vectors.shape[1] != encoder.length and not missing.all():
+        row = first + int(np.argmin(missing))
+        raise ValueError(f"row {row + 1} holds {vectors.shape[1]} numbers; expected a vector of {encoder.length}")
+    if missing.all():
+        return np.zeros((len(vectors), encoder.length), np.float32)
+    with np.errstate(over="ignore"):
+        made = np.where(missing[:, None], 0.0, vectors * encoder.scale).astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(made).all(axis=1))
+    if len(wrong):
+        what = "a missing or too large value in its vector"
+        raise ValueError(f"row {first + wrong[0] + 1} holds {what}; expected {encoder.length} finite numbers")
+    return made
+
+
 def bucket(boundaries: Sequence[float], numbers: NDArray[np.float64]) -> Ids:
     """The number of boundaries that are at most as large as each number; -1 where it is missing."""
     return np.where(np.isnan(numbers), -1, np.searchsorted(np.array(boundaries, np.float64), numbers, side="right"))

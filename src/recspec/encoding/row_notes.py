@@ -20,12 +20,15 @@ from recspec.encoding.encoder_kinds import (
     Encoder,
     NumberEncoder,
     ScaleEncoder,
+    TextEncoder,
+    VectorEncoder,
     VocabularyEncoder,
     is_far,
 )
 from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_columns import RawValues, as_array, as_numbers, is_text, split_lists
+from recspec.encoding.raw_columns import RawValues, as_array, as_numbers, as_text, is_text, split_lists
 from recspec.encoding.raw_values import UNKNOWN, Encoded, is_outside
+from recspec.encoding.raw_vectors import vectors_of
 from recspec.encoding.vocabulary import Vocabulary
 from recspec.errors import nearest
 
@@ -191,7 +194,8 @@ def count_missing(rows: pa.Table, encoders: Encoders, encoded: Mapping[str, Enco
     counted: set[str | None] = set()
     for name in sorted(encoded, key=lambda name: isinstance(encoders.encoder(name), BucketEncoder)):
         encoder, column = encoders.encoder(name), encoded[name]
-        if isinstance(encoder, CrossEncoder) or isinstance(column, tuple):
+        is_list = isinstance(column, tuple) and not isinstance(encoder, (VectorEncoder, TextEncoder))
+        if isinstance(encoder, CrossEncoder) or is_list:
             continue
         (source,) = encoders.sources(name, rows.column_names)
         if source in counted:
@@ -203,7 +207,14 @@ def count_missing(rows: pa.Table, encoders: Encoders, encoded: Mapping[str, Enco
     return found
 
 
-def _missing_values(encoder: Encoder, values: RawValues, encoded: NDArray[np.generic]) -> MissingValues:
+def _missing_values(encoder: Encoder, values: RawValues, encoded: Encoded) -> MissingValues:
+    if isinstance(encoder, VectorEncoder):
+        absent = np.isnan(vectors_of(encoder.present(values), encoder.length)).all(axis=1)
+        return MissingValues(int(absent.sum()), 0, "a vector of zeros")
+    if isinstance(encoder, TextEncoder):
+        texts = pc.fill_null(as_text(encoder.present(values)), "")
+        return MissingValues(int(pc.sum(pc.equal(texts, "")).as_py() or 0), 0, "a vector of zeros")
+    assert not isinstance(encoded, tuple), "of lists, only vectors are counted"
     if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         nothing = "the mean" if isinstance(encoder, ScaleEncoder) else "0"
         taken = nothing if encoder.missing is None else f"{encoder.missing:g}"

@@ -2,14 +2,16 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import Chosen, choose_weights
+from recspec.evaluation.bootstrap import compare, compare_values, favours, intervals
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows
 from recspec.evaluation.labelled_rows import count_labels
-from recspec.evaluation.protocols import evaluate_rows, run_protocols
+from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
-from recspec.evaluation.report import Evaluation, Report, difference, is_lower_better
+from recspec.evaluation.report import Comparison, Evaluation, Interval, Report, Slice, difference, is_lower_better
+from recspec.evaluation.scored_rows import evaluate_rows
 from recspec.evaluation.scoring import (
     FullRanker,
     ModelRanker,
@@ -25,10 +27,12 @@ from recspec.evaluation.warnings import ModelWarning
 __all__ = [
     "PROTOCOLS",
     "Chosen",
+    "Comparison",
     "EvaluateSettings",
     "Evaluation",
     "Fitted",
     "FullRanker",
+    "Interval",
     "ItemFit",
     "ModelRanker",
     "ModelWarning",
@@ -36,19 +40,24 @@ __all__ = [
     "Question",
     "Report",
     "RowFit",
+    "Slice",
     "Tried",
     "as_batch",
     "check_same_features",
     "choose_weights",
+    "compare",
+    "compare_values",
     "count_labels",
     "difference",
     "evaluate",
     "evaluate_baselines",
     "evaluate_model",
     "evaluate_rows",
+    "favours",
     "id_feature",
     "informed",
     "interactions_of",
+    "intervals",
     "is_lower_better",
     "positives",
     "read_events",

@@ -35,6 +35,7 @@ def choose(
     may_be: Callable[[Combination], bool] = lambda _: True,
     on_tried: Callable[[Tried], None] = lambda _: None,
     enough: Callable[[], bool] = lambda: False,
+    start: tuple[Tried, T] | None = None,
 ) -> tuple[T, tuple[Tried, ...]]:
     """The best combination's result, and all combinations tried.
 
@@ -49,10 +50,12 @@ def choose(
         may_be: Whether values beyond the grid are within the limits of the settings.
         on_tried: Called after each combination.
         enough: Whether to stop.
+        start: The best of combinations tried before, which is not tried again.
     """
     tried: list[Tried] = []
-    done, path = list(grid), list(grid)  # whatever was tried; the values that have an edge
-    best: tuple[Tried, T] | None = None
+    path = [*([start[0].settings] if start else []), *grid]  # the values that have an edge
+    done = list(path)  # whatever was tried
+    best = start
 
     def tries(combination: Combination) -> bool:
         nonlocal best

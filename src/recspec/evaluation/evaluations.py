@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TypeVar, cast
 
 from recspec.bundle import Bundle
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
+from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items, interactions_of
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
@@ -23,11 +23,15 @@ from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
+OfAll = Callable[[Bundle, Question], FullRanker]
 
 BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
 )
 """Models of users' interactions alone, beside which any other model of users and items is put."""
+
+DRAWS = 1_000
+"""Bootstrap draws of a comparison, unless the settings name another number."""
 
 
 def evaluate(
@@ -38,14 +42,16 @@ def evaluate(
     protocols: Sequence[str] | None = None,
     baselines: bool = False,
     settings: EvaluateSettings | None = None,
+    against: Mapping[str, Bundle] | None = None,
     ranks: Ranks | None = None,
     progress: Progress = silent,
-    of_all: Callable[[Question], FullRanker] | None = None,
+    of_all: OfAll | None = None,
 ) -> Report:
     """Evaluate a trained model on a split of a prepared dataset, with baselines for comparison.
 
-    The first rank alone fits the baselines, on the positives of the splits that the model was trained on. `of_all`
-    makes what ranks all items in protocol full, where it is not the model that does.
+    The first rank alone fits the baselines, on the positives of the splits that the model was trained on. Models
+    `against` it are evaluated under the same protocols, and compared metric by metric over the same groups. `of_all`
+    makes the ranker of all items of a pipeline, for protocol full.
 
     Raises:
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
@@ -53,17 +59,42 @@ def evaluate(
     """
     ranks = ranks or Ranks()
     check_same_features(trained.model, spec)
-    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=trained.model.features())
-    answers = scores_of(informed(trained.model, question), question, ranks, progress)
-    model = run_protocols(answers if of_all is None else replace(answers, of_all=partial(of_all, question)))
-    if not (baselines and ranks.is_first):
-        return Report(split, model)
     splits = trained.card.train.get("train_splits")
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+    asked, reads = settings or EvaluateSettings(), trained.model.features()
+    question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
+    model = run_protocols(_answers(trained, question, ranks, progress, of_all), beyond=True)
+    found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
+    others = {
+        name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
+        for name, other in (against or {}).items()
+    }
+    draws = asked.bootstrap or DRAWS
+    compared = {name: compare(model, found, draws, asked.seed) for name, found in others.items()}
+    if not (baselines and ranks.is_first):
+        return Report(split, model, intervals=found, against=compared)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
     question = question.under(tuple(model.metrics))
     beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
-    return Report(split, model, beside, missing, chosen_by=str(trained.card.trained.get("valid_metric") or ""))
+    chosen_by = str(trained.card.trained.get("valid_metric") or "")
+    return Report(split, model, beside, missing, chosen_by=chosen_by, intervals=found, against=compared)
+
+
+def _answers(
+    trained: Bundle, question: Question, ranks: Ranks, progress: Progress, of_all: OfAll | None
+) -> SplitScores:
+    """The scores of a bundle's model, and of a pipeline's stages."""
+    found = scores_of(informed(trained.model, question), question, ranks, progress)
+    return replace(found, of_all=of_all(trained, question)) if of_all and trained.pipeline is not None else found
+
+
+def _evaluated_as(
+    question: Question, other: Bundle, ranks: Ranks, progress: Progress, of_all: OfAll | None
+) -> Evaluation:
+    """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
+    check_same_features(other.model, question.spec)
+    own = question.read_by(other.model.features())
+    return run_protocols(_answers(other, own, ranks, progress, of_all), beyond=True)
 
 
 def evaluate_model(
@@ -82,10 +113,10 @@ def evaluate_model(
 
 
 def informed(model: Scored, question: Question) -> Scored:
-    """The model; an item model knows the users' events in the splits before the question's."""
-    if not isinstance(model, ItemModel) or not question.before:
+    """The model; an item model knows the users' events in the splits that the question names."""
+    if not isinstance(model, ItemModel) or not question.known:
         return model
-    return cast(Scored, model.knowing(interactions_of(model, question.spec, question.before)))
+    return cast(Scored, model.knowing(interactions_of(model, question.spec, question.known)))
 
 
 def evaluate_baselines(
@@ -128,9 +159,9 @@ def evaluate_baselines(
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
-        if {*question.before} != {*fitted_on} or history_of_items(spec) is not None:
+        if {*question.known} != {*fitted_on} or history_of_items(spec) is not None:
             rows = "rows and histories" if history_of_items(spec) is not None else "rows"
-            facts["users_known_by"] = f"{rows} of {' and '.join(question.before)}"
+            facts["users_known_by"] = f"{rows} of {' and '.join(question.known)}"
         return scores_of(informed(fitted.model, question), question), facts
 
     found: dict[str, Evaluation] = {}
@@ -141,6 +172,6 @@ def evaluate_baselines(
         except RecspecError as error:
             missing[name] = str(error)
             continue
-        found[name] = replace(run_protocols(answers), fitted=facts)
+        found[name] = replace(run_protocols(answers, beyond=True), fitted=facts)
     progress("baselines", len(fits), len(fits))
     return found, missing

@@ -123,10 +123,19 @@ class ItemFit:
         return question if judged.num_pairs else None
 
     def _choose(self, interactions: Interactions, question: Question) -> Fitted:
-        """The best combination of the model's grid, without what was given, and of values beyond its edges."""
+        """The best combination of the model's grid, without what was given, and of values beyond its edges.
+
+        Then settings `at_scoring` are chosen one by one for the best fit, which is not repeated.
+        """
+        at_scoring = self.kind.at_scoring
+        base: FittedModel | None = None
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
-            model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
+            if isinstance(base, FittedItemModel):
+                varied = {name: value for name, value in combination.items() if name in at_scoring}
+                model = base.varied(varied, interactions)
+            else:
+                model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, question)
             value = self._value(found.metrics)
             warned = tuple(warnings.of_repeats(found.protocols, self.valid))
@@ -134,14 +143,22 @@ class ItemFit:
                 model, (), self._named, value, found.metrics, num_pairs=interactions.num_pairs, warnings=warned
             )
 
-        best, tried = choose(
-            _combinations(self.kind, interactions, self.settings),
-            attempt,
+        search = partial(
+            choose,
+            attempt=attempt,
             lower=is_lower_better(self.metric),
             may_be=partial(_may_be, self.settings),
             on_tried=self.on_tried,
             enough=self.enough,
         )
+        best, tried = search(_combinations(self.kind, interactions, self.settings))
+        for name in [name for name in at_scoring if name not in self.settings.model_fields_set]:
+            base = best.model
+            so_far = next(each for each in reversed(tried) if each.best)
+            so_far = replace(so_far, settings={**so_far.settings, name: vars(base.settings)[name]})
+            grid = [{**so_far.settings, name: value} for value in at_scoring[name]]
+            best, more = search(grid, start=(so_far, best))
+            tried += more
         assert isinstance(best.model, FittedItemModel)
         return replace(best, tried=tried, logits_from=_set_line(best.model, question))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
@@ -29,6 +30,9 @@ DEFAULT_KS = (10,)  # cut-offs if neither the user nor the dataset names any
 SHORT_KS = (5, 1)  # if every list is shorter than `DEFAULT_KS`, the first of these below the longest list replaces it
 
 
+MOST_PAIRS_OF_EVENTS = 1e10
+"""Pairs of item and event beyond which `full` is left out by default: about 20 minutes of SIM on two cores."""
+
 NOTHING_NEW = "every positive of {split} is an item that the user acted on before, and only new items are ranked"
 
 
@@ -45,11 +49,41 @@ class EvaluateSettings(config.Settings):
     users: int | None = Field(
         default=None, ge=1, description="number of users, drawn with the seed, whom protocol full ranks; by default all"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the drawn negatives and users")
+    seed: int = Field(default=0, ge=0, description="seed of the drawn negatives, users and bootstrap samples")
+    known: Literal["before", "train"] = Field(
+        default="before",
+        description="events of a user that are a model's input; before: those of every earlier split, so valid's event "
+        "is an input on test; train: those of train alone",
+    )
+    cold: Literal["keep", "drop"] = Field(
+        default="keep",
+        description="items without a positive in the splits that trained the model; drop: they are neither targets nor "
+        "candidates",
+    )
+    repeats: Literal["drop", "keep"] = Field(
+        default="drop",
+        description="items that the user acted on before; drop: they are neither targets nor candidates; keep: both",
+    )
+    bootstrap: int = Field(
+        default=0, ge=0, le=100_000, description="bootstrap draws for an interval of each metric; 0 gives none"
+    )
+    slices: tuple[str, ...] = Field(
+        default=(),
+        description="slices for which metrics are measured apart: activity (users by their number of known events), "
+        "popularity (head and tail items), or a feature or catalogue column of single values",
+    )
+    diversity: str | None = Field(
+        default=None,
+        description="item feature or catalogue column by which the diversity of lists is measured; by default the "
+        "first categorical item feature beside the id",
+    )
 
 
 class Question:
-    """A split, the requested protocols, and the data that the protocols share, read once."""
+    """A split, the requested protocols, and the data that the protocols share, read once.
+
+    One class because its answers depend on each other: what is excluded decides the targets, and these the users.
+    """
 
     def __init__(
         self,
@@ -59,9 +93,11 @@ class Question:
         settings: EvaluateSettings,
         *,
         reads: Collection[str] | None = None,
+        trained_on: Sequence[str] | None = None,
     ) -> None:
         self.spec, self.split, self.settings = spec, split, settings
         self.reads = reads  # features that the scores depend on; None means all
+        self.trained_on = trained_on  # splits that trained the model; None: not known, and taken to be train
         self.requested = protocols or None
         absent = [role for role in ("user", "item") if id_feature(spec, role) is None]
         self.lacks = f"the dataset has no {' and no '.join(absent)}" if absent else ""
@@ -72,6 +108,11 @@ class Question:
             raise SpecError(
                 f"{spec.folder}: split '{split}' does not hold the label '{spec.label}', so it has no metrics; "
                 "`recspec predict` writes its probabilities"
+            )
+        if settings.known == "train" and self.histories and self.known != self.before:
+            raise SettingsError(
+                f"known is train, and the model reads {listed(self.histories)} of each row, which hold the user's "
+                f"events up to that row; leave known at before, or evaluate a model that reads no history"
             )
         if strange := [name for name in protocols or () if name not in PROTOCOLS]:
             raise SettingsError(f"protocols: {unknown('protocol', strange, PROTOCOLS)}")
@@ -85,6 +126,12 @@ class Question:
         other.requested = protocols or None
         return other
 
+    def read_by(self, reads: Collection[str]) -> Question:
+        """The same question to a model of other features, without reading again."""
+        other = copy.copy(self)
+        other.reads = reads
+        return other
+
     def choose(self) -> tuple[tuple[ProtocolName, ...], dict[str, str]]:
         """The protocols to use, and the reason for each protocol left out of an automatic choice."""
         if self.requested is not None:
@@ -92,7 +139,6 @@ class Question:
         why: dict[str, str] = {}
         spec, groups, ask = self.spec, self.rows.groups, "ask for it with the protocol's name"
         requests = spec.role("context") + spec.role("history")
-        histories = [name for name in spec.role("history") if self.reads is None or name in self.reads]
         if not self.rows.has_both_classes:
             why["rows"] = "the split's rows are of one class"
         if self.lacks:
@@ -105,8 +151,11 @@ class Question:
             why["full"] = f"requests differ by {listed(requests)}; {ask}"
             if spec.group is None:
                 why["sampled"] = f"the dataset names no group; {ask}"
-        elif histories:
-            why["full"] = f"it weighs every item against {listed(histories)} of each user, which takes long; {ask}"
+        elif (weighed := self.pairs_of_events) > MOST_PAIRS_OF_EVENTS:
+            why["full"] = (
+                f"it weighs every item against {listed(self.histories)} of each user, {weighed:.1e} pairs of item and "
+                f"event, more than {MOST_PAIRS_OF_EVENTS:.0e}; {ask}, or for fewer users with --users"
+            )
         if "full" not in why and self.positives.num_pairs and not self.truth.num_pairs:
             why["full"] = NOTHING_NEW.format(split=self.split)
             if self.spec.has_series or not self.lists_candidates:
@@ -114,6 +163,21 @@ class Question:
         if self.lists_candidates and (groups is None or len(np.unique(groups)) == len(groups)):
             why.setdefault("sampled", "every group is a single row, so there is nothing to rank")
         return tuple(name for name in PROTOCOLS if name not in why), why
+
+    @property
+    def histories(self) -> tuple[str, ...]:
+        """The features of users' events that the scores depend on."""
+        return tuple(name for name in self.spec.role("history") if self.reads is None or name in self.reads)
+
+    @property
+    def pairs_of_events(self) -> float:
+        """About how many pairs of an item and an event of a user protocol `full` weighs, by a model of histories."""
+        lengths = [length for name in self.histories if (length := self.spec.features[name].length) is not None]
+        if not lengths:
+            return 0.0
+        users = self.ranked_users
+        events = np.minimum(np.diff(self.seen.offsets)[users], max(lengths))
+        return float(events.sum()) * self.truth.num_items
 
     @property
     def lists_candidates(self) -> bool:
@@ -164,13 +228,52 @@ class Question:
         """Items that each user acted on before the split."""
         return positives(self.spec, self.before)
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The splits whose events are a model's input."""
+        return self.before if self.settings.known == "before" else tuple(x for x in self.before if x == "train")
+
+    @cached_property
+    def excluded(self) -> Interactions:
+        """Items of each user that are no candidates: those acted on before the split, unless repeats are kept."""
+        if self.settings.repeats == "drop":
+            return self.seen
+        return replace(self.seen, offsets=np.zeros_like(self.seen.offsets), items=self.seen.items[:0])
+
+    @cached_property
+    def cold_items(self) -> NDArray[np.bool_]:
+        """(N,) items that are neither targets nor candidates because no positive of the model's training has them."""
+        cold = np.zeros(self.spec.num_ids(self.spec.item_id), dtype=bool)
+        if self.settings.cold == "drop":
+            splits = [split for split in self.trained_on or ("train",) if split in self.spec.splits]
+            cold = positives(self.spec, splits).counts == 0
+            cold[: self.first_item] = True  # ids that stand for unknown items
+        return cold
+
     @cached_property
     def truth(self) -> Interactions:
-        """The positives to rank: those of items that the user did not act on before the split.
+        """The positives to rank: by default those of items that the user did not act on before the split.
 
         A ranking of new items, as `recommend` gives, holds no other: repeats would be easy targets.
         """
-        return self.positives.without(self.seen)
+        return self._without_cold(self.positives.without(self.excluded))
+
+    def _without_cold(self, found: Interactions) -> Interactions:
+        users, items = np.divmod(found.keys, found.num_items)
+        warm = ~self.cold_items[items]
+        if warm.all():
+            return found
+        return Interactions.from_pairs(users[warm], items[warm], num_users=found.num_users, num_items=found.num_items)
+
+    @property
+    def num_repeats(self) -> int:
+        """Positives that are no targets because the user acted on the item before."""
+        return self.positives.num_pairs - self.positives.without(self.excluded).num_pairs
+
+    @property
+    def num_cold(self) -> int:
+        """Positives that are no targets because training never saw the item."""
+        return self.positives.num_pairs - self.num_repeats - self.truth.num_pairs
 
     @cached_property
     def repeats(self) -> NDArray[np.bool_]:
@@ -182,8 +285,16 @@ class Question:
         found = np.zeros(len(rows.labels), dtype=bool)
         if self.spec.has_series and rows.users is not None and rows.items is not None:
             at = np.flatnonzero(rows.labels & (rows.items >= self.first_item))
-            found[at] = self.seen.contain(rows.users[at], rows.items[at])
+            found[at] = self.excluded.contain(rows.users[at], rows.items[at])
         return found
+
+    @cached_property
+    def cold_rows(self) -> NDArray[np.bool_]:
+        """(rows,) which rows of `candidates` hold an item that is dropped because training never saw it."""
+        items = self.candidates.items
+        if self.settings.cold == "keep" or items is None:
+            return np.zeros(len(self.candidates.labels), dtype=bool)
+        return self.cold_items[items]
 
     @cached_property
     def positives(self) -> Interactions:
@@ -213,7 +324,7 @@ class Question:
         )
         num_negatives, seed = self.settings.num_negatives, self.settings.seed
         return draw_candidates(
-            self.truth, self.seen, num_negatives=num_negatives, first_item=self.first_item, seed=seed
+            self.truth, self.excluded, num_negatives=num_negatives, first_item=self.first_item, seed=seed
         )
 
 

@@ -16,6 +16,20 @@ Metrics = dict[str, dict[str, float]]  # protocol -> metric -> value
 LOWER_IS_BETTER = ("log_loss", "calibration_error", "log_loss_uncalibrated", "calibration_error_uncalibrated")
 NOT_COMPARED = ("calibration_error",)  # with baselines: a constant has none
 
+LEVEL = 0.95
+"""Confidence of intervals and tests."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Metrics of the part of an evaluation in which a column has one value."""
+
+    count: int
+    """Groups or rows."""
+    positives: int
+    metrics: Mapping[str, float]
+    standard_errors: Mapping[str, float]
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -24,6 +38,9 @@ class Evaluation:
     metrics: Metrics
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
     values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)  # of each group or row
+    beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
+    beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
+    slices: dict[str, dict[str, dict[str, Slice]]] = field(default_factory=dict)  # protocol -> slice by -> its value
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
     probabilities: Probabilities | None = None  # of labelled rows of both classes
@@ -38,6 +55,38 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A metric with its percentile interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How another evaluation's metric differs from this one's, over the same groups."""
+
+    ours: float
+    theirs: float
+    difference: float
+    """Theirs minus ours."""
+    standard_error: float
+    low: float
+    high: float
+    """The percentile interval of the difference."""
+    p_value: float
+    """Two-sided, of the paired t-test."""
+    p_permutation: float
+    """Two-sided, of the paired permutation test, which flips the signs of differences."""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether both tests reject equal means at 1 - `LEVEL`."""
+        return max(self.p_value, self.p_permutation) < 1 - LEVEL
+
+
+@dataclass(frozen=True)
 class Report:
     """A model and the baselines on one split."""
 
@@ -45,6 +94,8 @@ class Report:
     model: Evaluation
     beside: Mapping[str, Evaluation] = field(default_factory=dict)
     not_fitted: Mapping[str, str] = field(default_factory=dict)  # baseline -> reason
+    intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # protocol -> metric
+    against: Mapping[str, Mapping[str, Mapping[str, Comparison]]] = field(default_factory=dict)  # run -> protocol ->
     chosen_by: str = ""  # PROTOCOL/METRIC on valid that chose the model, if known
 
     @property
@@ -125,8 +176,8 @@ class Report:
         facts = self.model.protocols.get(protocol, {})
         if protocol == "rows":
             return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
-        fewest, most = facts.get("fewest_candidates", 0), facts.get("most_candidates", 0)
-        many = f"{most}" if fewest == most else f"{fewest} to {most}"
+        fewest, most = (int(str(facts.get(name, 0))) for name in ("fewest_candidates", "most_candidates"))
+        many = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
@@ -135,9 +186,19 @@ class Report:
                 f"; {_count(facts, 'repeats_left_out')} of {_count(facts, 'of_positives')} positives left out, which "
             )
             notes += "repeat items of the user"
+        if facts.get("repeats") == "keep":
+            notes += "; items that the user acted on before are candidates and targets"
+        if facts.get("input"):
+            notes += f"; input at {self.split}: {facts['input']}"
+        if isinstance(splits := facts.get("trained_on"), list):
+            notes += f"; trained on {' and '.join(map(str, splits))}"
+        if facts.get("cold") == "drop":
+            dropped, items = (_count(facts, name) for name in ("cold_targets_dropped", "cold_items"))
+            notes += f"; cold: {dropped} targets and {items} items dropped"
         if isinstance(certain := facts.get("certain"), list):
             notes += f"; {', '.join(certain)} left out, 1 for any model"
-        return f"{protocol} ({_count(facts, 'groups')} groups, {many} candidates each: {notes})"
+        who = "users" if protocol == "full" else "groups"
+        return f"{protocol} ({_count(facts, 'groups')} {who}, {many} candidates each: {notes})"
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -145,14 +206,26 @@ class Report:
             "split": self.split,
             "metrics": self.model.metrics,
             "standard_errors": self.model.standard_errors,
+            "intervals": _plain(self.intervals),
+            "against": {run: _plain(found) for run, found in self.against.items()},
             "protocols": self.model.protocols,
             "baselines": self.baselines,
+            "beyond_accuracy": {"model": self.model.beyond}
+            | {name: found.beyond for name, found in self.beside.items() if found.beyond},
+            "slices": {
+                protocol: {by: {value: asdict(part) for value, part in parts.items()} for by, parts in found.items()}
+                for protocol, found in self.model.slices.items()
+            },
             "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
             "warnings": [each.to_dict() for each in self.warnings],
             "probabilities": asdict(self.model.probabilities) if self.model.probabilities is not None else None,
             "left_out": {**self.model.left_out, **self.not_fitted},
         }
+
+
+def _plain(found: Mapping[str, Mapping[str, Interval | Comparison]]) -> dict[str, dict[str, dict[str, object]]]:
+    return {protocol: {name: asdict(each) for name, each in named.items()} for protocol, named in found.items()}
 
 
 def is_lower_better(metric: str) -> bool:

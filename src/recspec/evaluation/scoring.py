@@ -5,12 +5,14 @@ Shapes: R users or requests; N items; P pairs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +25,13 @@ from recspec.evaluation.interactions import ROWS_PER_BLOCK, Rows, blocks
 from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
 from recspec.loading import item_features
-from recspec.models import Ids, Model, Scores
-from recspec.spec import FeatureSpec
+from recspec.models import Ids, ItemModel, Model, Scores
+from recspec.spec import Feature, FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
+
+Result = TypeVar("Result")
 
 ROWS_PER_FORWARD = 16_384  # rows a model scores at once: 64 MB for each layer of 1024
 
@@ -114,7 +118,8 @@ class SplitScores:
     calibrated: Callable[[Scores], Scores] | None = None  # calibrated logits of logits, if the model is calibrated
     ranks: Ranks = field(default_factory=Ranks)
     progress: Progress = silent
-    of_all: Callable[[], FullRanker] | None = None  # ranks all items in protocol full, where `ranker` does not
+    known_by: str = ""  # the events of users that the scores depend on, in words
+    of_all: FullRanker | None = None  # ranks all items in protocol full, where `ranker` does not
 
     def of_candidates(self) -> Scores:
         """(rows,) scores of the candidates of `sampled`: the split's rows, or else the drawn pairs."""
@@ -129,17 +134,54 @@ def scores_of(
     """The scores of a model, a ranker (no logits), or a baseline of rows (the split's rows only)."""
     ranks = ranks or Ranks()
     if isinstance(model, Model):
+        known_by = _known_by(model, question)
         rows = cache(partial(score_rows, model, question.spec, question.split, ranks, progress))
         ranker = partial(ModelRanker, model, question)
         calibrated = model.calibrated if model.calibration is not None else None
         return SplitScores(
-            question, rows, ranker, model.gives_logits, calibrated=calibrated, ranks=ranks, progress=progress
-        )
+            question, rows, ranker, model.gives_logits, calibrated=calibrated, ranks=ranks, progress=progress,
+            known_by=known_by,
+        )  # fmt: skip
     if isinstance(model, Scorer):
         return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
     question.spec.require(("user", "item"), "a ranker")
     rows = cache(lambda: score_pairs(model, question.rows, "rows", ranks))
     return SplitScores(question, rows, lambda: model, gives_logits=False, ranks=ranks)
+
+
+def _known_by(model: Model, question: Question) -> str:
+    """The events of users that a model's scores depend on, in words; none if it reads ids of users alone."""
+    if isinstance(model, ItemModel):
+        return " and ".join(question.known)
+    if question.histories:
+        return f"the histories of the rows of {question.split}"
+    return ""
+
+
+def side_by_side(ranker: Ranker, work: Callable[[int], Result], given: Sequence[int]) -> Iterator[Result]:
+    """The results of some work on each number, in order; a model on a CPU works on one for each of torch's threads.
+
+    Blocks of users share nothing, so a thread for each block keeps cores busy where the operations of one block are too
+    small to divide. Every operation then runs on one thread, so results are those of one thread.
+    """
+    threads = torch.get_num_threads()
+    alone = not isinstance(ranker, ModelRanker) or ranker.device.type != "cpu" or isinstance(ranker.model, ItemModel)
+    if alone or threads < 2 or len(given) < 2 or torch.get_float32_matmul_precision() != "highest":
+        yield from map(work, given)
+        return
+    assert isinstance(ranker, ModelRanker)
+    torch.set_num_threads(1)
+    try:
+        with _scoring(ranker.model), ThreadPoolExecutor(threads) as pool:
+            waiting: deque[Future[Result]] = deque()
+            for each in given:  # a few ahead: results stay small, and a stop does not wait for all
+                waiting.append(pool.submit(work, each))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _logits(scorer: Scorer, question: Question) -> Scores:
@@ -236,12 +278,20 @@ def check_same_features(model: Model, spec: FeatureSpec) -> None:
         ours, theirs = model.spec.features[name], spec.features[name]
         if ours.is_categorical != theirs.is_categorical or ours.is_list != theirs.is_list:
             problems.append(f"feature '{name}' is of another kind than the model was trained on")
+        elif (ours.is_vector or theirs.is_vector) and (ours.vector, ours.length) != (theirs.vector, theirs.length):
+            problems.append(
+                f"feature '{name}' holds {_numbers_of(theirs)}; the model was trained on {_numbers_of(ours)}"
+            )
         elif ours.is_categorical and model.spec.num_ids(name) != spec.num_ids(name):
             problems.append(
                 f"feature '{name}' has {spec.num_ids(name)} ids; the model was trained on {model.spec.num_ids(name)}"
             )
     if problems:
         raise SpecError.of(f"{spec.folder}: not the dataset that the model was trained on", problems)
+
+
+def _numbers_of(feature: Feature) -> str:
+    return f"{'vectors' if feature.is_vector else 'lists'} of {feature.length} numbers"
 
 
 @contextmanager

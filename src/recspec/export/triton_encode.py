@@ -1,8 +1,8 @@
 """Raw values to a model's inputs, as a Triton Python model that needs numpy alone.
 
-`recspec export --format triton` copies this file as `model.py` beside `raw_values.py` and `hashing.py`, which hold the
-rules of every encoder. `encode.json` and `vocabularies` hold what `prepare` fitted. `of_items` holds the values of the
-item catalogue that belong to the events of a history, by the item's id.
+`recspec export --format triton` copies this file as `model.py` beside `raw_values.py`, `text_vectors.py` and
+`hashing.py`, which hold the rules of every encoder. `encode.json`, `vocabularies` and `of_texts` hold what `prepare`
+fitted. `of_items` holds the values of the item catalogue that belong to the events of a history, by the item's id.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.encoding import raw_values
+from recspec.encoding import raw_values, text_vectors
 
 Values = NDArray[Any]
-ENCODE_FILE, OF_ITEMS = "encode.json", "of_items"
+ENCODE_FILE, OF_ITEMS, OF_TEXTS = "encode.json", "of_items", "of_texts"
 
 
 class Encoding:
@@ -30,6 +30,7 @@ class Encoding:
         described: Mapping[str, Any],
         vocabularies: Mapping[str, Sequence[str | int]],
         of_items: Mapping[str, Values] | None = None,
+        of_texts: Mapping[str, text_vectors.TextProjection] | None = None,
     ) -> None:
         self.columns: list[dict[str, Any]] = described["columns"]
         self._features = [
@@ -37,7 +38,7 @@ class Encoding:
                                "items": SimpleNamespace(**each["items"]) if "items" in each else None})
             for each in described["features"]
         ]  # fmt: skip
-        self._of_items = of_items or {}
+        self._of_items, self._of_texts = of_items or {}, of_texts or {}
         self._vocabularies = {name: raw_values.KnownValues(values) for name, values in vocabularies.items()}
 
     @classmethod
@@ -49,7 +50,11 @@ class Encoding:
         files = {name: folder / "vocabularies" / f"{name}.json" for name in sorted(names)}
         vocabularies = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
         tables = {file.stem: np.load(file, allow_pickle=False) for file in sorted((folder / OF_ITEMS).glob("*.npy"))}
-        return cls(described, vocabularies, tables)
+        texts = {}
+        for file in sorted((folder / OF_TEXTS).glob("*.npz")):
+            with np.load(file, allow_pickle=False) as held:
+                texts[file.stem] = text_vectors.TextProjection(held["buckets"], held["rarity"], held["weights"])
+        return cls(described, vocabularies, tables, texts)
 
     def encode(self, columns: Mapping[str, Values]) -> dict[str, Values]:
         """The model's inputs (B, width) of raw columns: (B, 1), or (B, n) of lists; texts as bytes, numbers float64.
@@ -72,6 +77,11 @@ class Encoding:
                 :, None
             ]
         (values,) = parts
+        if encoder.kind == "text":
+            texts = raw_values.present(encoder, _texts(values[:, 0]))
+            return self._of_texts[encoder.projection].vectors([text or "" for text in texts])
+        if encoder.kind == "vector":
+            return raw_values.encode_vectors(encoder, values)
         if encoder.kind in ("number", "scale", "bucket"):
             numbers = raw_values.numbers_of(encoder, _texts(values[:, 0]))
             return raw_values.encode_numbers(encoder, numbers)[:, None]

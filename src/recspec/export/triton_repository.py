@@ -20,7 +20,17 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import CrossEncoder, Encoder, Encoders, NumberEncoder, VocabularyEncoder, hashing, raw_values
+from recspec.encoding import (
+    CrossEncoder,
+    Encoder,
+    Encoders,
+    NumberEncoder,
+    TextEncoder,
+    VocabularyEncoder,
+    hashing,
+    raw_values,
+    text_vectors,
+)
 from recspec.errors import ExportError
 from recspec.export import triton_encode, triton_onnx
 from recspec.files import confine, confined
@@ -116,7 +126,10 @@ def raw_columns(
         dtype: PortType = "float64" if all(_reads_numbers(encoder, column) for encoder in read_by) else "string"
         # A list that is not one text with a separator comes as any number of values a row.
         pairs = zip(ports, read_by, strict=True)
-        wide = any(port.is_list and getattr(encoder, "separator", None) is None for port, encoder in pairs)
+        wide = any(
+            port.is_list and encoder.kind != "text" and getattr(encoder, "separator", None) is None
+            for port, encoder in pairs
+        )
         made.append(Port(column, dtype, -1 if wide else 1, ports[0].level))
     if problems:
         raise ExportError.of("raw values", problems)
@@ -144,7 +157,7 @@ def _reads_numbers(encoder: Encoder, column: str) -> bool:
         return column in encoder.boundaries
     if isinstance(encoder, NumberEncoder) and encoder.separator is not None:
         return False  # a list that is one text
-    return encoder.kind not in ("vocabulary", "hash")
+    return encoder.kind not in ("vocabulary", "hash", "text")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -177,7 +190,7 @@ def write_raw(
     text = _config(f"{name}_encode", [PYTHON], columns, signature.inputs, signature, batching)
     encode = _version_folder(folder, f"{name}_encode", version, text)
     _copy_module(triton_encode, encode / "model.py")
-    for module in (hashing, raw_values):
+    for module in (hashing, raw_values, text_vectors):
         _copy_module(module, encode / f"{module.__name__.rpartition('.')[2]}.py")
     _write_encoders(encode, columns, signature, encoders, beside)
     steps = _ensemble(name, columns, signature)
@@ -209,6 +222,10 @@ def _write_encoders(
             values = encoders.vocabularies[encoder.vocabulary].values.to_pylist()
             file = _made(to / "vocabularies", f"{encoder.vocabulary}.json")
             file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+        if isinstance(encoder, TextEncoder):
+            held = encoder.held
+            file = _made(to / triton_encode.OF_TEXTS, f"{encoder.projection}.npz")
+            np.savez(file, buckets=held.buckets, rarity=held.rarity, weights=held.weights)
     (to / triton_encode.OF_ITEMS).mkdir()
     for feature, own in beside.items():
         if own.of_items is not None:
@@ -237,7 +254,7 @@ def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> di
 def _copy_module(module: ModuleType, to: Path) -> None:
     """Copy a module so that it imports the copies beside it instead of recspec."""
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    source = re.sub(r"^from recspec\.encoding import (\w+)$", r"import \1", source, flags=re.MULTILINE)
+    source = re.sub(r"^from recspec\.encoding import ([\w, ]+)$", r"import \1", source, flags=re.MULTILINE)
     source = re.sub(r"^from recspec\.encoding\.(\w+) import", r"from \1 import", source, flags=re.MULTILINE)
     to.write_text(source, encoding="utf-8")
 

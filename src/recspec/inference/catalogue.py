@@ -102,6 +102,10 @@ def _check_catalogue(table: pa.Table, spec: FeatureSpec, id_name: str) -> None:
             problems.append(f"column '{name}' holds {column.type}; expected {what}")
         elif column.null_count or values.null_count:
             problems.append(f"column '{name}' has missing values; expected one in every row")
+        elif feature.is_vector and not pc.all(pc.equal(pc.list_value_length(column), feature.length)).as_py():
+            problems.append(
+                f"column '{name}' holds lists of other lengths; expected {feature.length} numbers in every row"
+            )
         elif len(values):
             low, high = (each.as_py() for each in pc.min_max(values).values())
             if feature.is_categorical and not 0 <= low <= high < spec.num_ids(name):
@@ -127,6 +131,7 @@ def _column(column: pa.ChunkedArray) -> object:
     """A Parquet column as an array, or for lists as values and offsets."""
     array = column.combine_chunks()
     if is_list(array):
+        array = array.cast(pa.large_list(array.type.value_type))
         return array.flatten().to_numpy(zero_copy_only=False), np.asarray(array.offsets, np.int64)
     return array.to_numpy(zero_copy_only=False)
 

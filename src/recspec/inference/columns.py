@@ -21,7 +21,8 @@ Columns = Mapping[str, NDArray[np.generic] | Lists]
 
 def is_list(column: pa.Array | pa.ChunkedArray) -> bool:
     """Whether a column holds lists."""
-    return bool(pa.types.is_list(column.type) or pa.types.is_large_list(column.type))
+    kind = column.type
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def has_column(encoders: Encoders | None, feature: str, columns: Sequence[str]) -> bool:

@@ -11,9 +11,10 @@ from recspec.loading.sampling import (
     negatives_by_default,
     sampler_for,
 )
+from recspec.loading.shared_negatives import SharedNegatives, ids_present, shared_negatives_for
 from recspec.loading.users import UserLoader
 
 __all__ = [
-    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "UserLoader", "holds_negatives",
-    "item_features", "negatives_by_default", "sampler_for",
+    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "SharedNegatives", "UserLoader", "holds_negatives",
+    "ids_present", "item_features", "negatives_by_default", "sampler_for", "shared_negatives_for",
 ]  # fmt: skip

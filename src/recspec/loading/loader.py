@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.batch import Batch, concatenate
@@ -28,6 +29,7 @@ from recspec.distributed import Ranks
 from recspec.loading.ahead import QUEUED_BATCHES, Share, arriving, prefetched
 from recspec.loading.blocks import Block, Part, WantedRows, grouped, mixed_seed
 from recspec.loading.rows import Filling, Layout, Rows
+from recspec.loading.weighted import RowWeights, draw_rows, first_draw
 from recspec.spec import FeatureSpec
 
 BLOCK_ROWS = 16_384  # rows of a streamed block where files can be cut anywhere
@@ -39,7 +41,8 @@ class Loader:
 
     Ids come as int32 (int64 if a vocabulary needs it), everything else as float32. Lists are padded with 0 to their
     length, or to the longest of the batch if less than half of that is values; with `fixed_length` always to their
-    length, for code that is compiled for one shape. `mode` is `memory` if the rows fit the budget (bytes), else
+    length, for code that is compiled for one shape. With `weights`, a number of each row, the rows of a shuffled epoch
+    are drawn in proportion to it. `mode` is `memory` if the rows fit the budget (bytes), else
     `stream`. A streamed order also depends on the budget, which limits the rows that are shuffled together.
     """
 
@@ -59,6 +62,7 @@ class Loader:
         positives_only: bool = False,
         part: Part | None = None,
         fixed_length: bool = False,
+        weights: str | None = None,
     ) -> None:
         names = (splits,) if isinstance(splits, str) else tuple(splits)
         self.features = tuple(features if features is not None else spec.columns(names[0]))
@@ -76,8 +80,13 @@ class Loader:
         self._resident: Rows | None = None
         self._makes_orders_ahead = self.device.type == "cuda"
         self._next_order: dict[int, Future[Tensor]] = {}
+        self._weights: RowWeights | None = None
+        self._all_weights: NDArray[np.float32] | None = None  # of rows held in memory
         if self.mode == "stream" and self._group_rows < 16 * BLOCK_ROWS:  # few blocks a group would mix rows badly
             self._blocks = self._wanted.cut(max(1, self._group_rows // 16))
+        if weights is not None and shuffle:
+            own = WantedRows(spec, names, (weights,), positives_only, part)
+            self._weights = RowWeights(weights, own, self._blocks)
 
     @property
     def num_batches(self) -> int:
@@ -150,6 +159,9 @@ class Loader:
         return order
 
     def _order(self, epoch: int) -> Tensor:
+        if self._weights is not None:
+            self._all_weights = self._weights.of(self._blocks) if self._all_weights is None else self._all_weights
+            return draw_rows(self._all_weights, self.num_rows, mixed_seed(self._seed, epoch))
         dtype = torch.int32 if self.num_rows < 2**31 else torch.int64
         generator = torch.Generator().manual_seed(mixed_seed(self._seed, epoch))
         return torch.randperm(self.num_rows, generator=generator, dtype=dtype)
@@ -177,17 +189,25 @@ class Loader:
 
         Each group comes as its first row's place in the order of the epoch, its rows, and their order.
         """
-        order = np.arange(len(self._blocks))
+        places = np.arange(len(self._blocks))
         if self._shuffle:
-            order = np.random.default_rng(mixed_seed(self._seed, epoch)).permutation(order)
-        position, number = 0, 0
-        for blocks in grouped([self._blocks[i] for i in order], self._group_rows):
-            count = sum(block.num_rows for block in blocks)
-            if position + count > start * self.batch_size:
-                generator = torch.Generator().manual_seed(mixed_seed(self._seed, epoch, number))
-                shuffled = torch.randperm(count, generator=generator) if self._shuffle else torch.arange(count)
-                yield position, self._read(blocks, count), shuffled
-            position, number = position + count, number + 1
+            places = np.random.default_rng(mixed_seed(self._seed, epoch)).permutation(places)
+        mixed = [self._blocks[i] for i in places]
+        if self._weights is not None:
+            ends = self._weights.ends(mixed, first_draw(self._seed, epoch))
+        else:
+            ends = np.array([0, *(block.num_rows for block in mixed)]).cumsum()
+        first, number = 0, 0
+        for blocks in grouped(mixed, self._group_rows):
+            position, count = int(ends[first]), int(ends[first + len(blocks)] - ends[first])
+            if position + count > start * self.batch_size and count:
+                seed = mixed_seed(self._seed, epoch, number)
+                if self._weights is not None:
+                    order = draw_rows(self._weights.of(blocks), count, seed)
+                else:
+                    order = _permuted(count, seed) if self._shuffle else torch.arange(count)
+                yield position, self._read(blocks, sum(block.num_rows for block in blocks)), order
+            first, number = first + len(blocks), number + 1
 
     def _from_groups(self, epoch: int, start: int) -> Generator[Share]:
         number, parts = start, list[Batch]()
@@ -202,6 +222,11 @@ class Loader:
                         break  # the rest of this batch is in the next group
                     yield self._shared(number, _joined(parts))
                     number, parts = number + 1, []
+
+
+def _permuted(num_rows: int, seed: int) -> Tensor:
+    """Rows in random order, as int64."""
+    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:

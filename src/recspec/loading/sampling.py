@@ -60,7 +60,7 @@ class NegativeSampler:
         if self.num_items <= self.first_id:
             raise SettingsError(f"'{self.item}' has no item to draw negatives from; set train.negatives=0")
         self.positives = None if self.positives is None else self.positives.contiguous()
-        self._cumulative = None if weights is None else _cumulative(weights, self.item)
+        self._cumulative = None if weights is None else cumulative(weights, self.item)
         share = torch.tensor(1 / (self.num_items - self.first_id)) if weights is None else weights / weights.sum()
         self._log_expected = (self.num_negatives * share).log().float()  # (I,), or () if all are equal
 
@@ -100,9 +100,7 @@ class NegativeSampler:
     def _known(self, user: Tensor, drawn: Tensor) -> Tensor:
         """Which drawn items (n, B) their row's user (B,) acted on."""
         assert self.positives is not None
-        keys = (user.long() * self.num_items + drawn).contiguous()
-        at = torch.searchsorted(self.positives, keys).clamp_(max=max(0, len(self.positives) - 1))
-        return self.positives[at] == keys if len(self.positives) else torch.zeros_like(keys, dtype=torch.bool)
+        return acted_on(self.positives, user.long() * self.num_items + drawn)
 
     def _extended(self, name: str, tensor: Tensor, items: Tensor, drawn: Tensor) -> Tensor:
         """A feature of the rows, and of the negatives behind them.
@@ -121,6 +119,13 @@ class NegativeSampler:
             has_id = F.pad(items >= self.first_id, (0, len(drawn)), value=True)
             return torch.where(has_id if known.dim() == 1 else has_id[:, None], known, given)
         return tensor.repeat(1 + self.num_negatives, *[1] * (tensor.dim() - 1))
+
+
+def acted_on(positives: Tensor, keys: Tensor) -> Tensor:
+    """Which keys, of any shape, are among the sorted `positives`."""
+    keys = keys.contiguous()
+    at = torch.searchsorted(positives, keys).clamp_(max=max(0, len(positives) - 1))
+    return positives[at] == keys if len(positives) else torch.zeros_like(keys, dtype=torch.bool)
 
 
 def _one_below_the_other(above: Tensor, below: Tensor) -> Tensor:
@@ -171,11 +176,11 @@ def sampler_for(
     others = [name for name in features if name != item and name in spec.role("item")]
     weights = keys = None
     if distribution == "popularity":
-        blocks = _positive_rows(spec, splits, item)
+        blocks = positive_rows(spec, splits, item)
         counts = sum((np.bincount(items, minlength=num_items) for (items,) in blocks), start=np.zeros(num_items))
         weights = torch.from_numpy(counts**power * (counts > 0)).to(device)
     if reject_positives:
-        pairs = _positive_rows(spec, splits, user, item)
+        pairs = positive_rows(spec, splits, user, item)
         each = [users.astype(np.int64) * num_items + items for users, items in pairs]  # 8 bytes a pair
         keys = torch.from_numpy(np.unique(np.concatenate([np.zeros(0, np.int64), *each]))).to(device)
     return NegativeSampler(
@@ -196,7 +201,7 @@ def sampler_for(
 # --- what the draws need to know of the data -------------------------------------------------------------------------
 
 
-def _positive_rows(spec: FeatureSpec, splits: Sequence[str], *names: str) -> Iterator[tuple[NDArray[np.integer], ...]]:
+def positive_rows(spec: FeatureSpec, splits: Sequence[str], *names: str) -> Iterator[tuple[NDArray[np.integer], ...]]:
     """Blocks of some id columns, of the rows whose label is positive."""
     for split in splits:
         for columns in open_split(spec, split, [*names, spec.label]).batches():
@@ -249,7 +254,7 @@ def _scalars(column: Column) -> NDArray[np.integer]:
     return cast(NDArray[np.integer], column)
 
 
-def _cumulative(weights: Tensor, item: str) -> Tensor:
+def cumulative(weights: Tensor, item: str) -> Tensor:
     """Share of the draws that fall on an id or one before it (I,)."""
     total = weights.double().cumsum(0)
     if not total[-1] > 0:

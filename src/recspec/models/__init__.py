@@ -8,15 +8,19 @@ from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
 from recspec.models.fitted import FittedItemModel, FittedModel
+from recspec.models.gf_cf import GfCf
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import ItemModel, TrainedItemModel
 from recspec.models.logistic_regression import LogisticRegression
+from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
+from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
+from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
@@ -33,10 +37,14 @@ MODELS: dict[str, type[Model]] = {
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,
+    TwoTower.name: TwoTower,
     Popularity.name: Popularity,
     ItemKnn.name: ItemKnn,
     Ease.name: Ease,
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
     MultVae.name: MultVae,
+    SasRec.name: SasRec,
+    Markov.name: Markov,
+    GfCf.name: GfCf,
 }

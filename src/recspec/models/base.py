@@ -53,11 +53,12 @@ TableSize = Annotated[
 
 
 def list_problems(spec: FeatureSpec, numbers: Sequence[str], who: str) -> list[str]:
-    """A sentence for each list of numbers, which a model does not take."""
+    """A sentence for each list of numbers that is no vector, which a model does not take."""
     return [
-        f"feature '{name}' is a list of numbers, which {who} does not take; take it out of channel_spec"
+        f"feature '{name}' is a list of numbers, which {who} does not take; take it out of channel_spec, or say "
+        "`vector: true` if every row holds equally many"
         for name in numbers
-        if spec.features[name].is_list
+        if spec.features[name].is_list and not spec.features[name].is_vector
     ]
 
 
@@ -117,6 +118,9 @@ class Model(nn.Module, ABC):
     steady_shapes: ClassVar[bool] = True
     """Whether products have the same shapes at every step; products of a batch's events have not."""
 
+    scores_unseen_items: ClassVar[bool] = False
+    """Whether it ranks items that training never saw by their features, so that they may be recommended."""
+
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:  # noqa: ARG003
         """Settings of the model and of training that suit the data, each with its reason.
@@ -167,6 +171,29 @@ class Model(nn.Module, ABC):
         `log_expected_of(item)`, so that it stays whole when training splits the batch. No other item feature is drawn.
         """
         return False
+
+    def shares_negatives(self) -> bool:
+        """Whether the loss compares each row with the negatives of all rows of the batch, of which it has columns.
+
+        Then `drawn_of(item)` and `log_expected_of(item)` hold the M items of the whole batch (B, M), and
+        `drawn_of(name)` every other item feature of the model (B, M, ...), all rows of which are equal. A draw that a
+        row is not compared with has an infinite `log_expected_of`.
+        """
+        return False
+
+    def compares_rows(self) -> bool:
+        """Whether these negatives hold the positives of the batch's rows, besides the drawn ones."""
+        return False
+
+    def asks_ids(self) -> tuple[str, ...]:
+        """Categorical features of which training tells the model the ids that occur in train, by `know_ids`."""
+        return ()
+
+    def know_ids(self, present: Mapping[str, Tensor]) -> None:
+        """Learn before the first step which ids (ids,) of the features `asks_ids` occur in the training rows.
+
+        With `compares_negatives`, in those with a positive label.
+        """
 
     def counted(self) -> tuple[str, ...]:
         """Names of scalar id features whose ids the loss counts over a whole batch.

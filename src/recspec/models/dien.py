@@ -3,7 +3,7 @@
 Zhou et al.: Deep Interest Evolution Network for Click-Through Rate Prediction, AAAI 2019.
 
 Shapes: B rows; T events; D width of an item's vector; H of a state; P pairs of an event and the next one; R requests;
-N items to score; L the longest history of a block.
+N items to score; L the longest history.
 """
 
 from __future__ import annotations
@@ -11,14 +11,26 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.models.base import Widths
-from recspec.models.din import Head, SequenceModel, SequenceSettings, blocks, columns_of
-from recspec.nn import AttentionUnit, Events, Gru, Histories, NextEvent, RowsHeld, at_least_fp32, events_of
+from recspec.models.din import Head, Made, SequenceModel, SequenceSettings
+from recspec.nn import (
+    AttentionUnit,
+    Events,
+    Gru,
+    Histories,
+    NextEvent,
+    RowsHeld,
+    at_least_fp32,
+    attention_to_items,
+    events_of,
+    last_states_of_items,
+)
 from recspec.spec import FeatureSpec
 
 
@@ -70,22 +82,26 @@ class Dien(SequenceModel):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`, with the GRU run once a request and AUGRU once a pair."""
-        candidates = num_rows(items)
         events = self.histories.events(request, last=self.settings.length)
         (values,), of_ours = self.inputs(request, self.histories.at(request, events))
-        (wanted,), of_theirs = self.inputs(items, [self.histories.target(items)])
-        states = self.evolution.interests(values, events)
-        own, others = self.inputs.side_columns(request, items)
-        back = sorted(range(len(own) + len(others)), key=[*own, *others].__getitem__)
-        scores = []
-        for rows, happened, present in blocks(events, states, candidates * 3 * self.evolution.hidden_dim):
-            pairs = events_of(present.repeat_interleave(candidates, dim=0))
-            target = wanted.repeat(happened.shape[0], 1)
-            last = self.evolution(pairs.flat(happened.repeat_interleave(candidates, dim=0)), target, pairs)
-            both = of_ours[rows].repeat_interleave(candidates, dim=0), of_theirs.repeat(happened.shape[0], 1)
-            side = columns_of(torch.cat(both, dim=1), back)
-            scores.append(self.head(torch.cat([target, last, side], dim=1)).view(-1, candidates))
-        return torch.cat(scores)
+        (target,), of_theirs = self.inputs(items, [self.histories.target(items)])
+        happened, present = events.padded(self.evolution.interests(values, events)), events.there
+        columns = self.inputs.side_columns(request, items)
+        parts = self.head.parts(self.inputs.event_dim, self.evolution.hidden_dim, *columns)
+        of_target, of_state, of_request, of_item = parts
+        own = F.linear(of_ours, of_request)
+        other = F.linear(target, of_target, self.head.mlp.first.bias) + F.linear(of_theirs, of_item)
+        if torch.compiler.is_compiling():
+            last = self.evolution.of_pairs(happened, present, target)
+            first = F.linear(last, of_state) + own.unsqueeze(1) + other
+            return self.head.after_first(first.flatten(0, 1)).view(-1, num_rows(items))
+        brought = self.evolution.unit.brought(target)
+
+        def interest(row: int, some: slice) -> list[Made]:
+            mine = happened[row][present[row]]
+            return [(self.evolution.of_items(mine, brought[some]), of_state)] if len(mine) else []
+
+        return self.head.scores_of_all(own, other, interest)
 
     def _joined(self, batch: Batch, *, sampled: bool) -> tuple[Tensor, Tensor]:
         """The MLP's input (B, its width) and the auxiliary loss, 0 if not `sampled`."""
@@ -117,6 +133,19 @@ class Evolution(nn.Module):
         weights = self.unit(states, target, events)
         weights = events.softmax(at_least_fp32(weights)) if self.softmax else torch.sigmoid(weights)
         return cast(Tensor, self.augru(states, events, weights)[1])
+
+    def of_items(self, states: Tensor, brought: Tensor) -> Tensor:
+        """`forward` of one request's states (L, H) for all items, targets (N, H) that the unit brought: (N, H)."""
+        weights = attention_to_items(self.unit, states, brought)
+        weights = at_least_fp32(weights).softmax(0) if self.softmax else torch.sigmoid(weights)
+        return last_states_of_items(self.augru, states, weights)
+
+    def of_pairs(self, states: Tensor, present: Tensor, target: Tensor) -> Tensor:
+        """`forward` of requests' states (R, L, H) for items (N, D), in programs of any size: (R, N, H)."""
+        requests, items = states.shape[0], target.shape[0]  # an exporter leaves shapes open, and fixes len()
+        pairs = events_of(present.repeat_interleave(items, dim=0))
+        happened = pairs.flat(states.repeat_interleave(items, dim=0))
+        return cast(Tensor, self(happened, target.repeat(requests, 1), pairs)).view(requests, items, -1)
 
 
 def auxiliary_weight(who: str, asked: float | None, histories: Histories) -> float:

@@ -3,12 +3,12 @@
 Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
 
 Shapes: B rows; T events; D width of an item's vector; S width of the other features; R requests; N items to score;
-L the longest history of a block.
+L the longest history; W width of the MLP's first layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
 from typing import Literal, cast
 
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
-from recspec.models import base
 from recspec.models import click_defaults as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, Model, UniformStd, Widths, list_problems
 from recspec.models.facts import DataFacts, Proposals
@@ -29,11 +28,15 @@ from recspec.nn import (
     Activation,
     AttentionUnit,
     Embeddings,
-    Events,
     Histories,
     RowsHeld,
+    attention_to_items,
     cross_entropy,
+    floats_at_once,
     ids_and_numbers,
+    logits_of_first,
+    number_widths,
+    side_by_side,
     start_glorot,
 )
 from recspec.spec import FeatureSpec
@@ -114,7 +117,7 @@ class Din(SequenceModel):
     """DIN: the sum of a history's events, each weighted by an attention unit of event and item, then an MLP.
 
     The MLP also reads the item and the other features of user, item and context: ids are embedded, lists pooled, and
-    numbers unchanged. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
+    numbers and vectors unchanged. Embeddings start uniform within 1 / sqrt(rows), layers Glorot-uniform.
     """
 
     name = "din"
@@ -127,7 +130,6 @@ class Din(SequenceModel):
         if settings.attention == "unit":
             self.unit = AttentionUnit(width, width, settings.attention_hidden, settings.attention_activation)
         self.head = Head(2 * width + self.inputs.side_dim, settings)
-        self.widest = max(width, *settings.attention_hidden)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
@@ -158,24 +160,31 @@ class Din(SequenceModel):
         of_target, of_interest, of_request, of_item = self.head.parts(width, width, *columns)
         own = F.linear(of_ours, of_request)
         other = F.linear(target, of_target, self.head.mlp.first.bias) + F.linear(of_theirs, of_item)
-        scores = []
-        for rows, happened, present in blocks(events, values, num_rows(items) * self.widest):
-            first = F.linear(self._interests(happened, present, target), of_interest) + own[rows].unsqueeze(1) + other
-            scores.append(self.head.after_first(first.flatten(0, 1)).view(-1, num_rows(items)))
-        return torch.cat(scores)
+        happened, present = events.padded(values), events.there
+        if torch.compiler.is_compiling():
+            made = self._interests(happened, present, target)
+            first = F.linear(made, of_interest) + own.unsqueeze(1) + other
+            return self.head.after_first(first.flatten(0, 1)).view(-1, num_rows(items))
+
+        def interest(row: int, some: slice) -> list[Made]:
+            mine = happened[row][present[row]]
+            if not len(mine):
+                return []
+            by_unit = self.settings.attention == "unit"
+            weights = attention_to_items(self.unit, mine, target[some]) if by_unit else mine @ target[some].t()
+            weights = weights.softmax(0) if self.settings.softmax else weights
+            return [(weights.t() @ mine, of_interest)]
+
+        return self.head.scores_of_all(own, other, interest)
 
     def _interests(self, happened: Tensor, present: Tensor, target: Tensor) -> Tensor:
-        """The interest (R, N, D) of some requests' events (R, L, D) in items (N, D)."""
+        """The interest (R, N, D) of requests' events (R, L, D) in items (N, D), in programs of any size."""
         if self.settings.attention == "dot":
             weights = happened @ target.t()
         else:
-            parts = []
-            events, of_targets = self.unit.of_events(happened).unsqueeze(2), self.unit.of_targets(target)
-            step = max(1, base.SCORE_FLOATS // max(1, happened.shape[0] * happened.shape[1] * self.widest))
-            for some, of_some in zip(*(split(each, step) for each in (target, of_targets)), strict=True):
-                first = self.unit.of_products(happened.unsqueeze(2) * some) + events + of_some
-                parts.append(self.unit.after_first(first.flatten(0, 2)).view(*happened.shape[:2], -1))
-            weights = torch.cat(parts, dim=2)
+            first = self.unit.of_products(happened.unsqueeze(2) * target) + self.unit.of_targets(target)
+            first = first + self.unit.of_events(happened).unsqueeze(2)
+            weights = self.unit.after_first(first.flatten(0, 2)).view(*happened.shape[:2], -1)
         if self.settings.softmax:
             weights = weights.masked_fill(~present.unsqueeze(2), torch.finfo(weights.dtype).min).softmax(1)
         weights = weights * present.unsqueeze(2)
@@ -185,8 +194,12 @@ class Din(SequenceModel):
 # --- what DIN and DIEN share -----------------------------------------------------------------------------------------
 
 
+Made = tuple[Tensor, Tensor]
+"""An input of the head (N, X), and its columns of the head's first layer (W, X)."""
+
+
 class Inputs(nn.Module):
-    """Embeddings of item and history, which share tables, and of all other ids; numbers are unchanged."""
+    """Embeddings of item and history, which share tables, and of all other ids; numbers and vectors are unchanged."""
 
     def __init__(self, spec: FeatureSpec, settings: SequenceSettings, who: str, held: RowsHeld | None = None) -> None:
         super().__init__()
@@ -206,7 +219,8 @@ class Inputs(nn.Module):
             held=held,
         )
         self.event_dim = len(pairs) * settings.embedding_dim
-        self.side_dim = len(self.others) * settings.embedding_dim + len(self.numbers)
+        self.number_widths = number_widths(spec, self.numbers)
+        self.side_dim = len(self.others) * settings.embedding_dim + sum(self.number_widths.values())
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -224,14 +238,15 @@ class Inputs(nn.Module):
         beside, found = self.embeddings.beside(batch, [name for name in self.others if name in batch], ids)
         sizes = [next(iter(part.values())).shape[0] for part in asked]
         side = [found.new_zeros(num_rows(batch), 0) if beside is None else beside]
-        side += [batch[name].unsqueeze(1) for name in self.numbers if name in batch]
+        if numbers := [batch[name] for name in self.numbers if name in batch]:
+            side.append(side_by_side(numbers))
         vectors = list(torch.split(found, sizes)) if len(asked) > 1 else [found]
         return vectors, torch.cat(side, dim=1) if len(side) > 1 else side[0]
 
     def side_columns(self, *batches: Collection[str]) -> tuple[list[int], ...]:
         """The columns of `forward`'s other features that each batch provides, in order."""
         order = self.embeddings.order(self.others)
-        widths = {name: self.embeddings.widths[name] for name in order} | dict.fromkeys(self.numbers, 1)
+        widths = {name: self.embeddings.widths[name] for name in order} | self.number_widths
         names = [name for name, width in widths.items() for _ in range(width)]
         return tuple([place for place, name in enumerate(names) if name in batch] for batch in batches)
 
@@ -259,32 +274,31 @@ class Head(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, self.out(x.to(self.out.weight.dtype))).squeeze(1)
 
+    def scores_of_all(self, own: Tensor, other: Tensor, made: Callable[[int, slice], list[Made]]) -> Tensor:
+        """Logits (R, N) of every item for every request, one request and a block of items at a time.
+
+        Args:
+            own: (R, W) the requests' parts of the first layer.
+            other: (N, W) the items' parts, with the bias.
+            made: for a request and a block of n items, each further input (n, X) and its columns of the layer (W, X).
+        """
+        layers = cast(Sequence[nn.Linear], self.mlp.layers)
+        step = max(1, floats_at_once(other) // max(layer.out_features for layer in layers))
+        scores = own.new_empty(len(own), len(other))
+        for row, mine in enumerate(own):
+            for start in range(0, len(other), step):
+                some = slice(start, start + step)
+                first = other[some] + mine
+                for inputs, columns in made(row, some):
+                    first.addmm_(inputs, columns.t())
+                scores[row, some] = logits_of_first(self.mlp, self.out, first)
+        return scores
+
     def parts(self, target: int, interest: int, *side: Sequence[int]) -> tuple[Tensor, ...]:
         """Columns of the first layer: `target` many, `interest` many, and for each `side` its columns of the rest."""
         weight = self.mlp.first.weight
         own, made, rest = torch.split(weight, [target, interest, weight.shape[1] - target - interest], dim=1)
         return own, made, *(columns_of(rest, columns) for columns in side)
-
-
-def blocks(events: Events, values: Tensor, floats: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Blocks of rows with the values of their events (R, L, D) and the mask of the events (R, L).
-
-    `floats` is the number of floats that an event takes; a block takes `base.SCORE_FLOATS` or has one row. Exported
-    programs take any number of items and have one block.
-    """
-    happened, there = events.padded(values), events.there
-    if torch.compiler.is_compiling():
-        yield slice(None), happened, there
-        return
-    step = max(1, base.SCORE_FLOATS // max(1, events.length * floats))
-    for start in range(0, events.num_rows, step):
-        rows = slice(start, start + step)
-        yield rows, happened[rows], there[rows]
-
-
-def split(x: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Parts of at most `size` rows; the whole in exported programs, which take any number of rows."""
-    return (x,) if torch.compiler.is_compiling() else torch.split(x, size)
 
 
 def columns_of(x: Tensor, columns: Sequence[int]) -> Tensor:

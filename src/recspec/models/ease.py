@@ -2,13 +2,15 @@
 
 Steck: Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019, equation 8:
 
-    P = (X'X + l2 I)^-1;  B = I - P diagMat(1 / diag(P));  scores = X B.
+    P = (X'X + l2 I)^-1;  B = I - P diagMat(1 / diag(P));  scores = Y B.
+
+X holds the weights of the events, 1 by default. Y is X, with the items of each user weighted by recency^age.
 
 Three forms, with one result where they overlap:
 
     primal   inverts X'X + l2 I, items x items
-    dual     inverts K = X X' + l2 I, users x users. With D = X X' K^-1 and h_i = x_i' K^-1 x_i (x_i: column i of X),
-             P = (I - X' K^-1 X) / l2, so score(u, i) = ((D X)_ui - h_i x_ui) / (1 - h_i)
+    dual     inverts K = X X' + l2 I, users x users. With D = Y X' K^-1 and h_i = x_i' K^-1 x_i (x_i: column i of X),
+             P = (I - X' K^-1 X) / l2, so score(u, i) = ((D X)_ui - h_i y_ui) / (1 - h_i)
     sparse   column i of B is the ridge regression of x_i on the other columns; here on the m columns that occur with
              it most often: w = (X_m' X_m + l2 I)^-1 X_m' x_i. With all other columns it is EASE
 
@@ -29,9 +31,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config, machine
+from recspec import machine
 from recspec.errors import SettingsError, require_extra
-from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, rounded
+from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
 from recspec.nn import RowsHeld
@@ -61,7 +63,7 @@ sparse ones 100 to 300."""
 Form = Literal["auto", "primal", "dual", "sparse"]
 
 
-class EaseSettings(config.Settings):
+class EaseSettings(Recency):
     """Settings of EASE."""
 
     l2: float = Field(
@@ -101,7 +103,7 @@ class Ease(KnownItemsModel):
         self.settings = settings.model_copy(update={"form": self.choice.form})
         self.weights: ItemWeights | UserWeights | Neighbours
         if self.choice.form == "dual":
-            self.weights = UserWeights(self.num_users, self.num_items)
+            self.weights = UserWeights(self.num_users, self.num_items, weighted="event_weight" in spec.metadata)
         elif self.choice.form == "sparse":
             self.weights = Neighbours(self.num_items, settings.neighbours)
         else:
@@ -123,19 +125,19 @@ class Ease(KnownItemsModel):
         return float(size) ** 3 / torch.get_num_threads()  # LAPACK takes all threads
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
-        self.known.set(interactions)
         matrix, l2 = interactions.matrix(), self.settings.l2
         if isinstance(self.weights, ItemWeights):
             self.weights.weight = torch.from_numpy(fit_primal(matrix, l2))
         elif isinstance(self.weights, UserWeights):
-            self.weights.fit(interactions, l2)
+            self.weights.fit(interactions, interactions.weighted(self.settings.recency), l2)
         else:
             items, weight = fit_sparse(matrix, l2, self.weights.k)
             self.weights.items, self.weights.weight = torch.from_numpy(items), torch.from_numpy(weight)
+        super().know(interactions)
 
     def know(self, interactions: Interactions) -> None:
         if isinstance(self.weights, UserWeights):
-            self.weights.know(interactions, self.settings.l2)
+            self.weights.know(interactions.weighted(self.settings.recency), self.settings.l2)
         super().know(interactions)
 
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
@@ -151,14 +153,14 @@ class UserWeights(nn.Module):
     weight: Tensor
     leverage: Tensor
 
-    def __init__(self, num_users: int, num_items: int) -> None:
+    def __init__(self, num_users: int, num_items: int, *, weighted: bool) -> None:
         super().__init__()
-        self.of_items = KnownItems(num_items, num_users)  # the users of each item
+        self.of_items = KnownItems(num_items, num_users, weighted=weighted)  # the users of each item
         self.register_buffer("weight", torch.zeros(num_users, num_users))  # D
         self.register_buffer("leverage", torch.zeros(num_items))  # h / (1 - h)
 
-    def fit(self, interactions: Interactions, l2: float) -> None:
-        """Invert X X' + l2 I."""
+    def fit(self, interactions: Interactions, known: Interactions, l2: float) -> None:
+        """Invert X X' + l2 I; `known` is Y, the same interactions as they are scored."""
         matrix = interactions.matrix()
         self.of_items.set(interactions.by_item())
         inverse = _inverse_of_gram(matrix.T.tocsr(), l2, "users")
@@ -168,41 +170,41 @@ class UserWeights(nn.Module):
             part = by_item[rows]
             leverage[rows] = part.multiply(part @ inverse).sum(axis=1)
         self.leverage = torch.from_numpy(leverage / (1 - leverage)).float()
+        if known is not interactions:
+            self.weight = torch.from_numpy(_projected(known, matrix.T, inverse))
+            return
         inverse *= -l2
         inverse.flat[:: len(inverse) + 1] += 1.0  # X X' K^-1 = I - l2 K^-1
         self.weight = torch.from_numpy(inverse).float()
 
     def know(self, interactions: Interactions, l2: float) -> None:
-        """D of users with other interactions: (Y X') K^-1."""
+        """D of users with other interactions Y: (Y X') K^-1."""
         fitted = self.of_items.interactions().matrix()  # X'
         # From I - D = l2 K^-1, a small l2 would leave nothing but the rounding of D.
         inverse = _inverse_of_gram(fitted, l2, "users")
-        found = np.empty((interactions.num_users, len(inverse)), np.float32)
-        together = interactions.matrix().astype(np.float64)
-        for rows in _blocks(*found.shape):
-            found[rows] = (together[rows] @ fitted) @ inverse
-        self.weight = torch.from_numpy(found).to(self.weight.device)
+        self.weight = torch.from_numpy(_projected(interactions, fitted, inverse)).to(self.weight.device)
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
         parts = []
         for rows in self.of_items.blocks(items):
-            others, held = self.of_items.lists(items[rows])
-            parts.append((self.weight[users[rows].unsqueeze(1), others] * held).sum(1))
+            others, weights = self.of_items.lists(items[rows])
+            parts.append((self.weight[users[rows].unsqueeze(1), others] * weights).sum(1))
         own = []
         for rows in known.blocks(users):
-            lists, held = known.lists(users[rows])
-            own.append(((lists == items[rows].unsqueeze(1)) & held).any(1))
+            lists, weights = known.lists(users[rows])
+            own.append(((lists == items[rows].unsqueeze(1)) * weights).sum(1))
         return self._joined(torch.cat(parts), torch.cat(own), self.leverage[items])
 
     def score_users(self, known: KnownItems, users: Tensor) -> Tensor:
         """(R, N) scores of every item."""
         if torch.compiler.is_compiling():
             everything = torch.arange(len(self.leverage), device=users.device)
-            linear = self.weight[users] @ self.of_items.acted(everything).float().T
+            linear = self.weight[users] @ self.of_items.acted(everything).T
         else:
-            others, first = self.of_items.bags(torch.arange(len(self.leverage), device=users.device))
-            linear = F.embedding_bag(others, self.weight[users].T.contiguous(), first, mode="sum").T
+            others, first, weights = self.of_items.bags(torch.arange(len(self.leverage), device=users.device))
+            table = self.weight[users].T.contiguous()
+            linear = F.embedding_bag(others, table, first, mode="sum", per_sample_weights=weights).T
         return self._joined(linear, known.acted(users), self.leverage)
 
     @staticmethod
@@ -243,6 +245,15 @@ def fit_sparse(matrix: csr_array, l2: float, m: int) -> tuple[NDArray[np.int32],
             gram.flat[:: m + 1] += l2
             weight[rows.start + place] = linalg.solve(gram, counts, assume_a="pos", overwrite_a=True)
     return items, weight
+
+
+def _projected(known: Interactions, fitted: csr_array, inverse: NDArray[np.float64]) -> NDArray[np.float32]:
+    """(Y X') K^-1, from X' and K^-1."""
+    found = np.empty((known.num_users, len(inverse)), np.float32)
+    matrix = known.matrix().astype(np.float64)
+    for rows in _blocks(*found.shape):
+        found[rows] = (matrix[rows] @ fitted) @ inverse
+    return found
 
 
 def _inverse_of_gram(matrix: csr_array, l2: float, of: str) -> NDArray[np.float64]:

@@ -50,7 +50,7 @@ class DataFacts:
     ids: Mapping[str, IdFacts] = field(default_factory=dict)
     """Categorical features in the roles user, item, context and history."""
     numbers: int = 0
-    """Number of numerical features in these roles."""
+    """Number of numerical features in these roles, each number of a vector counted."""
     users: int = 0
     """Ids of users; 0 without users."""
     items: int = 0

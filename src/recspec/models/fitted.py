@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from types import MappingProxyType
+from typing import ClassVar, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from recspec import config, machine
@@ -17,9 +19,9 @@ from recspec.batch import Batch
 from recspec.errors import DataError, SettingsError
 from recspec.models.base import Model
 from recspec.models.interactions import Interactions
-from recspec.models.item_model import ItemModel
+from recspec.models.item_model import ItemModel, sharing
 from recspec.models.known_items import KnownItems
-from recspec.nn import RowsHeld
+from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 
 MEMORY_SHARE = 0.5
@@ -30,6 +32,8 @@ ROWS_PAY = 64
 
 OF_A_PAIR = 400.0
 """Operations that a core could do in fp64 in the time (20 ns) of counting a pair of items and choosing the largest."""
+
+FittedItemType = TypeVar("FittedItemType", bound="FittedItemModel")
 
 Grid = Sequence[Mapping[str, object]]
 """Combinations of settings in the order of their worth; the first one is used where nothing can be tried."""
@@ -69,13 +73,17 @@ class FittedModel(Model):
         Raises:
             SettingsError: if it would take more memory than there is, before any work is done.
         """
-        needs, room = sum(each.nbytes for each in self.buffers()), MEMORY_SHARE * machine.total_memory()
+        needs, room = self.most_bytes(), MEMORY_SHARE * machine.total_memory()
         if needs > room:
             raise SettingsError(
                 f"{self.name}: weights of {needs / 1e9:,.1f} GB, and {room / 1e9:,.1f} GB are free for them (half of "
                 "the machine's memory); take smaller sizes, or prepare fewer users and items"
             )
         return f"{self.num_parameters():,} weights, without gradient steps"
+
+    def most_bytes(self) -> int:
+        """Most bytes that its weights may take."""
+        return sum(each.nbytes for each in self.buffers())
 
     def doubt(self) -> str:
         """What makes the fitted weights worthless, and what to do; empty if nothing does."""
@@ -101,9 +109,12 @@ class FittedModel(Model):
 class FittedItemModel(FittedModel, ItemModel):
     """A fitted model of user and item ids, which ranks items by the users' interactions alone."""
 
+    at_scoring: ClassVar[Mapping[str, Sequence[float]]] = MappingProxyType({})
+    """Settings that change scores and not the fit -> values tried with the best fit, besides the default."""
+
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:  # noqa: ARG003
-        """Combinations of its own settings that suit these interactions, to choose from on valid."""
+        """Combinations of settings of the fit that suit these interactions, to choose from on valid."""
         return [{}]
 
     def fit(self, interactions: Interactions, *, seed: int = 0) -> None:
@@ -116,22 +127,55 @@ class FittedItemModel(FittedModel, ItemModel):
         if not interactions.num_pairs:
             raise DataError("there is no positive to fit on; is the label 1 anywhere in the training split?")
         self.set_line(1.0, 0.0)
-        self._fit(interactions, seed)
+        self._fit(interactions.weighted(), seed)
+
+    def varied(self: FittedItemType, settings: Mapping[str, object], interactions: Interactions) -> FittedItemType:
+        """The same fit with other values of settings `at_scoring`; `interactions` are those that it knows."""
+        assert set(settings) <= set(self.at_scoring)
+        other = without_memory(lambda: type(self)(self.spec, self.settings.model_copy(update=dict(settings))))
+        fitted = sharing(self)
+        for name, module in fitted._modules.items():
+            if name != "known":
+                other._modules[name] = module
+        other._buffers.update(fitted._buffers)
+        other.set_line(1.0, 0.0)
+        other.know(interactions)
+        return other.train(self.training)
 
     @abstractmethod
     def _fit(self, interactions: Interactions, seed: int) -> None:
-        """Fill the weights from at least one interaction."""
+        """Fill the weights from at least one interaction, weighted if its events are."""
+
+
+class Recency(config.Settings):
+    """Settings of a model that weighs the user's items by recency."""
+
+    recency: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="weight of an item among the user's, relative to the next newer one, when items are scored; 1 "
+        "weighs all alike; by default chosen on valid",
+    )
+
+
+RECENCIES = MappingProxyType({"recency": (0.9, 0.7)})
 
 
 class KnownItemsModel(FittedItemModel):
-    """A model that scores an item by weights from the user's items."""
+    """A model that scores an item by weights from the user's items, which weigh by recency."""
 
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
+    reads_order = True
+    at_scoring = RECENCIES
+    settings: Recency
+
+    def __init__(self, spec: FeatureSpec, settings: Recency, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
-        self.known = KnownItems(self.num_users, self.num_items)
+        weighted = settings.recency < 1 or "event_weight" in spec.metadata
+        self.known = KnownItems(self.num_users, self.num_items, weighted=weighted)
 
     def know(self, interactions: Interactions) -> None:
-        self.known.set(interactions, self.device)
+        self.known.set(interactions.weighted(self.settings.recency), self.device)
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores; from all scores of a user if many of them are asked for."""

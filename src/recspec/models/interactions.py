@@ -96,6 +96,38 @@ class Interactions:
     num_items: int
     order: UserEvents | None = None
     """The events behind them, if their order was asked for."""
+    weights: NDArray[np.float32] | None = None
+    """(P,) weight of each interaction; None if all of them count 1. See `weighted`."""
+
+    def weighted(self, recency: float = 1.0) -> Interactions:
+        """The same interactions, each weighted by its events.
+
+        A weight is the largest one of the pair's events, times `recency` to the power of the item's age: its place
+        among the user's distinct items by their latest events, newest first, from 0. Interactions without events
+        count as older than all others. Without an order, nothing is weighted.
+        """
+        if self.order is None or (recency == 1 and self.order.weights is None):
+            return self
+        latest = self.order.without_repeats(self.num_items)
+        lengths, users = latest.lengths, latest.users
+        ages = latest.offsets[users + 1] - 1 - np.arange(len(users))
+        owners = np.repeat(np.arange(self.num_users), np.diff(self.offsets))
+        weights = np.ones(len(self.keys), np.float64)
+        age = lengths[owners].copy()
+        places, found = self._places(users, latest.items)
+        age[places[found]] = ages[found]
+        if self.order.weights is not None:
+            places, found = self._places(self.order.users, self.order.items)
+            largest = np.full(len(weights), -np.inf)
+            np.maximum.at(largest, places[found], self.order.weights[found])
+            weights = np.where(np.isfinite(largest), largest, 1.0)
+        return replace(self, weights=(weights * recency**age).astype(np.float32))
+
+    def _places(self, users: Ids, items: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The place of each pair among the interactions, and whether it is among them."""
+        wanted = users.astype(np.int64) * self.num_items + items
+        places = np.searchsorted(self.keys, wanted)
+        return places, self.contain(users, items)
 
     @property
     def events(self) -> UserEvents:
@@ -172,10 +204,11 @@ class Interactions:
         order = np.argsort(self.items, kind="stable")
         users = np.repeat(np.arange(self.num_users, dtype=np.int32), np.diff(self.offsets))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
-        return Interactions(offsets, users[order], self.num_users)
+        weights = None if self.weights is None else self.weights[order]
+        return Interactions(offsets, users[order], self.num_users, weights=weights)
 
     def matrix(self) -> csr_array:
-        """The interactions as a scipy CSR matrix (U, N) of fp32 ones."""
+        """The weights as a scipy CSR matrix (U, N) in fp32: ones, if nothing is weighted."""
         sparse = require_extra("scipy.sparse", "baselines")
-        ones = np.ones(self.num_pairs, dtype=np.float32)
-        return sparse.csr_array((ones, self.items, self.offsets), shape=(self.num_users, self.num_items))
+        weights = np.ones(self.num_pairs, dtype=np.float32) if self.weights is None else self.weights
+        return sparse.csr_array((weights, self.items, self.offsets), shape=(self.num_users, self.num_items))

@@ -1,6 +1,8 @@
 """Item-kNN: items similar to those of the user.
 
-similarity(i, j) = users of both / (sqrt(users of i * users of j) + shrink), kept for the k most similar items of each.
+similarity(i, j) = users of both / (sqrt(users of i * users of j) + shrink), kept for the k most similar items of each;
+score(u, i) = sum over the user's items j of recency^age(j) similarity(i, j). With weighted events, the similarity is
+x_i . x_j / (|x_i| |x_j| + shrink) of the weights x_i of item i's users.
 
 Shapes: N items; k neighbours; B rows; R requests.
 """
@@ -15,8 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from recspec import config
-from recspec.models.fitted import OF_A_PAIR, Grid, KnownItemsModel
+from recspec.models.fitted import OF_A_PAIR, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import Neighbours
 from recspec.nn import RowsHeld
@@ -26,7 +27,7 @@ BLOCK = 1 << 24
 """Similarities computed at once: 64 MB."""
 
 
-class ItemKnnSettings(config.Settings):
+class ItemKnnSettings(Recency):
     """Settings of item-kNN."""
 
     k: int = Field(50, ge=1, description="neighbours of each item")
@@ -62,7 +63,7 @@ class ItemKnn(KnownItemsModel):
         num_items, kept = self.num_items, self.neighbours.k
         matrix = interactions.matrix()
         by_item = matrix.T.tocsr()
-        norms = np.sqrt(interactions.counts, dtype=np.float32)
+        norms = np.sqrt(matrix.power(2).sum(axis=0), dtype=np.float32)
         items, similarity = np.zeros((num_items, kept), np.int32), np.zeros((num_items, kept), np.float32)
         step = max(1, BLOCK // num_items)
         for start in range(0, num_items, step):
@@ -74,8 +75,8 @@ class ItemKnn(KnownItemsModel):
             best.sort(axis=1)
             items[start:stop] = best
             similarity[start:stop] = np.take_along_axis(together, best, axis=1)
-        self.known.set(interactions)
         self.neighbours.items, self.neighbours.weight = torch.from_numpy(items), torch.from_numpy(similarity)
+        self.know(interactions)
 
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
         return self.neighbours.score_pairs(self.known, users, items)

@@ -58,7 +58,7 @@ class ItemModel(Model):
 
     def knowing(self: ItemModelType, interactions: Interactions) -> ItemModelType:
         """The same model, with its weights shared, that knows other interactions, of any number of users."""
-        other = cast(ItemModelType, _sharing(self))
+        other = cast(ItemModelType, sharing(self))
         other.know(interactions)
         return other
 
@@ -166,9 +166,9 @@ class TrainedItemModel(ItemModel):
         """The sum of the losses of the events of users (B,): a scalar."""
 
 
-def _sharing(module: nn.Module) -> nn.Module:
+def sharing(module: nn.Module) -> nn.Module:
     """A module of the same tensors, in which other ones can be put without changing the first."""
     other = copy.copy(module)
     other._parameters, other._buffers = module._parameters.copy(), module._buffers.copy()
-    other._modules = {name: None if each is None else _sharing(each) for name, each in module._modules.items()}
+    other._modules = {name: None if each is None else sharing(each) for name, each in module._modules.items()}
     return other

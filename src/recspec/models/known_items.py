@@ -1,4 +1,4 @@
-"""The items that a fitted model knows of each user, and two forms of weights between items.
+"""The items that a fitted model knows of each user, and three forms of weights between items.
 
 Shapes: U users; N items; P interactions; B rows or pairs; R requests; L the longest list of a user; k neighbours.
 """
@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recspec.models.interactions import Interactions
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 ENTRIES = 1 << 22
 """Entries of users' lists that are gathered at once: 16 MB."""
 
-ACTED = 1 << 26
-"""Flags of users x items held at once: 64 MB."""
+ACTED = 1 << 24
+"""Weights of users x items held at once: 64 MB."""
 
 
 class Stored(nn.Module, ABC):
@@ -32,34 +38,51 @@ class Stored(nn.Module, ABC):
         """
 
 
+LEAST = 1e-4
+"""Items whose weight is below this share of their user's largest one are not held: they would decide nothing."""
+
+
 class KnownItems(Stored):
-    """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending."""
+    """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending.
+
+    If it is `weighted`, each of them has a weight; otherwise all count 1.
+    """
 
     offsets: Tensor
     items: Tensor
+    weights: Tensor
 
-    def __init__(self, num_users: int, num_items: int) -> None:
+    def __init__(self, num_users: int, num_items: int, *, weighted: bool = False) -> None:
         super().__init__()
-        self.num_items = num_items
+        self.num_items, self.weighted = num_items, weighted
         self.longest = 0  # items of one user
         self.register_buffer("offsets", torch.zeros(num_users + 1, dtype=torch.int64))
         self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
+        if weighted:
+            self.register_buffer("weights", torch.zeros(0))
 
     def set(self, interactions: Interactions, device: torch.device | None = None) -> None:
-        """Hold these interactions."""
+        """Hold these interactions; weights close to 0 are left out."""
+        if self.weighted:
+            interactions = _of_weight(interactions)
+            assert interactions.weights is not None
+            self.weights = torch.from_numpy(interactions.weights).to(device)
         self.offsets = torch.from_numpy(interactions.offsets).to(device)
         self.items = torch.from_numpy(interactions.items).to(device)
         self.longest = int(self.offsets.diff().max()) if len(self.offsets) > 1 else 0
 
     def interactions(self) -> Interactions:
         """What is held, as numpy arrays."""
-        return Interactions(self.offsets.cpu().numpy(), self.items.cpu().numpy(), self.num_items)
+        weights = self.weights.cpu().numpy() if self.weighted else None
+        return Interactions(self.offsets.cpu().numpy(), self.items.cpu().numpy(), self.num_items, weights=weights)
 
     def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
         offsets, items = stored.get("offsets"), stored.get("items")
         if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
             return []
         self.items = torch.empty(len(items), dtype=torch.int32, device=self.items.device)
+        if self.weighted:
+            self.weights = torch.empty(len(items), device=self.items.device)
         if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
             return []
         lengths = offsets.diff()
@@ -74,7 +97,7 @@ class KnownItems(Stored):
         return []
 
     def lists(self, users: Tensor) -> tuple[Tensor, Tensor]:
-        """The items (B, L) of users (B,), and which of them count: lists are filled up with any item."""
+        """The items (B, L) of users (B,), and their weights, of which 0 stands for no item."""
         starts, lengths = self.offsets[users], self.offsets[users + 1] - self.offsets[users]
         longest = self.longest
         if not torch.compiler.is_compiling():
@@ -82,28 +105,34 @@ class KnownItems(Stored):
         places = torch.arange(longest, device=users.device)
         held = places < lengths.unsqueeze(1)
         if not len(self.items):
-            return torch.zeros_like(held, dtype=torch.int64), held
-        return self.items[torch.where(held, starts.unsqueeze(1) + places, 0)].long(), held
+            return torch.zeros_like(held, dtype=torch.int64), held.float()
+        places = torch.where(held, starts.unsqueeze(1) + places, 0)
+        return self.items[places].long(), held * self.weights[places] if self.weighted else held.float()
 
-    def bags(self, users: Tensor) -> tuple[Tensor, Tensor]:
-        """The items of users (R,) one after the other, and the place where each user's begin: an embedding bag."""
+    def bags(self, users: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The items of users (R,) one after the other, where each user's begin, and weights: an embedding bag."""
         starts, lengths = self.offsets[users], self.offsets[users + 1] - self.offsets[users]
         first = lengths.cumsum(0) - lengths
         rows = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths)
-        return self.items[torch.arange(len(rows), device=users.device) + (starts - first)[rows]].long(), first
+        places = torch.arange(len(rows), device=users.device) + (starts - first)[rows]
+        return self.items[places].long(), first, self.weights[places] if self.weighted else None
 
     def acted(self, users: Tensor) -> Tensor:
-        """(R, N) whether each user acted on each item."""
-        items, held = self.lists(users)
-        acted = torch.zeros(users.shape[0], self.num_items + 1, dtype=torch.bool, device=users.device)
-        return acted.scatter(1, torch.where(held, items, self.num_items), True)[:, : self.num_items]
+        """(R, N) the weight of each item for each user; 0 for items that the user did not act on."""
+        items, weights = self.lists(users)
+        acted = torch.zeros(users.shape[0], self.num_items + 1, device=users.device)
+        items = torch.where(weights != 0, items, self.num_items)
+        return acted.scatter(1, items, weights)[:, : self.num_items]
 
-    def blocks(self, users: Tensor) -> list[Tensor]:
-        """Places of users (B,) in blocks whose lists are gathered at once; all of them in a compiled program."""
+    def blocks(self, users: Tensor, of_item: int = 1) -> list[Tensor]:
+        """Places of users (B,) in blocks whose lists, with `of_item` entries an item, are gathered at once.
+
+        In a compiled program, there is one block.
+        """
         places = torch.arange(users.shape[0], device=users.device)
         if torch.compiler.is_compiling():
             return [places]
-        return list(torch.split(places, max(1, ENTRIES // max(1, self.longest))))
+        return list(torch.split(places, max(1, ENTRIES // max(1, self.longest * of_item))))
 
 
 class ItemWeights(nn.Module):
@@ -119,20 +148,20 @@ class ItemWeights(nn.Module):
         """(B,) scores of pairs."""
         parts = []
         for rows in known.blocks(users):
-            lists, held = known.lists(users[rows])
-            parts.append((self.weight[lists, items[rows].unsqueeze(1)] * held).sum(1))
+            lists, weights = known.lists(users[rows])
+            parts.append((self.weight[lists, items[rows].unsqueeze(1)] * weights).sum(1))
         return torch.cat(parts)
 
     def score_users(self, known: KnownItems, users: Tensor) -> Tensor:
         """(R, N) scores of every item."""
         if torch.compiler.is_compiling():
-            return known.acted(users).float() @ self.weight
-        items, first = known.bags(users)
-        return F.embedding_bag(items, self.weight, first, mode="sum")
+            return known.acted(users) @ self.weight
+        items, first, weights = known.bags(users)
+        return F.embedding_bag(items, self.weight, first, mode="sum", per_sample_weights=weights)
 
 
 class Neighbours(Stored):
-    """The k neighbours of each item: score(u, i) is the sum of weight[i, n] over those that the user acted on."""
+    """The k neighbours of each item: score(u, i) is the sum of weight[i, n] times the user's weight of n."""
 
     items: Tensor
     weight: Tensor
@@ -167,13 +196,131 @@ class Neighbours(Stored):
 
     def score_users(self, known: KnownItems, users: Tensor) -> Tensor:
         """(R, N) scores of every item."""
-        acted = known.acted(users).float()
+        acted = known.acted(users)
         if torch.compiler.is_compiling():
             return (acted[:, self.items.long()] * self.weight).sum(2)
         if not self.k:
             return torch.zeros_like(acted)
         table = acted.T.contiguous()
         return F.embedding_bag(self.items.long(), table, per_sample_weights=self.weight, mode="sum").T
+
+
+class Successors(Stored):
+    """Weights from each item to at most k others: score(u, i) sums weight[j, i] times the user's weight of j.
+
+    Item j's are `items[offsets[j]:offsets[j + 1]]`, ascending. Scores of all items cost the entries of the user's items
+    alone, and memory is that of the entries.
+    """
+
+    offsets: Tensor
+    items: Tensor
+    weight: Tensor
+
+    def __init__(self, num_items: int, k: int) -> None:
+        super().__init__()
+        self.num_items, self.longest = num_items, 0
+        self.most_bytes = 8 * num_items * min(k, num_items)
+        self.register_buffer("offsets", torch.zeros(num_items + 1, dtype=torch.int64))
+        self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
+        self.register_buffer("weight", torch.zeros(0))
+
+    def set(self, matrix: csr_array) -> None:
+        """Hold the entries (N, N) of a CSR matrix with sorted indices."""
+        self.offsets = torch.from_numpy(matrix.indptr.astype(np.int64))
+        self.items = torch.from_numpy(matrix.indices.astype(np.int32))
+        self.weight = torch.from_numpy(matrix.data.astype(np.float32))
+        self.longest = int(self.offsets.diff().max())
+
+    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+        offsets, items = stored.get("offsets"), stored.get("items")
+        if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
+            return []
+        self.items = torch.empty(len(items), dtype=torch.int32, device=self.items.device)
+        self.weight = torch.empty(len(items), device=self.items.device)
+        if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
+            return []
+        problems = problems_of_lists(offsets, items, self.num_items)
+        if not problems:
+            self.longest = int(offsets.diff().max())
+        return problems
+
+    def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) scores of pairs."""
+        if not len(self.items):
+            return torch.zeros(users.shape[0], device=users.device)
+        parts = []
+        for rows in known.blocks(users, self.longest):
+            lists, weights = known.lists(users[rows])
+            theirs, values = self._entries(lists)
+            found = torch.where(theirs == items[rows].view(-1, 1, 1), values, 0.0)
+            parts.append((found.sum(2) * weights).sum(1))
+        return torch.cat(parts)
+
+    def score_users(self, known: KnownItems, users: Tensor) -> Tensor:
+        """(R, N) scores of every item."""
+        if torch.compiler.is_compiling():
+            scores = torch.zeros(users.shape[0], self.num_items + 1, device=users.device)
+            if not len(self.items):
+                return scores[:, : self.num_items]
+            lists, weights = known.lists(users)
+            theirs, values = self._entries(lists)
+            values = values * weights.unsqueeze(2)
+            return scores.scatter_add(1, theirs.flatten(1), values.flatten(1))[:, : self.num_items]
+        scores = torch.zeros(len(users) * self.num_items, device=users.device)
+        places = torch.arange(len(users), device=users.device)
+        for rows in torch.split(places, max(1, ENTRIES // max(1, known.longest * self.longest))):
+            items, first, of_items = known.bags(users[rows])
+            lengths = torch.diff(first, append=first.new_tensor([len(items)]))
+            starts = torch.repeat_interleave(rows * self.num_items, lengths)
+            counts = self.offsets[items + 1] - self.offsets[items]
+            before = counts.cumsum(0) - counts
+            shift = torch.repeat_interleave(self.offsets[items] - before, counts)
+            entries = torch.arange(len(shift), device=users.device) + shift
+            values = self.weight[entries]
+            if of_items is not None:
+                values = values * torch.repeat_interleave(of_items, counts)
+            scores.index_add_(0, torch.repeat_interleave(starts, counts) + self.items[entries], values)
+        return scores.view(len(users), self.num_items)
+
+    def _entries(self, items: Tensor) -> tuple[Tensor, Tensor]:
+        """Items and weights (B, L, K) that the items (B, L) lead to; item N with weight 0 fills lists up."""
+        starts = self.offsets[items]
+        places = torch.arange(self.longest, device=items.device)
+        held = places < (self.offsets[items + 1] - starts).unsqueeze(2)
+        places = torch.where(held, starts.unsqueeze(2) + places, 0)
+        return torch.where(held, self.items[places].long(), self.num_items), held * self.weight[places]
+
+
+def largest_entries(matrix: csr_array, k: int) -> csr_array:
+    """The k largest entries of each row of a CSR matrix; of equal ones, those of the first columns."""
+    lengths = np.diff(matrix.indptr)
+    matrix.sort_indices()
+    if not len(lengths) or lengths.max() <= k:
+        return matrix
+    kept = np.ones(len(matrix.data), dtype=bool)
+    for row in np.flatnonzero(lengths > k):
+        values = matrix.data[matrix.indptr[row] : matrix.indptr[row + 1]]
+        least = np.partition(values, -k)[-k]
+        above, equal = values > least, np.flatnonzero(values == least)
+        above[equal[: k - np.count_nonzero(above)]] = True
+        kept[matrix.indptr[row] : matrix.indptr[row + 1]] = above
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(lengths, k))])
+    return type(matrix)((matrix.data[kept], matrix.indices[kept], offsets), shape=matrix.shape)
+
+
+def _of_weight(interactions: Interactions) -> Interactions:
+    """The interactions, with weights, whose weight is not close to 0 beside the user's largest one."""
+    if interactions.weights is None:
+        return replace(interactions, weights=np.ones(interactions.num_pairs, np.float32))
+    weights, offsets = interactions.weights, interactions.offsets
+    lengths = np.diff(offsets)
+    largest = np.zeros(len(lengths), np.float32)
+    if len(weights):
+        largest[lengths > 0] = np.maximum.reduceat(weights, offsets[:-1][lengths > 0])
+    kept = weights >= LEAST * np.repeat(largest, lengths)
+    kept &= weights != 0
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[offsets]
+    return Interactions(offsets, interactions.items[kept], interactions.num_items, weights=weights[kept])
 
 
 def problems_of_lists(offsets: Tensor, items: Tensor, num_items: int) -> list[str]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from recspec import config
 from recspec.models.base import Widths
 from recspec.models.facts import DataFacts, Proposals
+from recspec.models.interactions import Interactions, UserEvents
 from recspec.models.item_model import TrainedItemModel
 from recspec.nn import RowsHeld
 from recspec.spec import FeatureSpec
@@ -47,6 +48,7 @@ class MultVae(TrainedItemModel):
     name = "mult_vae"
     Settings = MultVaeSettings
     settings: MultVaeSettings
+    reads_order = False  # a user's distinct items, in any order
     space = MappingProxyType({"latent": [32, 64, 128, 200], "dropout": "0.2..0.8", "kl_weight": "0 or 0.02..1 log"})
 
     def __init__(self, spec: FeatureSpec, settings: MultVaeSettings, held: RowsHeld | None = None) -> None:
@@ -64,6 +66,9 @@ class MultVae(TrainedItemModel):
             "train.batch_size": (min(500, max(16, facts.users // 40)), "40 steps an epoch or more, up to 500 users"),
             "train.learning_rate": (1e-3, "as published"),
         }
+
+    def know(self, interactions: Interactions) -> None:
+        self.known.set(UserEvents(interactions.offsets, interactions.items), self.device)
 
     def encode(self, users: Tensor, dropout: float = 0.0) -> Tensor:
         """(B, 2 x latent) mean and log variance of the users' latent vectors."""

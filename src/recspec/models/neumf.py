@@ -26,7 +26,7 @@ from recspec import config
 from recspec.batch import Batch, drawn_of, log_expected_of
 from recspec.models.base import TRAINING_SPACE, Model, counts_of, scores_of_sums
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, may_replace
+from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, may_replace, sampled_softmax
 from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 20
@@ -369,24 +369,6 @@ def _sum_of_squares(rows: Tensor, used: Tensor) -> Tensor:
     product = torch.dot(kept.view(-1), rows.reshape(-1))
     # The gradient of `product` is `kept`. So the true one, twice that, takes one pass over the rows instead of five.
     return 2 * product - product.detach()
-
-
-def sampled_softmax(positive: Tensor, drawn: Tensor, log_expected: Tensor) -> Tensor:
-    """The cross-entropy (B,) of a positive among all items, estimated from drawn ones, in nats.
-
-        loss = -s + log(exp(s) + sum_j exp(s_j - log m_j))
-
-    for the positive's logit s, and drawn items j that were expected m_j times among the draws: the sum over j is an
-    unbiased estimate of the sum of exp over all other items. Bengio and Senecal: Adaptive Importance Sampling to
-    Accelerate Training of a Neural Probabilistic Language Model, 2008; Blanc and Rendle: Adaptive Sampled Softmax with
-    Kernel Based Sampling, ICML 2018, section 2.
-
-    Args:
-        positive: logits (B,).
-        drawn: logits (n, B); -inf leaves a draw out, such as one that is the positive itself.
-        log_expected: log m (n, B).
-    """
-    return torch.logsumexp(torch.cat([positive.unsqueeze(0), drawn - log_expected]), dim=0) - positive
 
 
 def repeat_period(ids: Tensor) -> int:

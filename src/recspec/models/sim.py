@@ -23,7 +23,7 @@ from recspec.batch import Batch, num_rows, take
 from recspec.errors import SettingsError, unknown
 from recspec.models.base import Widths
 from recspec.models.dien import DienSettings, Evolution, auxiliary_weight
-from recspec.models.din import Head, SequenceModel, SequenceSettings, split
+from recspec.models.din import Head, Made, SequenceModel, SequenceSettings
 from recspec.nn import (
     AttentionUnit,
     Column,
@@ -35,6 +35,7 @@ from recspec.nn import (
     RowsHeld,
     StoredHistory,
     TargetQueries,
+    attention_to_items,
     events_of,
     latest_best,
     may_replace,
@@ -44,11 +45,8 @@ from recspec.spec import FeatureSpec
 GAP_STEP = 0.5
 """Bucket width of time gaps, which are ln(1 + days): borders at 0.6, 1.7, 3.5, 6.4, 11, 19, 32, 54 days, ..."""
 
-PAIRS = 1 << 12
-"""Pairs of request and item that `score_items` builds at once; their short histories take up to 100 MB."""
-
-SCORES = 1 << 22
-"""Scores of pairs and events that `score_items` computes at once: 16 MB a head."""
+REQUEST_FLOATS = 1 << 24
+"""Floats of requests' events that `score_items` looks up at once: 64 MB."""
 
 
 class SimSettings(SequenceSettings):
@@ -175,35 +173,52 @@ class Sim(SequenceModel):
         return loss
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
-        """`score_items`, with a request's events looked up once and multiplied with all items at once.
-
-        Events that an item does not keep get weight 0, so no pair copies events.
-        """
-        requests = num_rows(request)
-        request = _with_a_place(request, self.histories)
+        """`score_items`, with a request's events looked up once and multiplied with all items at once."""
         targets = self.histories.target(items)
         (target,), of_theirs = self.inputs(items, [targets])
         columns = self.inputs.side_columns(request, items)
         of_target, of_made, of_request, of_item = self.head.parts(self.inputs.event_dim, self.made_dim, *columns)
         other = F.linear(target, of_target, self.head.mlp.first.bias) + F.linear(of_theirs, of_item)
-        heads = self.settings.heads if self.settings.exact == "multihead" else 1
-        at_once = max(1, SCORES // (heads * request[self.histories.mark].shape[1]))
-        at_once = at_once if self.settings.short == "none" else min(at_once, PAIRS)
-        step = requests if torch.compiler.is_compiling() else max(1, at_once // num_rows(items))
-        scores = []
-        for start in range(0, requests, step):
-            ours = self._read(take(request, slice(start, start + step)), target=False, stored=False)
-            laid, own = self._with_gaps(ours.long, ours.gaps), F.linear(ours.side, of_request)
-            parts = []
-            given = (split(each, at_once) for each in (target, targets[self.hard_feature], other))
-            for some, same, known in zip(*given, strict=True):
-                first = F.linear(self._made(ours, laid, some, same), of_made) + own.unsqueeze(1) + known
-                parts.append(self.head.after_first(first.flatten(0, 1)).view(own.shape[0], -1))
-            scores.append(torch.cat(parts, dim=1))
-        return torch.cat(scores)
+        ids, request = targets[self.hard_feature], _with_a_place(request, self.histories)
+        if torch.compiler.is_compiling():
+            ours = self._read(request, target=False, stored=False)
+            made = F.linear(self._made(ours, target, ids), of_made)
+            first = made + F.linear(ours.side, of_request).unsqueeze(1) + other
+            return self.head.after_first(first.flatten(0, 1)).view(-1, num_rows(items))
+        step = max(1, REQUEST_FLOATS // (request[self.histories.mark].shape[1] * self.inputs.event_dim))
+        blocks = [take(request, slice(start, start + step)) for start in range(0, num_rows(request), step)]
+        return torch.cat([self._scores_of_all(block, target, ids, other, of_made, of_request) for block in blocks])
 
-    def _made(self, ours: _Read, with_gaps: History, target: Tensor, ids: Tensor) -> Tensor:
-        """The interests of some requests in some items: (R, N, made_dim)."""
+    def _scores_of_all(self, request: Batch, target: Tensor, ids: Tensor, other: Tensor, *parts: Tensor) -> Tensor:
+        """`side_scores` of some requests; `parts` are the head's columns for the interests and for the request."""
+        of_made, of_request = parts
+        ours = self._read(request, target=False, stored=False)
+        laid = self._with_gaps(ours.long, ours.gaps)
+        assert isinstance(ours.long, PaddedHistory)
+        assert isinstance(laid, PaddedHistory)
+        vectors, with_gaps, present = ours.long.vectors, laid.vectors, ours.long.present
+        states, there = ours.events.padded(ours.states), ours.events.there
+        exact_dim = self.made_dim - (states.shape[2] if self.settings.short != "none" else 0)
+        of_exact, of_short = of_made[:, :exact_dim], of_made[:, exact_dim:]
+        brought = self.evolution.unit.brought(target) if self.settings.short == "dien" else target
+
+        def interests(row: int, some: slice) -> list[Made]:
+            made, kept = [], present[row]
+            if kept.any():
+                long = vectors[row][kept], with_gaps[row][kept], ours.ids[row][kept]
+                made.append((_exact_of_items(self, *long, target[some], ids[some]), of_exact))
+            latest = states[row][there[row]]
+            if len(latest) and self.settings.short == "dien":
+                made.append((self.evolution.of_items(latest, brought[some]), of_short))
+            elif len(latest):
+                made.append((attention_to_items(self.unit, latest, brought[some]).t() @ latest, of_short))
+            return made
+
+        return self.head.scores_of_all(F.linear(ours.side, of_request), other, interests)
+
+    def _made(self, ours: _Read, target: Tensor, ids: Tensor) -> Tensor:
+        """The interests of requests in items, in programs of any size: (R, N, made_dim)."""
+        with_gaps = self._with_gaps(ours.long, ours.gaps)
         assert isinstance(ours.long, PaddedHistory)
         assert isinstance(with_gaps, PaddedHistory)
         vectors, laid = ours.long.vectors, with_gaps.vectors
@@ -222,16 +237,18 @@ class Sim(SequenceModel):
         else:
             heads = self.exact_queries(target).unbind(1)
             parts = [_softmax(query @ laid.transpose(1, 2), kept) @ laid for query in heads]
-        if self.settings.short != "none":
+        if self.settings.short == "dien":
+            parts.append(self.evolution.of_pairs(ours.events.padded(ours.states), ours.events.there, target))
+        elif self.settings.short == "din":
             parts.append(self._short_pairs(ours, target))
         return torch.cat(parts, dim=2)
 
     def _short_pairs(self, ours: _Read, target: Tensor) -> Tensor:
-        """The interest from the latest events for each pair (R, N, its width)."""
+        """The interest of DIN's block from the latest events for each pair (R, N, its width)."""
         times, there = target.shape[0], ours.events.there  # an exporter leaves shapes open, and fixes len()
         events = events_of(there.repeat_interleave(times, dim=0))
         states = events.flat(ours.events.padded(ours.states).repeat_interleave(times, dim=0))
-        return self._short(states, target.repeat(len(there), 1), events).view(len(there), times, -1)
+        return self._short(states, target.repeat(there.shape[0], 1), events).view(there.shape[0], times, -1)
 
     def _short(self, states: Tensor, target: Tensor, events: Events) -> Tensor:
         """The interest from the latest events (B, its width)."""
@@ -352,9 +369,34 @@ class _Read:
     """The vectors sampled for them (T, D)."""
 
 
-def _softmax(scores: Tensor, kept: Tensor) -> Tensor:
-    """The softmax over the last dimension among `kept`; zeros if none is kept."""
-    return torch.where(kept, scores, torch.finfo(scores.dtype).min).softmax(-1) * kept
+def _exact_of_items(model: Sim, vectors: Tensor, laid: Tensor, ids: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
+    """The interest from one request's long history (L events) in items (N): (N, its width).
+
+    Args:
+        model: the model, whose settings say how to search and to attend.
+        vectors: (L, D) the events.
+        laid: (L, Z) the events with their gaps.
+        ids: (L,) the ids that hard search compares.
+        target: (N, D) the items.
+        wanted: (N,) their ids that hard search compares.
+    """
+    hard, shape = model.settings.search == "hard", (len(target), len(vectors))
+    kept = ids == wanted.unsqueeze(1) if hard else target.new_ones((), dtype=torch.bool).expand(shape)
+    if shape[1] > model.settings.top_k:
+        scores = target.new_zeros(shape) if hard else model._search_query(target) @ vectors.t()
+        places, chosen = latest_best(scores, kept, model.settings.top_k)
+        kept = torch.zeros_like(kept).scatter(1, places, chosen)
+    kept = kept.t()  # a softmax over rows is several times as fast as over columns
+    if model.settings.exact == "multihead":
+        queries = model.exact_queries(target).unbind(1)
+        return torch.cat([_softmax(laid @ query.t(), kept, 0).t() @ laid for query in queries], dim=1)
+    even = kept.to(vectors.dtype) / (1 + kept.sum(0))
+    return torch.cat([_softmax(vectors @ target.t(), kept, 0).t() @ vectors, even.t() @ vectors], dim=1)
+
+
+def _softmax(scores: Tensor, kept: Tensor, dim: int = -1) -> Tensor:
+    """The softmax over a dimension among `kept`; zeros if none is kept."""
+    return torch.where(kept, scores, torch.finfo(scores.dtype).min).softmax(dim) * kept
 
 
 def _windows(present: Tensor, settings: SimSettings) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.models import base
 from recspec.models.base import Model, list_problems
-from recspec.nn import Embeddings, Mlp, RowsHeld, ids_and_numbers, linear_of_parts
+from recspec.nn import Embeddings, Mlp, RowsHeld, ids_and_numbers, linear_of_parts, number_widths, side_by_side
 from recspec.spec import FeatureSpec
 
 Part = tuple[Tensor, Sequence[int]]
@@ -27,7 +27,7 @@ Part = tuple[Tensor, Sequence[int]]
 class Tabular(Model):
     """A model of x_0 (B, X): the bottom MLP's output, or the numbers unchanged, then the embeddings; lists are pooled.
 
-    Without numbers there is no bottom MLP.
+    The numbers are those of scalar features and of vectors, side by side. Without numbers there is no bottom MLP.
     """
 
     pair_floats: int
@@ -36,6 +36,7 @@ class Tabular(Model):
     def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
         self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
+        self.number_widths = number_widths(spec, self.numbers)
         if problems := self.problems():
             raise SettingsError.of(self.name, problems)
 
@@ -61,16 +62,16 @@ class Tabular(Model):
             self.embeddings = Embeddings(
                 self.spec, widths, combiner=combiner, start="uniform", std=std, max_rows=max_rows, held=held
             )
-        self.dense_dim, self.has_bottom = len(self.numbers), bool(self.numbers and bottom)
+        self.dense_dim, self.has_bottom = sum(self.number_widths.values()), bool(self.numbers and bottom)
         if self.has_bottom:
-            self.bottom, self.dense_dim = Mlp((len(self.numbers), *bottom)), bottom[-1]
+            self.bottom, self.dense_dim = Mlp((self.dense_dim, *bottom)), bottom[-1]
         self.width = self.dense_dim + sum(widths.values())
 
     def inputs(self, batch: Batch) -> list[Tensor]:
         """The parts of x_0: that of the numbers, and the embeddings."""
         parts: list[Tensor] = []
         if self.numbers:
-            numbers = torch.stack([batch[name] for name in self.numbers], dim=1)
+            numbers = side_by_side([batch[name] for name in self.numbers])
             parts.append(self.bottom(numbers) if self.has_bottom else numbers)
         if self.ids:
             parts.append(self.embeddings(batch))
@@ -100,14 +101,16 @@ class Tabular(Model):
         is the first number.
         """
         parts: list[Part] = []
-        if numbers := [place for place, name in enumerate(self.numbers) if name in batch]:
-            stacked = torch.stack([batch[self.numbers[place]] for place in numbers], dim=1)
+        if numbers := [name for name in self.numbers if name in batch]:
+            stacked = side_by_side([batch[name] for name in numbers])
+            owners = [name for name, width in self.number_widths.items() for _ in range(width)]
+            places = [place for place, name in enumerate(owners) if name in batch]
             if not self.has_bottom:
-                parts.append((stacked, numbers))
+                parts.append((stacked, places))
             elif len(numbers) == len(self.numbers):
                 parts.append((self.bottom(stacked), range(self.dense_dim)))
             else:
-                parts.append((stacked, [-1 - place for place in numbers]))
+                parts.append((stacked, [-1 - place for place in places]))
         if self.ids and (names := [name for name in self.embeddings.order() if name in batch]):
             columns, start = list[int](), self.dense_dim
             for name in self.embeddings.order():

@@ -36,7 +36,17 @@ from recspec.models.base import (
     scores_of_sums,
 )
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import Embeddings, Mlp, RowsHeld, aligned_linear, embedding_widths, ids_and_numbers, may_replace
+from recspec.nn import (
+    Embeddings,
+    Mlp,
+    RowsHeld,
+    aligned_linear,
+    embedding_widths,
+    ids_and_numbers,
+    may_replace,
+    number_widths,
+    side_by_side,
+)
 from recspec.spec import FeatureSpec
 
 INDICATOR_MOST_IDS = 10_000
@@ -99,7 +109,8 @@ class WideDeepSettings(config.Settings):
 class WideDeep(Model):
     """Wide & Deep: a linear model and an MLP over any features, trained together; either alone by its settings.
 
-    Lists are summed in the linear part and pooled in the MLP; both read numbers unchanged. The linear part starts
+    Lists are summed in the linear part and pooled in the MLP; both read numbers unchanged, and the MLP vectors too. The
+    linear part starts
     at 0, embeddings and hidden layers Glorot, hidden biases at 0.
     """
 
@@ -180,7 +191,8 @@ class Wide(nn.Module):
         self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, held: RowsHeld | None = None
     ) -> None:
         super().__init__()
-        self.ids, self.numbers = ids_and_numbers(spec, features)
+        self.ids, numbers = ids_and_numbers(spec, features)
+        self.numbers = tuple(name for name in numbers if not spec.features[name].is_vector)
         self.crosses, self.cross_buckets = settings.crosses, settings.cross_buckets
         self.sizes = {name: spec.num_ids(name) for cross in self.crosses for name in cross}
         self.bias = nn.Parameter(torch.zeros(1))
@@ -238,7 +250,8 @@ class Deep(nn.Module):
         if embedded:
             std, combiner = settings.embedding_std, settings.combiner
             self.embeddings = Embeddings(spec, self.widths, combiner=combiner, std=std, held=held)
-        self.width = sum(self.widths.values()) + sum(self.indicators.values()) + len(self.numbers)
+        self.number_widths = number_widths(spec, self.numbers)
+        self.width = sum(sum(each.values()) for each in (self.widths, self.indicators, self.number_widths))
         self.features = (*embedded, *self.indicators, *self.numbers)
         self.mlp = Mlp((self.width, *settings.hidden), dropout=settings.dropout)
         self._first_parts: dict[tuple[str, ...], Tensor] | None = None
@@ -263,7 +276,7 @@ class Deep(nn.Module):
             parts.append(self.embeddings(batch, None if names is self.features else names))
         parts += [_one_hot(batch[name], size) for name, size in self.indicators.items() if name in names]
         if numbers := [batch[name] for name in self.numbers if name in names]:
-            parts.append(torch.stack(numbers, dim=1))
+            parts.append(side_by_side(numbers))
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
 
     def first_layer(self, batch: Batch) -> Tensor:
@@ -307,7 +320,7 @@ class Deep(nn.Module):
     def _columns(self, names: Collection[str]) -> Tensor:
         """The columns of the MLP's input from the features `names`."""
         order = self.embeddings.order() if self.widths else ()
-        widths = {name: self.widths[name] for name in order} | self.indicators | dict.fromkeys(self.numbers, 1)
+        widths = {name: self.widths[name] for name in order} | self.indicators | self.number_widths
         owners = [name for name, width in widths.items() for _ in range(width)]
         return torch.tensor([place for place, name in enumerate(owners) if name in names])
 
@@ -361,7 +374,12 @@ def _check(spec: FeatureSpec, settings: WideDeepSettings) -> None:
         f"feature '{name}' is a list of numbers, which wide_deep does not take; leave it out of wide_features and "
         "deep_features"
         for name in dict.fromkeys((*_chosen(spec, settings.wide_features), *_chosen(spec, settings.deep_features)))
-        if name in inputs and spec.features[name].is_list and name not in ids
+        if name in inputs and spec.features[name].is_list and name not in ids and not spec.features[name].is_vector
+    ]
+    problems += [
+        f"wide_features: feature '{name}' is a vector, which only the MLP reads; leave it out"
+        for name in settings.wide_features or ()
+        if name in inputs and spec.features[name].is_vector
     ]
     for setting, used in (("wide_features", settings.use_wide), ("deep_features", settings.use_deep)):
         if used and not _chosen(spec, getattr(settings, setting)):

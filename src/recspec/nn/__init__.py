@@ -1,8 +1,18 @@
 """Blocks that two or more models use."""
 
 from recspec.nn import kernels
+from recspec.nn.all_items import attention_to_items, floats_at_once, last_states_of_items, logits_of_first
+from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
-from recspec.nn.embeddings import Embeddings, RowsHeld, embedding_widths, ids_and_numbers
+from recspec.nn.dropout import drop
+from recspec.nn.embeddings import (
+    Embeddings,
+    RowsHeld,
+    embedding_widths,
+    ids_and_numbers,
+    number_widths,
+    side_by_side,
+)
 from recspec.nn.event_networks import AttentionUnit, NextEvent
 from recspec.nn.events import Events, events_of
 from recspec.nn.hand_written import may_replace
@@ -10,16 +20,18 @@ from recspec.nn.histories import Histories
 from recspec.nn.history_search import History, PaddedHistory, StoredHistory, TargetQueries, latest_best
 from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_parts
 from recspec.nn.kernels import segments, sum_rows
-from recspec.nn.losses import at_least_fp32, cross_entropy
+from recspec.nn.losses import at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
 from recspec.nn.meta import without_memory
 from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
 from recspec.nn.recurrent import Gru
 from recspec.nn.stored_rows import Column
 
 __all__ = [
-    "ActivatedMlp", "Activation", "AttentionUnit", "CalibrationMap", "Column", "CrossNetwork", "Dice", "Embeddings",
-    "Events", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory", "RowsHeld", "StoredHistory",
-    "TargetQueries", "aligned_linear", "at_least_fp32", "cross_entropy", "dot_interaction", "embedding_widths",
-    "events_of", "follow_together", "ids_and_numbers", "kernels", "latest_best", "linear_of_parts", "may_replace",
-    "segments", "start_glorot", "sum_rows", "without_memory",
+    "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
+    "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
+    "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
+    "floats_at_once", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best",
+    "linear_of_parts", "logits_of_first", "may_replace", "number_widths", "sampled_softmax", "segments", "side_by_side",
+    "softmax_loss", "start_glorot", "sum_rows", "without_memory",
 ]  # fmt: skip

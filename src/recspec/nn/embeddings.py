@@ -320,6 +320,18 @@ def ids_and_numbers(spec: FeatureSpec, names: Sequence[str]) -> tuple[tuple[str,
     return ids, tuple(name for name in names if name not in ids)
 
 
+def number_widths(spec: FeatureSpec, names: Sequence[str]) -> dict[str, int]:
+    """The numbers that each numerical feature brings: one, or those of a vector."""
+    return {name: (spec.features[name].length or 1) if spec.features[name].is_vector else 1 for name in names}
+
+
+def side_by_side(columns: Sequence[Tensor]) -> Tensor:
+    """Numbers (B,) and vectors (B, L) as one matrix (B, V), in order."""
+    if all(column.dim() == 1 for column in columns):
+        return torch.stack(list(columns), dim=1)
+    return torch.cat([column.unsqueeze(1) if column.dim() == 1 else column for column in columns], dim=1)
+
+
 def embedding_widths(
     spec: FeatureSpec, names: Sequence[str], width: int | Literal["rule"], own: Mapping[str, int]
 ) -> dict[str, int]:

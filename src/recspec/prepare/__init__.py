@@ -5,9 +5,23 @@ from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of
 from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
+from recspec.prepare.decay import Decay
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_columns import Source
-from recspec.prepare.names import FILE_SPLIT, GROUP, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import (
+    EVENT_WEIGHT,
+    FILE_SPLIT,
+    GROUP,
+    ITEM,
+    LABEL,
+    ROW,
+    SERIES,
+    SPLIT,
+    SPLITS,
+    TIMESTAMP,
+    USER,
+    WEIGHT,
+)
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import Prepared
@@ -24,6 +38,7 @@ from recspec.prepare.raw_files import (
     stage,
 )
 from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, read_raw_files, typed
+from recspec.prepare.raw_weights import Weighting
 from recspec.prepare.scatter import Scatter, shuffled
 from recspec.prepare.splits import by_share, by_time, leave_one_out
 from recspec.prepare.tables import (
@@ -36,6 +51,7 @@ from recspec.prepare.tables import (
     fetch,
     figures,
     first_left_out,
+    is_dated,
     keep_earliest,
     left_join,
 )
@@ -43,14 +59,14 @@ from recspec.prepare.text_files import PROBLEMS_SHOWN, ROW_BYTES, ColumnType, Js
 from recspec.prepare.times import check_time_format, columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "CODE_NAME", "ENGINES", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
-    "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "Backend", "Catalogue", "Column", "ColumnRole",
-    "ColumnType", "Distribution", "HistorySettings", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext",
-    "Prepared", "Progress", "RawLayout", "RawRows", "RawType", "Reading", "Remark", "Repeats", "Roles", "RowsBy",
-    "Scatter", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "at_least", "blocks", "by_share",
-    "by_time", "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times",
-    "count_rows", "counts_by", "fetch", "figures", "find_raw_files", "first_left_out", "interactions",
-    "keep_earliest", "leave_one_out", "left_join", "limit_bytes", "lines_of", "note_doubtful_time", "note_untimed",
-    "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name", "stage",
-    "typed",
+    "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW",
+    "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Catalogue",
+    "Column", "ColumnRole", "ColumnType", "Decay", "Distribution", "HistorySettings", "JsonFile", "Kind", "Notes",
+    "Prefixes", "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "RawType", "Reading", "Remark",
+    "Repeats", "Roles", "RowsBy", "Scatter", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting",
+    "at_least", "blocks", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks",
+    "column_of", "columns_like_times", "count_rows", "counts_by", "fetch", "figures", "find_raw_files",
+    "first_left_out", "interactions", "is_dated", "keep_earliest", "leave_one_out", "left_join", "limit_bytes",
+    "lines_of", "note_doubtful_time", "note_untimed", "number_of", "prepared", "read_header", "read_raw_files",
+    "shuffled", "splits", "splits_by_name", "stage", "typed",
 ]  # fmt: skip

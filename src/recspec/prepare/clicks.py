@@ -6,8 +6,8 @@ Vocabularies and scales are fitted on train alone, so valid and test are as unkn
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,15 +21,23 @@ from ibis.expr.types import Table
 from recspec.encoding import NumberEncoder, ScaleEncoder, Vocabulary
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
-from recspec.prepare.columns import Catalogue, Column, Fitted, fit_columns, fit_in_table, metadata
+from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_columns, fit_in_table, metadata
 from recspec.prepare.context import Progress
-from recspec.prepare.names import GROUP, LABEL, ROW, SPLIT, SPLITS
+from recspec.prepare.decay import Decay, stored_weights
+from recspec.prepare.histories import HistorySettings
+from recspec.prepare.interaction_rows import blocks_of_users
+from recspec.prepare.labelled_histories import ORDER as HISTORY_ORDER
+from recspec.prepare.labelled_histories import BlockHistories, LabelledHistories
+from recspec.prepare.list_memory import check_memory_limit
+from recspec.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import blocks, counts_by, fetch
+from recspec.prepare.user_file import UserFile
 from recspec.spec import Chunk, Feature, FeatureSpec
 from recspec.storage import Columns, SplitWriter
 
 BLOCK_ROWS = 262_144  # rows encoded at once
+BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
 
 Role = Literal["user", "item", "context"]
 
@@ -39,7 +47,9 @@ class Source:
     """Labelled rows with their split, and everything known about users and items."""
 
     dataset: str
-    rows: Table  # columns row, split, label (0 or 1), group if `grouped`, and those of `ids` and `columns`
+    rows: Table
+    """Columns row, split, label (0 or 1), group if `grouped`, timestamp if `timed`, event_weight if `weighted`, and
+    those of `ids` and `columns`."""
     ids: Mapping[Literal["user", "item"], Column]
     columns: Mapping[Role, Sequence[Column]]
     """The other features. Those of a catalogue are in the rows too, so that unknown items have theirs."""
@@ -49,6 +59,11 @@ class Source:
     grouped: Literal[False, "values", "ids"] = False
     """Whether rows are ranked in groups: by any values, or by whole numbers from 0, kept as they are."""
     kept: Sequence[str] = ()  # numbers kept as they are, without a role, so that no model reads them
+    timed: bool = False  # whether rows have times, which are kept as they are, without a role
+    weighted: bool = False  # whether events have weights, above 0
+    decay: Decay | None = None  # of the weights with age
+    histories: HistorySettings | None = None  # if given, rows hold the earlier events of their user, in order of time
+    seed: int = 1  # of the items drawn for negative histories
     min_count: int = 1  # values in fewer train rows become unknown
     strip: bool = False  # ignores blanks around raw texts; `rows` contain none, rows to predict may
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
@@ -59,7 +74,8 @@ class Source:
 def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:
     """Write splits, vocabularies and catalogues. Raises DataError if train is empty or a catalogue repeats an id."""
     progress("splitting rows", 0, None)
-    rows = backend.stage(source.rows.order_by(ROW))
+    order = HISTORY_ORDER if source.histories is not None else (ROW,)
+    rows = backend.stage(source.rows.order_by(list(order)))
     counted = {entry[SPLIT]: entry["rows"] for entry in fetch(backend, counts_by(rows, SPLIT)).to_pylist()}
     total = sum(counted.values())
     if not total:
@@ -67,13 +83,17 @@ def write(backend: Backend, folder: Path, source: Source, *, progress: Progress)
     if not counted.get("train"):
         raise DataError(f"{source.dataset}: none of {total:,} rows is for training; give valid and test smaller shares")
     progress("finding ids", 0, None)
-    fitted = _fit(backend, rows, source, folder, counted["train"])
-    chunks = _write_splits(backend, folder, rows, source, fitted, counted, progress)
-    return _specification(folder, source, fitted, chunks, counted)
+    fitted, histories = _fit(backend, rows, source, folder, counted["train"])
+    if histories is not None:
+        check_memory_limit(backend.memory_limit, fitted.features, total)
+    chunks = _write_splits(backend, folder, rows, source, fitted, histories, counted, progress)
+    return _specification(folder, source, fitted, histories, chunks, counted)
 
 
-def _fit(backend: Backend, rows: Table, source: Source, folder: Path, num_train: int) -> Fitted:
-    """Fit all features and write the encoders and catalogues."""
+def _fit(
+    backend: Backend, rows: Table, source: Source, folder: Path, num_train: int
+) -> tuple[Fitted, LabelledHistories | None]:
+    """Fit all features and write the encoders and catalogues; users with histories are written with the rows."""
     train = rows.filter(rows[SPLIT] == "train")
     fitted = Fitted(strip=source.strip, missing_values=source.missing_values)
     for column in source.ids.values():
@@ -92,12 +112,24 @@ def _fit(backend: Backend, rows: Table, source: Source, folder: Path, num_train:
     for name in source.kept:
         fitted.add(name, NumberEncoder(), None)
     given: dict[Literal["user", "item"], Catalogue | None] = {"user": source.users, "item": source.items}
+    catalogues: dict[str, PreparedCatalogue] = {}
     few = "occur in no train row" if source.min_count <= 1 else f"occur in fewer than {source.min_count} train rows"
     for role, column in source.ids.items():
-        catalogue = fitted.add_catalogue(role, column.name, given[role], notes=source.notes, unseen=few)
-        catalogue.write(folder / f"{role}s.parquet")
+        catalogues[role] = fitted.add_catalogue(role, column.name, given[role], notes=source.notes, unseen=few)
+        if role == "item" or source.histories is None:
+            catalogues[role].write(folder / f"{role}s.parquet")
+    histories = None
+    if source.histories is not None:
+        raw_item = source.raw_names.get(ITEM) or ITEM
+        histories = LabelledHistories.fit(
+            backend, rows, fitted, catalogues, source.histories, raw_item, seed=source.seed
+        )
+    if source.timed:
+        fitted.features[TIMESTAMP] = Feature(dtype="float64" if rows[TIMESTAMP].type().is_floating() else "int64")
+    if source.weighted:
+        fitted.features[EVENT_WEIGHT] = Feature(dtype="float32")
     fitted.encoders.save(folder)
-    return fitted
+    return fitted, histories
 
 
 def _note_logarithms(source: Source, fitted: Fitted) -> None:
@@ -115,6 +147,7 @@ def _write_splits(
     rows: Table,
     source: Source,
     fitted: Fitted,
+    histories: LabelledHistories | None,
     counted: Mapping[str, int],
     progress: Progress,
 ) -> dict[str, tuple[Chunk, ...]]:
@@ -132,18 +165,32 @@ def _write_splits(
     with ExitStack() as stack:
         names = [name for name in SPLITS if name in counted]
         writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
-        for batch in blocks(backend, rows, BLOCK_ROWS):
+        users = stack.enter_context(closing(UserFile(folder / "users.parquet"))) if histories is not None else None
+        if histories is not None:
+            batches = blocks_of_users(backend, rows, with_histories=True)
+        else:
+            numbers = sum(feature.length or 0 for feature in fitted.features.values() if feature.is_vector)
+            batches = blocks(backend, rows, max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // max(1, numbers))))
+        for batch in batches:
+            own = BlockHistories(batch, histories) if histories is not None else None
             for name, writer in writers.items():
-                part = batch.filter(pc.equal(batch.column(SPLIT), name))
-                if part.num_rows:
-                    columns = _columns(part, source, fitted, groups)
+                for part, lists in _parts(batch, name, own):
+                    columns = _columns(part, source, fitted, groups) | lists
                     writer.write(columns)
                     if name != "train":
                         unknown.update({role: int((np.asarray(columns[identity.name]) == 0).sum())
                                         for role, identity in source.ids.items()})  # fmt: skip
                         beyond.update({column.name: _num_outside(fitted, column, part) for column in limited})
+            if own is not None and users is not None and (table := own.catalogue()) is not None:
+                users.write(table)
             done += batch.num_rows
             progress("writing splits", done, sum(counted.values()))
+    if histories is not None:
+        if not writers["train"].num_rows:
+            assert source.histories is not None
+            least = source.histories.min_history
+            raise DataError(f"{source.dataset}: no train row has {least} events before it; lower min_history")
+        histories.note(source.notes)
     held_out = sum(writer.num_rows for name, writer in writers.items() if name != "train")
     source.notes.changed += [f"{count:,} of {held_out:,} held-out rows have {role} id 0: train lacks their {role}"
                              for role, count in unknown.items() if count]  # fmt: skip
@@ -157,6 +204,17 @@ def _write_splits(
         few = f"ids and categories in fewer than {source.min_count:,} train rows"
         source.notes.changed.append(f"{few} share id 0 with unknown ones (min_count)")
     return {name: writer.chunks for name, writer in writers.items()}
+
+
+def _parts(batch: pa.Table, split: str, own: BlockHistories | None) -> Iterator[tuple[pa.Table, Columns]]:
+    """The rows of a split in a block, some at a time, with their histories."""
+    if own is None:
+        part = batch.filter(pc.equal(batch.column(SPLIT), split))
+        if part.num_rows:
+            yield part, {}
+        return
+    for rows in own.rows(split):
+        yield batch.take(pa.array(rows)), own.of(rows, split)
 
 
 def _num_outside(fitted: Fitted, column: Column, rows: pa.Table) -> int:
@@ -191,21 +249,40 @@ def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary
     elif groups is not None:
         columns[GROUP] = groups.encode(batch.column(GROUP)).astype(np.int32)
     columns[LABEL] = batch.column(LABEL).to_numpy().astype(np.float32)
+    times = batch.column(TIMESTAMP).to_numpy() if source.timed else None
+    if times is not None:
+        columns[TIMESTAMP] = times
+    if source.weighted:
+        weights = batch.column(EVENT_WEIGHT).cast("float64").to_numpy()
+        columns[EVENT_WEIGHT] = stored_weights(weights, times, source.decay)
     return columns
 
 
 def _specification(
-    folder: Path, source: Source, fitted: Fitted, chunks: Mapping[str, tuple[Chunk, ...]], counted: Mapping[str, int]
+    folder: Path,
+    source: Source,
+    fitted: Fitted,
+    histories: LabelledHistories | None,
+    chunks: Mapping[str, tuple[Chunk, ...]],
+    counted: Mapping[str, int],
 ) -> FeatureSpec:
     ids: dict[str, str] = {role: identity.name for role, identity in source.ids.items()}
     channels: dict[str, tuple[str, ...]] = {role: (name,) for role, name in ids.items()}
-    summary: dict[str, object] = {"rows": {name: counted[name] for name in SPLITS if name in counted}}
+    rows = {name: counted[name] for name in SPLITS if name in counted}
+    if histories is not None:
+        rows["train"] -= histories.counts["short"]
+    summary: dict[str, object] = {"rows": rows}
     summary |= {f"{role}s": len(fitted.encoders.vocabularies[name]) for role, name in ids.items()}
     for part, columns in source.columns.items():
         if columns:
             channels[part] = (*channels.get(part, ()), *(column.name for column in columns))
+    if histories is not None:
+        summary["train_rows_dropped_by_histories"] = histories.counts["short"]
+        channels |= {role: tuple(names) for role, names in histories.columns.channels.items()}
     channels["label"] = (LABEL,)
     if source.grouped:
         channels["group"] = (GROUP,)
-    told = metadata(source.dataset, ids, {**summary, **source.summary, **source.notes.summary()})
+    named = {"timestamp": TIMESTAMP} if source.timed else {}
+    named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
+    told = metadata(source.dataset, ids, {**summary, **source.summary, **source.notes.summary()}, **named)
     return FeatureSpec(fitted.features, chunks, channels, told, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,8 @@ from recspec.encoding import (
     NumberEncoder,
     ScaleEncoder,
     Scaler,
+    TextEncoder,
+    VectorEncoder,
     Vocabulary,
     VocabularyEncoder,
     combined,
@@ -38,12 +40,13 @@ from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
+from recspec.prepare.vector_columns import fit_texts, fit_texts_in_table, fit_vectors
 from recspec.spec import Feature
 from recspec.storage import Column as StoredColumn
 from recspec.storage import Columns, Ragged
 
 FittedColumn = tuple[Encoder, Vocabulary | None]
-Kind = Literal["category", "number", "list", "hash", "bucket", "cross"]
+Kind = Literal["category", "number", "list", "hash", "bucket", "cross", "vector", "text"]
 SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
 WIDEST = 4.0  # deviations that the range of a limited number takes at most
 VALUES_AT_ONCE = 1 << 20  # raw values that are held to fit columns in memory
@@ -60,7 +63,7 @@ class Column:
     called: str | None = None  # its name in raw files and in rows to predict, if it differs again
     separator: str | None = None  # of the values of a list that is one text
     encoder: Encoder | None = None  # if given, nothing is fitted
-    size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets
+    size: int = 0  # the cardinality of a hash or cross; the number of about equally full buckets; of a vector or text
     log1p: bool | None = False  # scales the logarithm of a number; None: if train's are skewed and not negative
     limited: bool = False  # takes a number beyond the range of train as the nearer end of the range
     crossed: Sequence[str] = ()  # the features of a cross; buckets are crossed as buckets
@@ -95,6 +98,10 @@ def fit(column: Column, raw: pa.Array, min_count: int = 1) -> FittedColumn:
         return column.encoder, None
     if column.kind == "number":
         return _fit_held_numbers(column, raw), None
+    if column.kind == "vector":
+        return fit_vectors(column.column, column.size, [raw]), None
+    if column.kind == "text":
+        return fit_texts(column.column, column.name, column.size, raw), None
     if column.kind in ("bucket", "category"):
         counted = pc.value_counts(pc.drop_null(raw))
         return _fit_counted(column, counted.field("values"), counted.field("counts"), min_count)
@@ -130,6 +137,11 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
     name = column.column
     if column.kind == "number":
         return _fit_numbers(backend, rows, column), None
+    if column.kind == "vector":
+        held = rows.select(column.source)
+        return fit_vectors(name, column.size, (batch.column(0) for batch in backend.batches(held))), None
+    if column.kind == "text":
+        return fit_texts_in_table(backend, rows, column.source, name, column.name, column.size), None
     if column.kind in ("bucket", "category"):
         counted = fetch(backend, counts_by(rows, column.source))
         return _fit_counted(column, counted.column(column.source), counted.column("rows"), min_count)
@@ -238,6 +250,8 @@ def boundaries(values: NDArray[np.number], counts: NDArray[np.int64], num_bucket
 def _feature(encoder: Encoder, vocabulary: Vocabulary | None) -> Feature:
     if isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         return Feature(dtype="float32")
+    if isinstance(encoder, (VectorEncoder, TextEncoder)):
+        return Feature(dtype="float32", length=encoder.length, vector=True)
     length = encoder.length if isinstance(encoder, (VocabularyEncoder, HashEncoder)) else None
     padding: Literal[0] | None = None if length is None else 0
     if isinstance(encoder, VocabularyEncoder):
@@ -258,12 +272,15 @@ class PreparedCatalogue:
     count: int
     columns: Columns  # prepared features of the role, without its id
     readable: Mapping[str, pa.ChunkedArray]  # columns for people
+    vectors: Collection[str] = ()  # the columns that are vectors
 
     def rows(self, ids: NDArray[np.int64]) -> Columns:
-        """The features of the given ids; 0 or empty for id 0, unknown."""
+        """The features of the given ids; 0, empty or a vector of zeros for id 0, unknown."""
         found = {name: take(column, np.maximum(ids - 1, 0)) for name, column in self.columns.items()}
         unknown = ids == 0
-        return {name: _emptied(column, unknown) for name, column in found.items()} if unknown.any() else found
+        if not unknown.any():
+            return found
+        return {name: _emptied(column, unknown, name in self.vectors) for name, column in found.items()}
 
     def table(self, start: int = 0, count: int | None = None) -> pa.Table:
         """The id, the prepared features and the columns for people, from row `start`."""
@@ -278,8 +295,11 @@ class PreparedCatalogue:
         pq.write_table(self.table(), path)
 
 
-def _emptied(column: StoredColumn, rows: NDArray[np.bool_]) -> StoredColumn:
-    """A column that is 0, or an empty list, in the marked rows."""
+def _emptied(column: StoredColumn, rows: NDArray[np.bool_], is_vector: bool) -> StoredColumn:
+    """A column that is 0, an empty list, or a vector of zeros, in the marked rows."""
+    if isinstance(column, Ragged) and is_vector:
+        values = np.where(np.repeat(rows, column.lengths), column.values.dtype.type(0), column.values)
+        return Ragged(values, column.offsets)
     if isinstance(column, Ragged):
         return column.where(~np.repeat(rows, column.lengths))
     return np.where(rows, column.dtype.type(0), column)
@@ -359,7 +379,8 @@ class Fitted:
         for name, column in readable.items():  # each engine names the values of a list in its own way
             if pa.types.is_list(column.type):
                 readable[name] = column.cast(pa.list_(column.type.value_type))
-        return PreparedCatalogue(key, len(ids), columns, readable)
+        vectors = [column.name for column in catalogue.columns if self.features[column.name].is_vector]
+        return PreparedCatalogue(key, len(ids), columns, readable, vectors)
 
     def encode(self, name: str, raw: pa.Array) -> StoredColumn:
         """Encode a raw column for a `SplitWriter`."""
@@ -380,7 +401,9 @@ class Fitted:
         return column.astype(dtype)
 
 
-def metadata(dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: int) -> dict[str, object]:
+def metadata(
+    dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: int | str
+) -> dict[str, object]:
     """The metadata of a specification whose users and items have the given id columns, by role."""
     return {
         "dataset": dataset,
@@ -462,7 +485,10 @@ def take(column: StoredColumn, places: NDArray[np.int64]) -> StoredColumn:
     """The rows of a column at the given places."""
     if not isinstance(column, Ragged):
         return column[places]
-    lengths = np.diff(column.offsets)[places]
+    lengths = column.lengths
+    if len(lengths) and lengths[0] and (lengths == lengths[0]).all():  # as of vectors; six times as fast
+        return Ragged.of_rectangle(column.values.reshape(len(lengths), -1)[places])
+    lengths = lengths[places]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     return Ragged(column.values[np.repeat(column.offsets[places], lengths) + inside], offsets)

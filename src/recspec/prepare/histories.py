@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Literal
 
 import numpy as np
@@ -11,8 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from recspec.config import Settings as BaseSettings
+from recspec.encoding import NumberEncoder, VocabularyEncoder
+from recspec.errors import DataError, listed
+from recspec.prepare.columns import Fitted, PreparedCatalogue
+from recspec.prepare.names import GAP, HISTORY, ITEM, NEGATIVE_HISTORY
 from recspec.prepare.negatives import Distribution
-from recspec.storage import Ragged
+from recspec.prepare.notes import Notes
+from recspec.spec import Feature
+from recspec.storage import Columns, Ragged
 
 Ids = NDArray[np.int64]
 Prefixes = Literal["all", "last"] | Annotated[int, Field(ge=1)]
@@ -95,6 +102,73 @@ def _given(settings: BaseSettings, *names: str) -> str:
     return " and ".join(name for name in names if getattr(settings, name) != fields[name].default)
 
 
+# --- the lists --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HistoryColumns:
+    """The lists of a row's history."""
+
+    length: int
+    columns: Mapping[str, NDArray[np.generic]]  # scalar ids by item id (I + 1,): the item's own, its category, ...
+    channels: Mapping[str, Sequence[str]]  # names of the lists
+    left_out: Sequence[str]  # features without a list, because some item has no value, which would look like padding
+    unit: float | None  # of the time gaps, in units of the timestamp; None without gaps
+
+    def lists(self, prefix: str, items: Ids, offsets: Ids) -> Columns:
+        """The lists of some items (T,)."""
+        return {f"{prefix}_{name}": Ragged(column[items], offsets) for name, column in self.columns.items()}
+
+    def of_events(self, items: Ids, times: NDArray[np.generic], now: NDArray[np.generic], events: Ragged) -> Columns:
+        """The lists of histories (R,), given the items and times of all rows (N,) and the histories' own times (R,)."""
+        columns = self.lists(HISTORY, items[events.values], events.offsets)
+        if self.unit is not None:
+            columns[GAP] = Ragged(gap_column(times, now, events, self.unit), events.offsets)
+        return columns
+
+    def note(self, notes: Notes) -> None:
+        """Note the features without a list."""
+        if self.left_out:
+            why = "some item has no value, which would look like padding"
+            notes.dropped.append(f"histories of {listed(self.left_out)}: {why}")
+
+
+def prepare_history(
+    fitted: Fitted, items: PreparedCatalogue, settings: HistorySettings, raw_item: str, *, timed: bool, dated: bool
+) -> HistoryColumns | None:
+    """The columns of the lists; their features and encoders go to `fitted`. `raw_item` is the column of the ids.
+
+    Rows are `timed` if their timestamps hold times and not only an order, and `dated` if these count seconds.
+    """
+    length = settings.history
+    if length is None:
+        return None
+    columns: dict[str, NDArray[np.generic]] = {ITEM: np.arange(items.count + 1, dtype=np.int32)}
+    for name, column in items.columns.items():
+        if isinstance(column, np.ndarray) and fitted.features[name].is_categorical:
+            columns[name] = np.append(column.dtype.type(0), column)
+    left_out = [name for name, column in columns.items() if (column[1:] == 0).any()]
+    kept = {name: column for name, column in columns.items() if name not in left_out}
+    prefixes = (HISTORY, NEGATIVE_HISTORY) if settings.negative_history else (HISTORY,)
+    channels = {prefix: [f"{prefix}_{name}" for name in kept] for prefix in prefixes}
+    if taken := [name for name in (*chain(*channels.values()), GAP) if name in fitted.features]:
+        end = "has a name that histories need; rename its column"
+        raise DataError.of("rows", [f"feature '{name}' {end}" for name in taken])
+    for prefix in prefixes:
+        for name in kept:
+            of = {"vocabulary": name, "length": length, "padding": 0}
+            fitted.features[f"{prefix}_{name}"] = fitted.features[name].model_copy(update=of)
+    raw = f"{HISTORY}_{raw_item}" if raw_item != ITEM else None
+    encoder = VocabularyEncoder(column=raw, vocabulary=ITEM, separator="|", length=length, keep="last")
+    fitted.add_encoder(f"{HISTORY}_{ITEM}", encoder)
+    if not (settings.gaps and timed):
+        return HistoryColumns(length, kept, channels, left_out, None)
+    channels[HISTORY].append(GAP)
+    fitted.features[GAP] = Feature(dtype="float32", length=length)
+    fitted.add_encoder(GAP, NumberEncoder(log1p=True, separator="|", length=length, keep="last"))
+    return HistoryColumns(length, kept, channels, left_out, SECONDS_A_DAY if dated else 1)
+
+
 # --- the events before a row -----------------------------------------------------------------------------------------
 
 
@@ -107,10 +181,17 @@ class Timeline:
     first: Ids  # number of events before the first row of each row's user (N,)
 
     @classmethod
-    def of(cls, users: Ids, items: Ids) -> Timeline:
-        """From rows sorted by user and time; id 0 is unknown."""
+    def of(cls, users: Ids, items: Ids, times: NDArray[np.generic] | None = None) -> Timeline:
+        """From rows sorted by user and time; id 0 is no event.
+
+        A row sees the events that stand before it; with `times`, only those of earlier times.
+        """
         known = items > 0
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(known)])
+        if times is not None:
+            changes = np.flatnonzero((np.diff(users, prepend=-1) != 0) | (np.diff(times, prepend=times[:1]) != 0))
+            firsts = np.repeat(changes, np.diff(changes, append=len(users)))
+            before = np.append(before[firsts], before[-1])
         return cls(np.flatnonzero(known), before, before[np.searchsorted(users, users)])
 
     def histories(self, rows: Ids, length: int, *, with_own: bool = False) -> Ragged:

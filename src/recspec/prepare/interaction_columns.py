@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -13,12 +12,12 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.encoding import NumberEncoder, Vocabulary, VocabularyEncoder
-from recspec.errors import DataError
+from recspec.encoding import Vocabulary
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
-from recspec.prepare.histories import SECONDS_A_DAY, HistorySettings, UnknownTargets
-from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, NEGATIVE_HISTORY, ROW, SPLIT, TIMESTAMP, USER
+from recspec.prepare.decay import Decay
+from recspec.prepare.histories import HistoryColumns, HistorySettings, UnknownTargets, prepare_history
+from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SPLIT, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
 from recspec.spec import Feature
@@ -29,7 +28,7 @@ class Source:
     """Interactions with their split, and everything known about users and items."""
 
     dataset: str
-    rows: Table  # columns user_id, item_id, timestamp, row and split, and those of `context`
+    rows: Table  # columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, those of `context`
     order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
     users: Catalogue | None = None
     items: Catalogue | None = None
@@ -40,6 +39,8 @@ class Source:
     """Rows whose users and items get an id; with `train`, a user may have several rows in valid and test."""
     unknown_targets: UnknownTargets = "drop"  # in valid and test, rows with an unknown item; unknown users stay as id 0
     timed: bool = True  # whether `timestamp` holds times and not only an order
+    weighted: bool = False  # whether events have weights, above 0
+    decay: Decay | None = None  # of the weights with age
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
@@ -62,17 +63,6 @@ class InteractionColumns:
 
     def vocabulary(self, name: str) -> Vocabulary:
         return self.fitted.encoders.vocabularies[name]
-
-
-@dataclass(frozen=True)
-class HistoryColumns:
-    """The lists of a row's history."""
-
-    length: int
-    columns: Mapping[str, NDArray[np.generic]]  # scalar ids by item id (I + 1,): the item's own, its category, ...
-    channels: Mapping[str, Sequence[str]]  # names of the lists
-    left_out: Sequence[str]  # features without a list, because some item has no value, which would look like padding
-    unit: float | None  # of the time gaps, in units of the timestamp; None without gaps
 
 
 def prepare_columns(
@@ -100,9 +90,12 @@ def prepare_columns(
     )
     for column in source.context:
         fitted.add(column.name, *fit_in_table(backend, train, column))
-    history = _prepare_history(fitted, of_items, source, settings, dated)
+    raw_item = source.raw_names.get(ITEM, ITEM)
+    history = prepare_history(fitted, of_items, settings, raw_item, timed=source.timed, dated=dated)
     fitted.features[LABEL] = Feature(dtype="float32")
     fitted.features[TIMESTAMP] = Feature(dtype="float64" if rows[TIMESTAMP].type().is_floating() else "int64")
+    if source.weighted:
+        fitted.features[EVENT_WEIGHT] = Feature(dtype="float32")
     user_ids = np.append(0, np.arange(1, len(users) + 1) if everyone is users else users.encode(everyone.values))
     return InteractionColumns(
         fitted, of_users, of_items, source.context, everyone, user_ids, item_counts, train_counts, history
@@ -113,40 +106,6 @@ def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:
     counts = np.zeros(len(items), np.int64)
     counts[items.encode(counted.column(ITEM)) - 1] = counted.column("rows").to_numpy()
     return counts
-
-
-def _prepare_history(
-    fitted: Fitted, items: PreparedCatalogue, source: Source, settings: HistorySettings, dated: bool
-) -> HistoryColumns | None:
-    """The columns of the lists; their features and encoders go to `fitted`."""
-    length = settings.history
-    if length is None:
-        return None
-    columns: dict[str, NDArray[np.generic]] = {ITEM: np.arange(items.count + 1, dtype=np.int32)}
-    for name, column in items.columns.items():
-        if isinstance(column, np.ndarray) and fitted.features[name].is_categorical:
-            columns[name] = np.append(column.dtype.type(0), column)
-    left_out = [name for name, column in columns.items() if (column[1:] == 0).any()]
-    kept = {name: column for name, column in columns.items() if name not in left_out}
-    prefixes = (HISTORY, NEGATIVE_HISTORY) if settings.negative_history else (HISTORY,)
-    channels = {prefix: [f"{prefix}_{name}" for name in kept] for prefix in prefixes}
-    if taken := [name for name in (*chain(*channels.values()), GAP) if name in fitted.features]:
-        end = "has a name that histories need; rename its column"
-        raise DataError.of("rows", [f"feature '{name}' {end}" for name in taken])
-    for prefix in prefixes:
-        for name in kept:
-            of = {"vocabulary": name, "length": length, "padding": 0}
-            fitted.features[f"{prefix}_{name}"] = fitted.features[name].model_copy(update=of)
-    raw = source.raw_names.get(ITEM, ITEM)
-    encoder = VocabularyEncoder(column=f"{HISTORY}_{raw}" if raw != ITEM else None, vocabulary=ITEM, separator="|",
-                                length=length, keep="last")  # fmt: skip
-    fitted.add_encoder(f"{HISTORY}_{ITEM}", encoder)
-    if not (settings.gaps and source.timed):
-        return HistoryColumns(length, kept, channels, left_out, None)
-    channels[HISTORY].append(GAP)
-    fitted.features[GAP] = Feature(dtype="float32", length=length)
-    fitted.add_encoder(GAP, NumberEncoder(log1p=True, separator="|", length=length, keep="last"))
-    return HistoryColumns(length, kept, channels, left_out, SECONDS_A_DAY if dated else 1)
 
 
 def _values(backend: Backend, rows: Table, name: str) -> pa.ChunkedArray:

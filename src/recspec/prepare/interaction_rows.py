@@ -15,13 +15,24 @@ from numpy.typing import NDArray
 
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import take, to_arrow
-from recspec.prepare.histories import HistorySettings, Ids, Timeline, gap_column, pieces
+from recspec.prepare.decay import stored_weights
+from recspec.prepare.histories import HistorySettings, Ids, Timeline, pieces
 from recspec.prepare.interaction_columns import InteractionColumns, Source
-from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, NEGATIVE_HISTORY, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import (
+    EVENT_WEIGHT,
+    ITEM,
+    LABEL,
+    NEGATIVE_HISTORY,
+    SERIES,
+    SPLIT,
+    SPLITS,
+    TIMESTAMP,
+    USER,
+)
 from recspec.prepare.negatives import Draws, Seen
 from recspec.prepare.tables import blocks
 from recspec.spec import Chunk
-from recspec.storage import Columns, Ragged
+from recspec.storage import Columns
 
 BLOCK_ROWS = 1_000_000  # interactions of whole users in a block: about 100 MB with their candidates
 BLOCK_ROWS_WITH_HISTORIES = 250_000  # the lists of histories take further memory
@@ -112,6 +123,8 @@ class BlockRows:
         self._splits = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
         self._timestamps: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
         encode = prepared.fitted.encode
+        weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.source.weighted else None
+        self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.source.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
 
     def of(self, split: str) -> Iterator[Columns]:
@@ -130,7 +143,8 @@ class BlockRows:
             return None
         events = self._timeline.histories(last, self._history.length, with_own=True)
         table = prepared.users.table(int(ids[0]) - 1, len(ids))
-        for name, column in self._history_columns(events, self._timestamps[last]).items():
+        own = self._history.of_events(self._items, self._timestamps, self._timestamps[last], events)
+        for name, column in own.items():
             table = table.append_column(name, to_arrow(column))
         return table
 
@@ -200,7 +214,10 @@ class BlockRows:
 
     def _pieces(self, rows: Ids, times: int) -> Iterator[Ids]:
         """Some rows at a time, of which each is written `times` times."""
-        return pieces(rows, times * (self._history.length if self._history else 1), self._plan.memory_limit)
+        features = self._plan.prepared.fitted.features.values()
+        numbers = sum(feature.length or 0 for feature in features if feature.is_vector)
+        values = max(1, numbers + (self._history.length if self._history else 0))
+        return pieces(rows, times * values, self._plan.memory_limit)
 
     def _columns(self, rows: Ids, negatives: Ids, code: int) -> Columns:
         """Each row with its own item and label 1, then with each of its negatives (R, n) and label 0."""
@@ -220,6 +237,7 @@ class BlockRows:
             **{name: take(column, again) for name, column in self._histories(rows, code).items()},
             LABEL: labels.reshape(-1),
             TIMESTAMP: self._timestamps[places],
+            **({EVENT_WEIGHT: self._weights[places]} if self._weights is not None else {}),
         }
 
     def _histories(self, rows: Ids, code: int) -> Columns:
@@ -227,7 +245,7 @@ class BlockRows:
             return {}
         length = self._history.length
         events = self._timeline.histories(rows, length)
-        columns = self._history_columns(events, self._timestamps[rows])
+        columns = self._history.of_events(self._items, self._timestamps, self._timestamps[rows], events)
         if not self._plan.settings.negative_history:
             return columns
         inside = np.arange(len(events.values)) - np.repeat(events.offsets[:-1], events.lengths)
@@ -235,18 +253,4 @@ class BlockRows:
         users = np.repeat(self.users[rows], events.lengths)
         seed = (self._plan.seed, len(SPLITS) + code)
         drawn = self._plan.train_draws.draw(self._seen_in_train, users, numbers, seed)
-        return columns | self._lists(NEGATIVE_HISTORY, drawn, events.offsets)
-
-    def _history_columns(self, events: Ragged, now: NDArray[np.generic]) -> Columns:
-        """The lists of histories (R,), given each row's own time."""
-        assert self._history is not None
-        columns = self._lists(HISTORY, self._items[events.values], events.offsets)
-        if self._history.unit is not None:
-            gaps = gap_column(self._timestamps, now, events, self._history.unit)
-            columns[GAP] = Ragged(gaps, events.offsets)
-        return columns
-
-    def _lists(self, prefix: str, items: Ids, offsets: Ids) -> Columns:
-        assert self._history is not None
-        of_items = self._history.columns.items()
-        return {f"{prefix}_{name}": Ragged(column[items], offsets) for name, column in of_items}
+        return columns | self._history.lists(NEGATIVE_HISTORY, drawn, events.offsets)

@@ -6,7 +6,6 @@ Every row of train is a positive (label 1). For each user, valid and test hold o
 
 from __future__ import annotations
 
-import datetime
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -15,26 +14,22 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.errors import DataError, SettingsError, listed
+from recspec.errors import DataError
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
 from recspec.prepare.histories import HistorySettings
 from recspec.prepare.interaction_columns import InteractionColumns, Source, prepare_columns
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
-from recspec.prepare.names import ITEM, LABEL, SERIES, SPLITS, TIMESTAMP, USER
-from recspec.prepare.tables import count_rows, fetch
+from recspec.prepare.list_memory import check_memory_limit
+from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLITS, TIMESTAMP, USER
+from recspec.prepare.tables import count_rows, time_range
+from recspec.prepare.user_file import UserFile
 from recspec.spec import Feature, FeatureSpec
-from recspec.storage import BLOCK_ROWS, SplitWriter
-
-SECONDS = (1e8, 1e10)  # timestamps in this range, March 1973 to November 2286, are shown as dates
-WRITING_BYTES = 370_000_000  # of the process while it writes splits without lists (measured: 330 to 370 MB)
-LIST_BYTES = 10  # per list value of a row group: 4, held 2.5 times (570 MB for 10 million rows with two lists of 50)
-USERS_PER_GROUP = 16_384  # in a row group of their catalogue, if it holds histories
+from recspec.storage import SplitWriter
 
 
 def write(
@@ -65,7 +60,7 @@ def write(
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
     most = total * (1 + max(num_negatives, settings.train_negatives))
-    _check_memory_limit(backend.memory_limit, prepared.fitted.features, most)
+    check_memory_limit(backend.memory_limit, prepared.fitted.features, most)
     plan = Plan(source, prepared, settings, num_negatives, seed, backend.memory_limit)
     counts = _write_splits(backend, folder, rows, total, plan, progress)
     summary: dict[str, object] = {"interactions": total}
@@ -73,17 +68,6 @@ def write(
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
     _note_left_out(plan, counts)
     return _specification(folder, plan, counts, {**summary, **source.notes.summary()})
-
-
-def _check_memory_limit(memory_limit: int | None, features: Mapping[str, Feature], rows: int) -> None:
-    """Refuse lists whose row groups, one per split with at most `rows`, exceed the memory limit."""
-    lists = {name: feature.length for name, feature in features.items() if feature.length}
-    values = sum(lists.values())
-    least = WRITING_BYTES + len(SPLITS) * LIST_BYTES * values * min(rows, BLOCK_ROWS)
-    if memory_limit is not None and lists and least > memory_limit:
-        held = f"rows with {values:,} values in lists ({listed(sorted(lists))})"
-        raise SettingsError(f"--memory-limit of {memory_limit / 1e6:,.0f} MB is too little for {held}; give "
-                            f"{-(-least // 10**8) * 100:,} MB or more, or make the lists shorter")  # fmt: skip
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -95,7 +79,7 @@ def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan:
     done = 0
     with ExitStack() as stack:
         writers = {name: stack.enter_context(SplitWriter(folder, name, _features_of(plan, name))) for name in SPLITS}
-        users = stack.enter_context(closing(_Users(folder / "users.parquet")))
+        users = stack.enter_context(closing(UserFile(folder / "users.parquet")))
         for block in blocks_of_users(backend, rows, with_histories=plan.prepared.history is not None):
             made = BlockRows(block, plan, counts, listed_negatives)
             for split in SPLITS:
@@ -150,36 +134,9 @@ def _note_left_out(plan: Plan, counts: Counts) -> None:
         user = plan.prepared.everyone.decode(np.array([counts.examples[name]])).to_pylist()[0]
         end = "; they are kept with id 0 (unknown_targets)" if kept and name == "unknown_targets" else ""
         (notes.changed if kept else notes.dropped).append(f"{number:,} {what}{end}, such as one of user '{user}'")
-    if history is not None and history.left_out:
-        why = "some item has no value, which would look like padding"
-        notes.dropped.append(f"histories of {listed(history.left_out)}: {why}")
+    if history is not None:
+        history.note(notes)
     notes.dropped += [f"the split {split}: it has no row" for split, rows in counts.rows.items() if not rows]
-
-
-class _Users:
-    """Writes the catalogue of users in row groups of equal size, so that blocks do not show in the file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: pq.ParquetWriter | None = None
-        self._waiting: pa.Table | None = None
-
-    def write(self, table: pa.Table) -> None:
-        self._waiting = table if self._waiting is None else pa.concat_tables([self._waiting, table])
-        self._flush(USERS_PER_GROUP)
-
-    def close(self) -> None:
-        self._flush(1)
-        if self._writer is not None:
-            self._writer.close()
-
-    def _flush(self, least: int) -> None:
-        """Write row groups while at least `least` users wait."""
-        while self._waiting is not None and self._waiting.num_rows >= least:
-            if self._writer is None:
-                self._writer = pq.ParquetWriter(self._path, self._waiting.schema)
-            self._writer.write_table(self._waiting.slice(0, USERS_PER_GROUP).combine_chunks())
-            self._waiting = self._waiting.slice(USERS_PER_GROUP)
 
 
 # --- the specification -----------------------------------------------------------------------------------------------
@@ -200,16 +157,8 @@ def _specification(folder: Path, plan: Plan, counts: Counts, summary: Mapping[st
     drawn = {"test_samples_per_series": num_negatives + 1}
     if plan.settings.train_negatives:
         drawn["train_negatives"] = plan.settings.train_negatives
-    told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **drawn)
+    named = {"timestamp": TIMESTAMP} if source.timed else {}
+    named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
+    told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **named, **drawn)
     present = {name: tuple(names) for name, names in channels.items() if names}
     return FeatureSpec(_features_of(plan, "test"), counts.chunks, present, told, folder)
-
-
-def time_range(backend: Backend, rows: Table) -> dict[str, object]:
-    """First and last timestamp, as dates if they can be seconds since 1970."""
-    times = rows[TIMESTAMP]
-    found = fetch(backend, rows.aggregate(first=times.min(), last=times.max())).to_pylist()[0]
-    if SECONDS[0] <= found["first"] and found["last"] <= SECONDS[1]:
-        moments = {name: datetime.datetime.fromtimestamp(seconds, datetime.UTC) for name, seconds in found.items()}
-        return {name: f"{moment.replace(tzinfo=None):%Y-%m-%d %H:%M:%S}" for name, moment in moments.items()}
-    return dict(found)

@@ -2,8 +2,10 @@
 
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL, GROUP, SERIES = "label", "group", "series"
+EVENT_WEIGHT = "event_weight"
 SPLIT = "split"  # column with the split of a row: one of `SPLITS`
 SPLITS = ("train", "valid", "test")
 HISTORY, NEGATIVE_HISTORY, GAP = "history", "negative_history", "history_gap"
 ROW = "__row__"  # column with a row's place in its raw file; files with a column of this name are refused
 FILE_SPLIT = "__split__"  # column with the split of a row's file, if files are splits; likewise refused
+WEIGHT = "__weight__"  # column with the weight of a row's event, if the settings give weights; likewise refused

@@ -18,12 +18,13 @@ import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.encoding import TRUTH
+from recspec.encoding import BETWEEN, TRUTH
 from recspec.errors import DataError, listed, nearest, shortened
 from recspec.prepare.backend import Backend
-from recspec.prepare.names import FILE_SPLIT, ROW
+from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
+from recspec.prepare.raw_weights import Weighting, event_weights
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.times import Times
 
@@ -34,6 +35,8 @@ CODE_NAME = re.compile(
     r"(^|[^A-Za-z])([Ii][Dd]|[Cc]ode|[Zz]ip|[Tt]ype|[Cc]ategory)$|[a-z](Id|ID|Code|Zip|Type|Category)$"
 )
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
+VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
+"""Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
 MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
@@ -49,12 +52,14 @@ class Roles:
     texts: Collection[str] = ()  # text, as written
     categories: Collection[str] = ()  # text, as written; but true and false become 1 and 0 in any spelling
     numbers: Collection[str] = ()
+    vectors: Collection[str] = ()  # lists of numbers; texts are cut into them
     features: Collection[str] = ()  # their values decide their type
     shown: bool = False  # a file of users or items: the values of all other columns decide their types, without notes
     time: str | None = None
     label: str | None = None
     positive_from: float | None = None
-    positive: str | None = None
+    positive: tuple[str, ...] = ()
+    weights: Weighting = field(default_factory=Weighting)
 
 
 def read_raw_files(
@@ -84,6 +89,7 @@ class _Seen:
     written: int
     truths: int
     markers: int
+    vectors: int
 
     @property
     def rest(self) -> int:
@@ -96,6 +102,7 @@ def _tests(values: Values) -> Iterator[Values]:
     text = values.strip()
     yield from (text != "", text.re_search(NUMBER), text.re_search(PLAIN_WHOLE), text.re_search(CODE))
     yield from (text.re_search(WRITTEN) & ~text.re_search(NUMBER), text.lower().isin([*TRUTH]), is_missing_marker(text))
+    yield text.re_search(VECTOR) & text.re_search("[.eE]")
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,8 @@ class _Typing:
 
     def table(self) -> Table:
         typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
+        if self.roles.weights:
+            typed[WEIGHT] = event_weights(self.rows, self.roles.weights)
         if self.rows.problems:
             raise DataError.of(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
@@ -124,6 +133,8 @@ class _Typing:
         declared = self.rows.reading.types.get(name)
         if declared is not None:
             return self._declared(name, declared)
+        if name in roles.vectors:
+            return self._split_vectors(name) if values.type().is_string() else None
         if name in roles.ids or name in roles.texts or name in roles.categories:
             if values.type().is_integer() and not self.rows.raw[name].type().is_boolean():
                 self._infer("whole numbers, kept as text; `types` can declare them int64", name)
@@ -179,6 +190,8 @@ class _Typing:
     def _judged(self, name: str) -> Values | None:
         """A number, a truth value or text, by all values."""
         seen, asked = self._seen[name], name in self.roles.features
+        if asked and seen.vectors * 2 > seen.present:
+            return self._split_vectors(name)
         if name in self.rows.texts:
             if asked and seen.numbers * 2 > seen.present:
                 though = f"though {seen.numbers:,} of its {seen.present:,} values are numbers"
@@ -199,6 +212,11 @@ class _Typing:
         elif asked:
             self._infer("text, taken as categories", name)
         return None
+
+    def _split_vectors(self, name: str) -> Values:
+        """The texts of a column cut into their numbers, which stay text."""
+        text = self.rows.table[name].re_replace(r"^[\s\[\]()]+|[\s\[\]()]+$", "")
+        return ibis.ifelse((text == "") | is_missing_marker(text), None, text.re_split(BETWEEN))
 
     def _number(self, name: str) -> Values:
         seen, text = self._seen[name], self.rows.table[name].strip()
@@ -266,10 +284,10 @@ class _Typing:
                 self.rows.notes.inferred.append(note)
 
 
-def _label(rows: RawRows, name: str, positive_from: float | None, positive: str | None) -> Values:
-    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds `positive`, if given."""
+def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequence[str]) -> Values:
+    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds one of `positive`, if given."""
     values = rows.table[name]
-    if positive is not None:
+    if positive:
         return _label_by_word(rows, name, positive)
     if positive_from is not None:
         number = number_of(values.strip(), "float64") if values.type().is_string() else values
@@ -301,19 +319,22 @@ def _example(rows: RawRows, values: Values) -> str:
     return shlex.quote(f"positive={found[0]}") if 0 < len(found) <= MOST_WORDS else "positive=TEXT"
 
 
-def _label_by_word(rows: RawRows, name: str, positive: str) -> Values:
+def _label_by_word(rows: RawRows, name: str, positive: Sequence[str]) -> Values:
     values = rows.table[name]
     rows.refuse(values.isnull(), name, "expected a value in every row", ", the label")
     text = values.cast("string").strip()
-    label = (text == positive.strip()).cast("int64")
+    wanted = [word.strip() for word in positive]
     kinds = (
         rows.table.group_by(word=text).aggregate(rows=rows.table.count()).order_by(ibis.desc("rows"), "word").limit(20)
     )
     words = [str(word) for word in fetch(rows.backend, kinds).column("word").to_pylist() if word is not None]
-    if not count_rows(rows.backend, rows.table.filter(label == 1)):
-        rows.problems.append(f"column '{name}', the label: no row holds "
-                             f"'{shortened(positive)}'{nearest(positive, words)}; "
-                             f"found {listed(words)}")  # fmt: skip
-    others = [word for word in words if word != positive.strip()]
-    rows.notes.changed.append(f"label '{name}': '{shortened(positive)}' as 1 and {listed(others)} as 0")
-    return label
+    held = fetch(rows.backend, rows.table.filter(text.isin(wanted)).select(word=text).distinct())
+    present = {*held.column("word").to_pylist()}
+    rows.problems.extend(
+        f"column '{name}', the label: no row holds '{shortened(word)}'{nearest(word, words)}; found {listed(words)}"
+        for word in wanted
+        if word not in present
+    )
+    others = [word for word in words if word not in wanted]
+    rows.notes.changed.append(f"label '{name}': {listed(map(shortened, wanted))} as 1 and {listed(others)} as 0")
+    return text.isin(wanted).cast("int64")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,12 +13,14 @@ from ibis.expr.types import Table, Value
 
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend
-from recspec.prepare.names import ITEM, ROW, USER
+from recspec.prepare.names import EVENT_WEIGHT, ITEM, ROW, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
 
+SECONDS = (1e8, 1e10)  # timestamps in this range, March 1973 to November 2286, are shown as dates
 AGGREGATES_AT_ONCE = 200
 BYTES_PER_VALUE = 1_500  # of a memory limit, per value of a block: 500 MB give 55,555 rows of six columns
-Repeats = Literal["keep", "first", "last"]
+WEIGHT_UNITS = 2**20  # of a weight, in which weights are added: whole numbers, so that their order does not matter
+Repeats = Literal["keep", "first", "last", "sum"]
 
 
 def fetch(backend: Backend, table: Table) -> pa.Table:
@@ -81,6 +84,21 @@ def counts_by(table: Table, key: str) -> Table:
     return present.group_by(key).aggregate(rows=present.count()).order_by(key)
 
 
+def time_range(backend: Backend, rows: Table) -> dict[str, object]:
+    """First and last timestamp, as dates if they can be seconds since 1970."""
+    times = rows[TIMESTAMP]
+    found = fetch(backend, rows.aggregate(first=times.min(), last=times.max())).to_pylist()[0]
+    if SECONDS[0] <= found["first"] and found["last"] <= SECONDS[1]:
+        moments = {name: datetime.datetime.fromtimestamp(seconds, datetime.UTC) for name, seconds in found.items()}
+        return {name: f"{moment.replace(tzinfo=None):%Y-%m-%d %H:%M:%S}" for name, moment in moments.items()}
+    return dict(found)
+
+
+def is_dated(backend: Backend, rows: Table) -> bool:
+    """Whether timestamps can be seconds since 1970."""
+    return isinstance(time_range(backend, rows)["first"], str)
+
+
 # --- interactions without repeats, nor users who have too few ---------------------------------------------------------
 
 
@@ -106,9 +124,10 @@ class Cleaned:
         if self.num_before > distinct:
             left_out = first_left_out(backend, self.before, self.distinct)
             example = f"user '{left_out[USER]}' and item '{left_out[ITEM]}'"
-            repeat, counts = ("a later", "latest") if self.repeats == "last" else ("an earlier", "earliest")
+            repeat, counts = ("an earlier", "earliest") if self.repeats == "first" else ("a later", "latest")
+            summed = ", with the weights of all" if self.repeats == "sum" else ""
             notes.dropped.append(f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat {repeat} one of "
-                                 f"the same user and item, such as {example}; the {counts} counts")  # fmt: skip
+                                 f"the same user and item, such as {example}; the {counts} counts{summed}")  # fmt: skip
         if distinct > kept:
             left_out = first_left_out(backend, self.distinct, self.rows)
             notes.dropped.append(f"{distinct - kept:,} rows of users with fewer than {self.min_interactions:,} items, "
@@ -126,15 +145,22 @@ def clean(
 ) -> Cleaned:
     """Remove repeats, then users with too few interactions.
 
-    `repeats`: first keeps a user's earliest interaction with an item, last the latest, keep keeps all.
+    `repeats`: first keeps a user's earliest interaction with an item, last the latest, sum the latest with the weights
+    of all, keep keeps all.
     Raises DataError if there is no interaction, or no user has enough.
     """
     before = count_rows(backend, rows)
     if before == 0:
         raise DataError("the raw files hold no interaction, a header at most; expected one row at least")
     distinct = rows
+    if repeats == "sum":
+        units = ibis.greatest((rows[EVENT_WEIGHT] * WEIGHT_UNITS + 0.5).floor().cast("int64"), 1)
+        summed = units.sum().over(ibis.window(group_by=[USER, ITEM])).cast("float64") / WEIGHT_UNITS
+        distinct = rows.mutate(**{EVENT_WEIGHT: summed})
     if repeats != "keep":
-        distinct = keep_earliest(rows, (USER, ITEM), order if repeats == "first" else [ibis.desc(one) for one in order])
+        distinct = keep_earliest(
+            distinct, (USER, ITEM), order if repeats == "first" else [ibis.desc(one) for one in order]
+        )
     if min_interactions <= 1:
         return Cleaned(distinct, rows, before, distinct, None, min_interactions, repeats)
     staged = backend.stage(distinct)  # it is read twice

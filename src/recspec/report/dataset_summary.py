@@ -36,6 +36,7 @@ class FeatureCard:
     cardinality: int | str | None
     vocabulary: str | None
     length: int | None
+    vector: bool | None  # whether every row holds exactly `length` numbers; None where it is no vector
     minimum: float | None  # None where a list feature holds no value at all
     maximum: float | None
     mean: float | None  # of numbers; None for ids
@@ -141,11 +142,12 @@ class _Figures:
         return FeatureCard(
             roles=spec.roles_of(name), dtype=str(spec.storage_dtype(name)), cardinality=feature.cardinality,
             vocabulary=spec.vocabulary(name) if feature.is_categorical else None, length=feature.length,
+            vector=feature.vector,
             minimum=self.minimum if some else None, maximum=self.maximum if some else None,
             mean=self.total / self.count if some and not feature.is_categorical else None,
             distinct=int(self.seen.sum()) if feature.is_categorical and self.seen is not None and read else None,
             zero_share=self.zeros / self.count if some else None,
-            list_lengths=_quantiles(self.lengths) if feature.is_list and read else None,
+            list_lengths=_quantiles(self.lengths) if feature.is_list and not feature.is_vector and read else None,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Shapes: R users; N ids of items.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,11 +25,9 @@ class PipelineRanker:
     down. Items that the pipeline's filter leaves out share the lowest score.
     """
 
-    def __init__(self, trained: Bundle, pipeline: Pipeline, question: Question) -> None:
-        self._question, self._card = question, trained.card
-        self._pipeline = pipeline.knowing(lambda model: informed(model, question))
-        self._ranker = ModelRanker(informed(trained.model, question), question)
-        self._retrievers = [ModelRanker(each.model, question) for each in self._pipeline.retrievers]
+    def __init__(self, trained: Bundle, question: Question) -> None:
+        self._question, self._trained = question, trained
+        self._pipeline = Pipeline.open(trained).knowing(lambda model: informed(model, question))
         self._hits = self._positives = 0
         assert trained.seen is not None
         counts = trained.seen.counts.numpy().astype(np.int64)
@@ -37,9 +36,19 @@ class PipelineRanker:
         if self._pipeline.kept is not None:
             self._others[~self._pipeline.kept] = -len(counts)
 
+    @cached_property
+    def _ranker(self) -> ModelRanker:
+        """The ranker with the requests of the split, read when items are first ranked."""
+        return ModelRanker(informed(self._trained.model, self._question), self._question)
+
+    @cached_property
+    def _retrievers(self) -> list[ModelRanker]:
+        """Likewise for each retriever."""
+        return [ModelRanker(each.model, self._question) for each in self._pipeline.retrievers]
+
     def score_users(self, users: Ids) -> Scores:
         """(R, N) scores of every item for each user."""
-        seen, truth = self._question.seen, self._question.truth
+        seen, truth = self._question.excluded, self._question.truth
         hidden = [seen.of(users[row : row + 1])[1].astype(np.int64) for row in range(len(users))]
         asked = [(each.model, each.request_of(users)) for each in self._retrievers]
         found = self._pipeline.candidates(asked, len(users), excluded=hidden)
@@ -64,5 +73,7 @@ class PipelineRanker:
         mine = torch.tensor([[self._hits, self._positives]])
         hits, positives = ranks.gather(mine).sum(0).tolist()
         recall = hits / max(1, positives)
-        stages = f"{self._pipeline.card.described}, ranked by {self._card.model}; then the other items by popularity"
+        stages = (
+            f"{self._pipeline.card.described}, ranked by {self._trained.card.model}; then the other items by popularity"
+        )
         return {"stages": stages, "candidates_recall": round(recall, 6)}

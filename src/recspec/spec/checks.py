@@ -151,6 +151,7 @@ _EXPECTED_OF_FEATURE = {
     "dtype": f"one of {', '.join(DTYPES)}",
     "cardinality": "a number of ids, 1 or more, or 'auto'",
     "length": "the most values a row holds, 1 or more",
+    "vector": "true, for numbers of which every row holds exactly `length`; or leave it out",
     "vocabulary": "the name of an id space",
     "padding": "0, the one id that can be padding; leave it out where the files pad with -1 or not at all",
     "alpha": "a number above 0",
@@ -201,6 +202,10 @@ def _contradictions(name: str, feature: Feature, features: Features) -> Iterator
     for key in ("vocabulary", "padding"):
         if getattr(feature, key) is not None and not feature.is_categorical:
             yield key, "is given, but the feature has no cardinality; only ids have one"
+    if feature.is_vector and feature.is_categorical:
+        yield "vector", "is given, but the feature has a cardinality; a vector holds numbers, not ids"
+    elif feature.is_vector and not feature.is_list:
+        yield "vector", "is given, but the feature has no length; give the number of values of every row as `length`"
     other = feature.vocabulary
     if other is None or other == name or other not in features:
         return
@@ -279,6 +284,8 @@ def _kind_problem(rule: Channel, channel: str, name: str, feature: Feature) -> s
         return f"'{name}' has a cardinality, but the channel '{channel}' holds numbers"
     if rule.is_list is True and not feature.is_list:
         return f"'{name}' has no length, but the channel '{channel}' holds lists; give feature_spec.{name}.length"
+    if rule.is_list is True and feature.is_vector:
+        return f"'{name}' is a vector, but the channel '{channel}' holds lists with one value for each event"
     if rule.is_list is False and feature.is_list:
         return f"'{name}' is a list, but the channel '{channel}' holds one value a row"
     return None
@@ -322,11 +329,25 @@ def metadata_problems(
         yield ("metadata", "leak"), unknown("feature", str(leak), features)
     elif leak is not None and any(leak in members for members in channels.values()):
         yield ("metadata", "leak"), f"is '{leak}', which plays a role; a model must not read what gives the label away"
+    for key in ("timestamp", "event_weight"):
+        yield from _number_problems(key, metadata.get(key), features, channels)
     for place, file in files_in(metadata).items():
         try:
             confined(folder, file)
         except PathError as error:
             yield ("metadata", *place), str(error)
+
+
+def _number_problems(key: str, name: object, features: Features, channels: Channels) -> Iterator[Problem]:
+    """Problems of a key that names a number of each row, which no model may read as an input."""
+    if name is None:
+        return
+    if not isinstance(name, str) or name not in features:
+        yield ("metadata", key), unknown("feature", str(name), features)
+    elif features[name].is_categorical or features[name].is_list:
+        yield ("metadata", key), f"is '{name}'; expected a feature that has no cardinality and is no list"
+    elif any(name in members for members in channels.values()):
+        yield ("metadata", key), f"is '{name}', which plays a role; take it out of channel_spec"
 
 
 _SHORT = reprlib.Repr()

@@ -88,11 +88,16 @@ def _whole(value: object) -> object:
     return operator.index(value) if isinstance(value, np.integer) else value
 
 
+def _true_or_nothing(value: object) -> object:
+    """`vector: false` says what leaving it out says."""
+    return None if value is False else value
+
+
 class Feature(BaseModel):
     """One column of a prepared dataset.
 
     Categorical when it has a cardinality (ids are integers in [0, cardinality)), numerical otherwise; a list when it
-    has a length.
+    has a length; a vector when every row of a list of numbers holds exactly `length` of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -106,6 +111,9 @@ class Feature(BaseModel):
     length: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_whole)] = Field(
         None, description="for a list: the most values a row holds"
     )
+    vector: Annotated[
+        Literal[True] | None, BeforeValidator(_true_or_nothing), WithJsonSchema({"type": ["boolean", "null"]})
+    ] = Field(None, description="true for numbers of which every row holds exactly `length`, such as an embedding")
     vocabulary: str | None = Field(
         None, description="name of the id space; features that name the same one share ids and an embedding table"
     )
@@ -140,6 +148,11 @@ class Feature(BaseModel):
     def is_list(self) -> bool:
         """Whether a row holds several values."""
         return self.length is not None
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether every row holds exactly `length` numbers."""
+        return self.vector is not None
 
     @property
     def storage_dtype(self) -> np.dtype[np.generic]:

@@ -9,7 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recspec.encoding import ENCODERS_FILE, VOCABULARIES, Encoder, VocabularyEncoder, read_encoders
+from recspec.encoding import (
+    ENCODERS_FILE,
+    VOCABULARIES,
+    Encoder,
+    TextEncoder,
+    VectorEncoder,
+    VocabularyEncoder,
+    read_encoders,
+)
 from recspec.errors import DataError, RecspecError, nearest
 from recspec.files import confined
 from recspec.spec import FeatureSpec
@@ -113,6 +121,11 @@ def _vocabulary_problems(spec: FeatureSpec, encoders: Mapping[str, Encoder]) -> 
 def _encoder_problems(spec: FeatureSpec, encoders: Mapping[str, Encoder]) -> Iterator[str]:
     for name, encoder in encoders.items():
         feature = spec.features.get(name)
+        vector = encoder.length if isinstance(encoder, (VectorEncoder, TextEncoder)) else None
+        declared = feature.length if feature is not None and feature.is_vector else None
+        if feature is not None and vector != declared:
+            ours, theirs = (f"a vector of {size}" if size else "no vector" for size in (vector, declared))
+            yield f"{ENCODERS_FILE}: '{name}' is encoded as {ours}; in the specification it is {theirs}"
         if feature is None or not isinstance(feature.cardinality, int):
             continue
         ids = _num_ids(encoder, spec.folder)

@@ -139,7 +139,7 @@ def checked(raw: Column, plan: ColumnPlan, report: Report) -> Column:
     1. In a list, padding is dropped wherever it stands: id 0 where the feature declares `padding: 0`, else -1.
     2. Every id must lie in [0, cardinality). Every number must be finite and fit its dtype and float32, in which models
        read it. A label must be 0 or 1.
-    3. A list keeps its first `length` values.
+    3. A list keeps its first `length` values. Every row of a vector must hold exactly `length`.
     4. Ids are raised by the plan's shift, so that 0 means padding in every batch.
     """
     stored_lists = isinstance(raw, Ragged) or raw.ndim == 2
@@ -154,6 +154,11 @@ def checked(raw: Column, plan: ColumnPlan, report: Report) -> Column:
         real = lists.values != (-1 if plan.feature.padding is None else plan.feature.padding)
         lists = lists if real.all() else lists.where(real)
     values = _checked_values(lists.values, plan, report.of_lists(lists.offsets))
+    if plan.feature.is_vector and (wrong := np.not_equal(lists.lengths, plan.feature.length or 1)).any():
+        held = int(lists.lengths[np.argmax(wrong)])
+        report.add_where(
+            wrong, "count", f"holds {held} number{'s' * (held != 1)}; every row of a vector holds {plan.feature.length}"
+        )
     cut = Ragged(values, lists.offsets).truncate(plan.feature.length or 1)
     return Ragged(_raised(cut.values, plan), cut.offsets)
 

@@ -137,7 +137,8 @@ class _Rows:
         if feature.length is not None:
             key = ("history", feature.length) if roles & {"history", "negative_history"} else name
             if key not in lengths:
-                lengths[key] = self.random.integers(1, feature.length + 1, num_values)
+                shortest = feature.length if feature.is_vector else 1
+                lengths[key] = self.random.integers(shortest, feature.length + 1, num_values)
             offsets = offsets_of(lengths[key])
             return _repeated(Ragged(self._values(name, int(offsets[-1])), offsets), times)
         is_user_id = feature.is_categorical and "user" in roles and name == self.shape.user_id

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from recspec.distributed import Ranks, Shards, build, stores_of
-from recspec.loading import NegativeSampler, item_features, sampler_for
+from recspec.loading import (
+    NegativeSampler,
+    SharedNegatives,
+    ids_present,
+    item_features,
+    sampler_for,
+    shared_negatives_for,
+)
 from recspec.models import Model, TrainedItemModel
 from recspec.training.optimizers import Optimizers
 from recspec.training.outline import make_optimizers, without_frozen
@@ -33,6 +40,9 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
         assert plan.interactions is not None
         model.learn_from(plan.interactions)
         model.describe(item_features(plan.spec, plan.settings.train_splits, model.item_inputs))
+    if names := model.asks_ids():
+        splits = plan.settings.train_splits
+        model.know_ids(ids_present(plan.spec, splits, names, positives_only=model.compares_negatives()))
     optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
     backend = plan.embedding_backend.value
     optimizers.use_backend(backend)
@@ -45,19 +55,34 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
     return Built(plan, ranks, model, shards, optimizers)
 
 
-def make_sampler(built: Built) -> NegativeSampler | None:
-    """The sampler that draws negatives, if the plan has any."""
-    plan, settings = built.plan, built.plan.settings
+def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
+    """What adds negatives to batches, if the plan draws any or the model compares rows with each other."""
+    plan, settings, model = built.plan, built.plan.settings, built.model
+    if model.shares_negatives() and (plan.negatives.value or model.compares_rows()):
+        return shared_negatives_for(
+            plan.spec,
+            plan.negatives.value,
+            features=model.loss_features(),
+            in_batch=model.compares_rows(),
+            distribution=settings.negative_distribution,
+            power=settings.popularity_power,
+            reject_positives=settings.reject_positives,
+            positives_only=plan.spec.has_series,
+            splits=settings.train_splits,
+            gather=built.ranks.gather,
+            seed=settings.seed,
+            device=built.ranks.device,
+        )
     if not plan.negatives.value:
         return None
     return sampler_for(
         plan.spec,
         plan.negatives.value,
-        features=built.model.loss_features(),
+        features=model.loss_features(),
         distribution=settings.negative_distribution,
         power=settings.popularity_power,
         reject_positives=settings.reject_positives,
-        beside=built.model.compares_negatives(),
+        beside=model.compares_negatives(),
         splits=settings.train_splits,
         seed=settings.seed,
         device=built.ranks.device,

@@ -157,6 +157,16 @@ def open_users(spec: FeatureSpec, settings: TrainSettings, users: Ids, ranks: Ra
     return UserLoader(spec, users, batch_size=size, seed=settings.seed, ranks=ranks)
 
 
+def pick_event_weights(spec: FeatureSpec, settings: TrainSettings) -> Choice[str] | None:
+    """The feature in proportion to which rows are drawn; None if the dataset has no weights."""
+    name = spec.metadata.get("event_weight")
+    if name is None:
+        return None
+    if settings.event_weights == "ignore":
+        return Choice("", "train.event_weights is ignore: each row is drawn once an epoch")
+    return Choice(str(name), "rows are drawn in proportion to it, with the negatives drawn for them")
+
+
 def open_rows(
     spec: FeatureSpec,
     settings: TrainSettings,
@@ -172,6 +182,7 @@ def open_rows(
     share = settings.valid_share if valid == HELD_OUT else 0.0
     used = {*(model.features() if held_out else model.loss_features()), spec.label}
     splits = settings.train_splits
+    weights = pick_event_weights(spec, settings)
     loader = Loader(
         spec,
         splits,
@@ -183,9 +194,12 @@ def open_rows(
         memory_budget=parse_bytes(settings.memory_budget),
         device=ranks.device,
         fixed_length=fixed_length,
-        positives_only=negatives > 0 and spec.has_series and ("valid" in splits or holds_negatives(spec)),
+        positives_only=(negatives > 0 or model.shares_negatives())
+        and spec.has_series
+        and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,
         part=Part(share, held_out, settings.seed) if share else None,
+        weights=(weights.value or None) if weights is not None else None,
     )
     if loader.num_rows == 0 and held_out:
         raise SettingsError(f"{spec.folder}: train.valid_share {share:g} of the rows of train is no row; raise it")

@@ -20,7 +20,7 @@ from recspec.evaluation import id_feature
 from recspec.files import PathError, read_text
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
-from recspec.nn import without_memory
+from recspec.nn import number_widths, without_memory
 from recspec.spec import FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Ragged, open_split
 from recspec.training.choices import Choice, pick_valid
@@ -224,7 +224,7 @@ def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.devic
             for name, number in held.items()
             if number > 0
         },
-        numbers=sum(number == 0 for number in held.values()),
+        numbers=sum(number_widths(spec, [name for name, number in held.items() if number == 0]).values()),
         users=_num_entities(spec, "user"),
         items=_num_entities(spec, "item"),
         history=max((values[name] / max(1, rows) for name in histories), default=0.0),

@@ -45,6 +45,8 @@ class TrainingPlan:
     optimizer: Choice[str]
     negatives: Choice[int]
     rows: Choice[str]
+    event_weights: Choice[str] | None
+    """The feature that weighs rows; None if the dataset has none."""
     valid: Choice[str]
     metric: Choice[str]
     tables: Choice[str]
@@ -218,6 +220,7 @@ def make_plan(
         optimizer=Choice(outline.optimizers.described, form),
         negatives=negatives,
         rows=Choice(loader.held, f"train.memory_budget is {settings.memory_budget}"),
+        event_weights=choices.pick_event_weights(spec, settings),
         valid=valid,
         metric=choices.pick_metric(spec, settings, kind),
         tables=choices.describe_placement(placement, ranks),

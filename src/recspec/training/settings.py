@@ -82,6 +82,11 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         0.75, ge=0, description="exponent of an item's popularity, with negative_distribution popularity"
     )
     reject_positives: bool = Field(False, description="redraw negatives that the user acted on in training")
+    event_weights: Literal["auto", "ignore"] = Field(
+        "auto",
+        description="auto: rows are drawn in proportion to the weights of their events, if the dataset has them; "
+        "ignore: each row is drawn once an epoch",
+    )
     train_splits: tuple[str, ...] = Field(
         ("train",), min_length=1, description="splits to train on: train, or train and valid"
     )

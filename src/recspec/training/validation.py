@@ -179,6 +179,8 @@ class Validation:
         if self.metric not in known and not asked:  # lists too short for the chosen cut-off
             name = self.metric.rpartition("@")[0] + "@"
             self.metric = next((each for each in known if each.startswith(name)), self.metric)
+        if self.metric == "rows/log_loss" and not asked and self.metric not in known and "rows/auc" in known:
+            self.metric = "rows/auc"  # the model's logits rank, and give no probabilities
         if self.metric in known:
             return known[self.metric]
         if self.metric == "rows/auc" and known:

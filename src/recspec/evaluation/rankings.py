@@ -1,0 +1,189 @@
+"""Where the positives of a split stand among their candidates, under the protocols that rank.
+
+Shapes: R users or requests; N items; P positives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recspec import metrics
+from recspec.errors import DataError
+from recspec.evaluation.interactions import Rows, history_of_items
+from recspec.evaluation.question import Question
+from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores, side_by_side
+from recspec.metrics import Ranking
+from recspec.models import Ids, Scores
+
+SCORES_PER_BLOCK = 1 << 22  # scores of users x items held at once: 16 MB in fp32, which still fits a core's caches
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The positives of a split among their candidates."""
+
+    ranking: Ranking
+    candidates: str
+    """What the candidates are."""
+    positives: Rows
+    """The P positives: groups, users and items."""
+    part: Callable[[NDArray[np.bool_]], Ranking]
+    """The ranking of some of the positives (P,) alone: groups without one are left out, and candidates stay."""
+    leaked: Ranking | None = None
+    """The ranking with the leak, if the dataset names one."""
+    users: Ids | None = None
+    """The users of `top`."""
+    top: NDArray[np.int32] | None = None
+    """(R, k) the best items of each user, best first; -1 after the last candidate."""
+
+
+def rank_sampled(answers: SplitScores) -> Ranked:
+    """The candidates of each group, ranked."""
+    question = answers.question
+    rows, ids = question.candidates, question.candidate_ids
+    scores = answers.of_candidates()
+    dropped = question.cold_rows
+    if question.lists_candidates:
+        dropped = dropped | question.repeats
+    if dropped.any():
+        new = ~dropped
+        scores, ids, rows = scores[new], None if ids is None else ids[new], rows.take(new)
+    groups = rows.groups
+    assert groups is not None
+    ranking = metrics.rank_groups(scores, rows.labels, groups, candidates=ids)
+    leaked = None
+    if rows.leak is not None:
+        leaked = metrics.rank_groups(_with_leak(scores, rows.leak), rows.labels, groups, candidates=ids)
+    drawn = f"{question.settings.num_negatives} uniform negatives a user, seed {question.settings.seed}"
+    described = "the dataset's own" if question.lists_candidates else drawn
+    at = np.flatnonzero(rows.labels)
+
+    def part(chosen: NDArray[np.bool_]) -> Ranking:
+        labels = np.zeros_like(rows.labels)
+        labels[at[chosen]] = True
+        return metrics.rank_groups(scores, labels, groups, candidates=ids)
+
+    return Ranked(ranking, described, rows.take(rows.labels), part, leaked)
+
+
+def _with_leak(scores: Scores, leak: NDArray[np.bool_]) -> Scores:
+    """(rows,) scores in the order of probability + leak, without its rounding: leaked rows first, then by score.
+
+    A probability is in [0, 1], so a leak of 1 puts a row above all others; 1 + probability would merge small ones.
+    """
+    distinct, places = np.unique(scores, return_inverse=True)
+    return np.asarray(places + leak * len(distinct), dtype=np.float64)
+
+
+def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
+    """Every user's positives, ranked among all items; with each user's `listed` best items.
+
+    Ranks take shares of the users, and join the results.
+    """
+    question, ranks = answers.question, answers.ranks
+    truth, ranker = question.truth, answers.of_all or answers.ranker()
+    users = question.ranked_users
+    step = max(1, SCORES_PER_BLOCK // truth.num_items)
+    starts = range(0, len(users), step)
+    share = ranks.share(len(starts))
+
+    def rank(start: int) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.inference_mode():
+            positions, sizes, best = _rank_block(ranker, users[start : start + step], question, step, listed)
+            positions[:, 0] += start
+        return positions, sizes, best
+
+    found, sizes = [torch.zeros((0, 4), dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
+    lists = [torch.zeros((0, min(listed, truth.num_items)), dtype=torch.int32)]
+    blocks, done = starts[share], 0
+    whole = max(1, sum(len(users[start : start + step]) for start in blocks))
+    answers.progress("full", 0, whole)
+    for positions, of_each, best in side_by_side(ranker, rank, blocks):
+        found.append(positions)
+        sizes.append(of_each)
+        lists.append(best)
+        done += len(of_each)
+        answers.progress("full", done, whole)
+    answers.progress("full", whole, whole)
+    group, item, higher, tied = ranks.gather(torch.cat(found)).numpy().T
+    candidates = ranks.gather(torch.cat(sizes)).numpy()
+    positives = Rows(np.ones(len(group), dtype=bool), users[group], users[group], item)
+
+    def part(chosen: NDArray[np.bool_]) -> Ranking:
+        held, codes = np.unique(group[chosen], return_inverse=True)
+        return Ranking.of_positives(codes, higher[chosen], tied[chosen], candidates[held])
+
+    top = ranks.gather(torch.cat(lists)).numpy() if listed else None
+    ranking = Ranking.of_positives(group, higher, tied, candidates)
+    return Ranked(ranking, _described(answers), positives, part, users=users, top=top)
+
+
+def _described(answers: SplitScores) -> str:
+    """What the candidates of protocol `full` are, and what the models knew."""
+    question = answers.question
+    earlier = " and ".join(question.before)
+    if earlier and history_of_items(question.spec) is not None:
+        earlier += ", histories included"
+    own = "those of the user in " + earlier if earlier and question.settings.repeats == "drop" else ""
+    described = f"all items without {own}" if own else "all items"
+    users, known = len(question.ranked_users), np.count_nonzero(np.diff(question.truth.offsets))
+    if users < known:
+        described += f"; {users:,} of {known:,} users, seed {question.settings.seed}"
+    return described
+
+
+def _rank_block(
+    ranker: Ranker, users: Ids, question: Question, step: int, listed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each positive of some users (place of the user, item, higher, tied); the users' numbers of candidates; lists.
+
+    Counting the higher scores takes one pass over the scores; sorting them would take many.
+    """
+    scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
+    device, truth, seen = scores.device, question.truth, question.excluded
+    (rows, items), (seen_rows, seen_items) = truth.of(users), seen.of(users)
+    cold = np.flatnonzero(question.cold_items[question.first_item :]) + question.first_item
+    # None of them is in `truth`.
+    excluded = (seen_items >= question.first_item) & ~question.cold_items[seen_items]
+    others = np.bincount(seen_rows[excluded], minlength=len(users)) + len(cold)
+    num_candidates = truth.num_items - question.first_item - others
+
+    at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))
+    # NaN marks items that are no candidates: NaN is neither higher than any number nor equal to one.
+    out = (torch.from_numpy(seen_rows[excluded]).to(device), torch.from_numpy(seen_items[excluded]).long().to(device))
+    scores[out] = torch.nan
+    scores[:, : question.first_item] = torch.nan
+    if len(cold):
+        scores[:, torch.from_numpy(cold).to(device)] = torch.nan
+    if not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):
+        raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
+    values = scores[at]
+    higher, tied = torch.empty_like(at[0]), torch.empty_like(at[0])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        lists = scores if len(rows) == len(users) else scores[at[0][part]]  # one positive each: no copy
+        higher[part] = _num_true(lists > values[part, None])
+        tied[part] = _num_true(lists == values[part, None])
+    positions = torch.stack((*at, higher, tied), dim=1).cpu()
+    return positions, torch.from_numpy(num_candidates), _best(scores, torch.from_numpy(num_candidates), listed)
+
+
+def _best(scores: Tensor, num_candidates: Tensor, listed: int) -> Tensor:
+    """(R, k) each user's best items, best first, of scores that are NaN for no candidates; -1 after the last."""
+    listed = min(listed, scores.shape[1])
+    if not listed:
+        return torch.zeros((len(scores), 0), dtype=torch.int32)
+    best = scores.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(listed, dim=1).indices
+    places = torch.arange(listed)
+    return torch.where(places < num_candidates.unsqueeze(1), best.cpu().int(), -1)
+
+
+def _num_true(mask: Tensor) -> Tensor:
+    """(R,) the number of true values of each row; summed as bytes, eight times as fast as booleans."""
+    return mask.view(torch.uint8).sum(dim=1, dtype=torch.int32)

@@ -1,0 +1,119 @@
+"""Metrics by slice by hand: activity, popularity, features and catalogue columns."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.errors import SettingsError
+from recspec.evaluation.columns import codes_of, kinds_of_items, ranges
+from recspec.evaluation.evaluations import evaluate_model
+from recspec.evaluation.question import EvaluateSettings, Question
+from recspec.evaluation.report import Evaluation
+from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset
+
+
+def sliced(folder: Path, *by: str) -> Evaluation:
+    """User 0 is new; user 1 acted on 1 item, user 2 on 3. Half of the interactions are of item 0."""
+    splits = {
+        "train": [(1, 0, 1), (2, 0, 1), (2, 1, 1), (2, 2, 1)],
+        "test": [(0, 3, 1), (1, 1, 1), (1, 3, 1), (2, 3, 1), (0, 0, 0), (2, 4, 0)],
+    }
+    table = np.tile([6.0, 5, 4, 3, 2, 1], (4, 1))
+    settings = EvaluateSettings(ks=(1,), slices=by)
+    return evaluate_model(TableRanker(table), dataset(folder, splits), "test", settings=settings)
+
+
+def test_activity_by_hand(tmp_path: Path) -> None:
+    parts = sliced(tmp_path, "activity").slices["full"]["activity"]
+    assert {name: (part.count, part.positives) for name, part in parts.items()} == {
+        "new: 0": (1, 1), "1 events": (1, 2), "3 events": (1, 1)
+    }  # fmt: skip
+    # User 0: item 3 is fourth. User 1, who acted on 0: item 1 is first. User 2, on 0 to 2: item 3 is first.
+    assert [part.metrics["mrr"] for part in parts.values()] == [0.25, 1.0, 1.0]
+
+
+def test_popularity_by_hand(tmp_path: Path) -> None:
+    found = sliced(tmp_path, "popularity")
+    parts = found.slices["full"]["popularity"]
+    # Item 1 is of the tail; item 3 was never trained on: fourth, third beside 1 and 2, and first.
+    assert {name: (part.count, part.positives) for name, part in parts.items()} == {
+        "tail": (1, 1), "not in training": (3, 3)
+    }  # fmt: skip
+    assert parts["tail"].metrics["mrr"] == 1.0
+    assert parts["not in training"].metrics["mrr"] == pytest.approx((1 / 4 + 1 / 3 + 1) / 3)
+    assert parts["not in training"].standard_errors["mrr"] > 0
+    rows = found.slices["rows"]["popularity"]
+    assert {name: (part.count, part.positives) for name, part in rows.items()} == {
+        "head": (1, 0), "tail": (1, 1), "not in training": (4, 3)
+    }  # fmt: skip
+    assert rows["not in training"].metrics["auc"] == 1.0
+
+
+def test_slices_add_up_to_the_whole(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    train = [(int(u), int(i), 1) for u, i in {*zip(rng.integers(0, 30, 200), rng.integers(0, 40, 200), strict=True)}]
+    test = [
+        (u, int(i), int(y)) for u in range(30) for i, y in zip(rng.permutation(40)[:6], (1, 0, 1, 0, 0, 0), strict=True)
+    ]
+    spec = dataset(tmp_path, {"train": train, "test": test}, users=30, items=40)
+    model = TableModel(spec, rng.normal(size=(30, 40)))
+    found = evaluate_model(model, spec, "test", settings=EvaluateSettings(ks=(3,), slices=("activity", "user")))
+    for protocol, named in found.slices.items():
+        for parts in named.values():
+            total = sum(part.count for part in parts.values())
+            for metric in ("mrr", "ndcg@3") if protocol != "rows" else ("log_loss", "accuracy"):
+                mean = sum(part.count * part.metrics[metric] for part in parts.values()) / total
+                assert mean == pytest.approx(found.metrics[protocol][metric], rel=1e-5), (protocol, metric)
+    assert "others" in found.slices["rows"]["user"]
+
+
+def test_columns_of_rows_and_catalogues(tmp_path: Path) -> None:
+    spec = rich_dataset(tmp_path, catalogue=True)
+    names = [name for name in ("hour", *spec.role("item")[1:]) if not spec.features[name].is_list]
+    found = evaluate_model(
+        RichModel(spec, np.zeros((1, 1))), spec, "test", settings=EvaluateSettings(slices=tuple(names))
+    )
+    for name in names:
+        parts = found.slices["rows"][name]
+        assert sum(part.count for part in parts.values()) == found.protocols["rows"]["rows"]
+
+
+def test_unknown_columns_and_lists_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"slice: unknown slice 'activty' \(did you mean 'activity'\?\)"):
+        sliced(tmp_path, "activty")
+
+
+def test_ranges_hold_about_equally_many() -> None:
+    values = np.array([1.0, 1, 1, 2, 3, 4, 5, 100, np.nan])
+    codes, names = ranges(values, values)
+    # Quartiles 1, 2.5 and 4.25 end their ranges.
+    assert codes.tolist() == [0, 0, 0, 1, 2, 2, 3, 3, -1]
+    assert names == ["1", "2", "3 to 4", "5 to 100"]
+    assert ranges(np.zeros(0), np.zeros(0)) == (pytest.approx(np.zeros(0)), ["none"])
+
+
+def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:
+    """Items 1 to 5 are of brands a, b, a, none, b; users 1 to 3 are 20, 20 and 35 years old; tags are lists."""
+    splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 3, 1), (3, 4, 1)]}
+    spec = dataset(tmp_path, splits, metadata={"catalogues": {"user": "users.parquet", "item": "items.parquet"}})
+    brands = pa.table({"brand": ["z", "a", "b", "a", None, "b"], "tags": [["x"]] * 6, "raw": [b"\xff"] * 6})
+    pq.write_table(brands, tmp_path / "items.parquet")
+    pq.write_table(pa.table({"age": [1, 20, 20, 35]}), tmp_path / "users.parquet")
+    asked = EvaluateSettings(ks=(1,), slices=("brand", "age"), diversity="brand")
+    question = Question(spec, "test", ["full"], asked)
+    table = TableRanker(np.tile([0.0, 5, 4, 3, 2, 1], (4, 1)))
+    found = evaluate_model(table, spec, "test", protocols=["full"], settings=asked).slices["full"]
+    assert {name: part.count for name, part in found["brand"].items()} == {"a": 1, "b": 1, "missing": 1}
+    assert found["brand"]["a"].metrics["mrr"] == pytest.approx(1 / 3)
+    assert {name: part.count for name, part in found["age"].items()} == {"20": 2, "35": 1}
+    kinds = kinds_of_items(question, "brand").ravel()
+    assert (kinds[1] == kinds[3] != 0, kinds[2] == kinds[5] != 0, kinds[4]) == (True, True, 0)
+    with pytest.raises(SettingsError, match="slice: 'tags' holds lists in the catalogue"):
+        codes_of(question, "tags")
+    with pytest.raises(SettingsError, match="a catalogue column of binary has no values to measure by"):
+        codes_of(question, "raw")
+    with pytest.raises(SettingsError, match=r"diversity: unknown item column 'brnd' \(did you mean 'brand'\?\)"):
+        kinds_of_items(question, "brnd")

@@ -1,0 +1,107 @@
+"""Rows drawn in proportion to their weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recspec.errors import DataError
+from recspec.loading.loader import Loader
+from recspec.loading.weighted import draw_rows
+from recspec.spec import FeatureSpec
+from recspec.storage import SplitWriter
+
+TINY = 1000  # bytes
+
+
+def dataset(folder: Path, weights: np.ndarray) -> FeatureSpec:
+    """Row i holds the id i + 1 and the i-th weight; every second row is positive."""
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                "row": {"dtype": "int32", "cardinality": 10_000}, "label": {"dtype": "float32"},
+                "event_weight": {"dtype": "float32"},
+            },
+            "channel_spec": {"item": ["row"], "label": ["label"]},
+            "metadata": {"event_weight": "event_weight"},
+        },
+        folder,
+    )  # fmt: skip
+    rows = np.arange(len(weights))
+    with SplitWriter(folder, "train", spec.features, "parquet", rows_per_file=37) as writer:
+        writer.write({"row": (rows + 1).astype(np.int32), "label": (rows % 2).astype(np.float32),
+                      "event_weight": weights.astype(np.float32)})  # fmt: skip
+    return spec.replace(sources={"train": writer.chunks})
+
+
+def drawn(loader: Loader, epoch: int = 0, start: int = 0) -> list[int]:
+    shares = loader.batches(epoch, start)
+    return [row - 1 for share in shares for row in share.batch["row"][: share.num_rows].tolist()]
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_rows_are_drawn_as_often_as_they_weigh(budget: int, tmp_path: Path) -> None:
+    weights = np.exp(np.random.default_rng(0).normal(0, 1, 400))
+    loader = Loader(dataset(tmp_path, weights), "train", batch_size=32, features=["row", "label"],
+                    memory_budget=budget, weights="event_weight")  # fmt: skip
+    assert loader.mode == ("memory" if budget > TINY else "stream")
+    expected = weights / weights.mean()
+    total = np.zeros(400)
+    for epoch in range(40):
+        rows = drawn(loader, epoch)
+        assert len(rows) == 400
+        total += np.bincount(rows, minlength=400)
+    # one epoch's count is off by less than 1, in memory, so a mean of 40 by a few times 0.5 / sqrt(40)
+    assert np.abs(total / 40 - expected).max() < 0.45
+    assert np.abs(total / 40 - expected).mean() < 0.1
+    assert set(next(iter(loader.batches())).batch) == {"row", "label"}  # the weight is no input
+
+
+def test_a_row_is_drawn_one_time_more_or_less_than_it_weighs() -> None:
+    weights = np.array([0.5, 3.25, 1, 0.25] * 25, np.float32)
+    expected = weights / weights.mean()
+    for seed in range(20):
+        rows = draw_rows(weights, 100, seed).numpy()
+        times = np.bincount(rows, minlength=100)
+        assert (np.abs(times - expected) < 1).all()
+        assert rows.tolist() == draw_rows(weights, 100, seed).tolist()
+    # rows of a regular pattern are not drawn in a pattern: about half of the 0.5 are drawn, whatever the seed
+    assert 3 < times[0::4].sum() < 22
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_equal_weights_draw_each_row_once(budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, np.full(300, 7.0))
+    loader = Loader(spec, "train", batch_size=32, memory_budget=budget, weights="event_weight")
+    rows = drawn(loader)
+    assert sorted(rows) == list(range(300))
+    assert rows != sorted(rows)
+    assert drawn(loader, 1) != rows
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+def test_ranks_and_later_starts_see_the_same_draws(budget: int, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, np.random.default_rng(1).random(300) + 0.1)
+    given = {"batch_size": 32, "memory_budget": budget, "weights": "event_weight", "seed": 3}
+    whole = [share.batch["row"].tolist() for share in Loader(spec, "train", **given).batches(2)]  # type: ignore[arg-type]
+    later = [share.batch["row"].tolist() for share in Loader(spec, "train", **given).batches(2, 4)]  # type: ignore[arg-type]
+    assert later == whole[4:]
+    ranks = [[*Loader(spec, "train", rank=rank, world_size=2, **given).batches(2)] for rank in range(2)]  # type: ignore[arg-type]
+    joined = [[*a.batch["row"].tolist(), *b.batch["row"].tolist()] for a, b in zip(*ranks, strict=True)]
+    assert joined == whole
+
+
+def test_positives_alone_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    weights = np.where(np.arange(100) % 2, 1.0, 50.0)
+    loader = Loader(dataset(tmp_path, weights), "train", batch_size=9, positives_only=True, weights="event_weight")
+    assert sorted(drawn(loader)) == list(range(1, 100, 2))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_a_weight_that_is_none_is_refused(wrong: float, tmp_path: Path) -> None:
+    spec = dataset(tmp_path, np.array([1.0, wrong, 2.0]))
+    loader = Loader(spec, "train", batch_size=2, weights="event_weight")
+    with pytest.raises(DataError, match=r"'event_weight', the weight of events: holds .*; expected numbers above 0"):
+        drawn(loader)

@@ -1,0 +1,242 @@
+"""SASRec beside its formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recspec.batch import Batch
+from recspec.errors import SpecError
+from recspec.models import Interactions, UserEvents
+from recspec.models.sasrec import SasRec, SasRecSettings, gap_number
+from recspec.spec import FeatureSpec
+from tests.closeness import assert_close
+from tests.evaluation.tables import dataset
+
+EVENTS: list[list[int]] = [[], [1, 2, 3, 4], [5], [2, 2, 6], [4, 1]]
+"""The items of each user; users 0 and 2 have too few to learn from."""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> FeatureSpec:
+    rows = [(user, item, 1) for user, items in enumerate(EVENTS) for item in items]
+    return dataset(tmp_path, {"train": rows}, users=len(EVENTS), items=7)
+
+
+def acted(lists: list[list[int]] = EVENTS, times: list[list[float]] | None = None, num_items: int = 7) -> Interactions:
+    users = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
+    flat = np.array([item for items in lists for item in items], dtype=np.int64)
+    when = None if times is None else np.array([each for own in times for each in own], dtype=np.float64)
+    return UserEvents.from_rows(users, flat, len(lists), when).interactions(num_items)
+
+
+def made(spec: FeatureSpec, **settings: object) -> SasRec:
+    """A model with weights that matter, which knows `EVENTS`."""
+    torch.manual_seed(0)
+    model = SasRec(spec, SasRecSettings.model_validate({"dim": 4, "hidden": 6, "length": 3, "dropout": 0, **settings}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape))
+    model.double()
+    model.learn_from(acted())
+    return model
+
+
+def users(*ids: int) -> Tensor:
+    return torch.tensor(ids)
+
+
+def batch(spec: FeatureSpec, *ids: int) -> Batch:
+    return {spec.user_id: users(*ids)}
+
+
+def hidden(model: SasRec, items: list[int]) -> Tensor:
+    """h after the last of these items, without packing: what the formula says."""
+    length = len(items)
+    x = model.items[items] * model.settings.dim**0.5 + model.positions[:length].flip(0)
+    x = model.blocks.padded(x.unsqueeze(0), torch.ones(1, length, dtype=torch.bool))[0]
+    made: Tensor = model.norm(x)[-1]
+    return made
+
+
+def test_scores_are_products_of_the_last_output_and_item_vectors(spec: FeatureSpec) -> None:
+    model = made(spec, blocks=2, heads=2).eval()
+    scores = model.score_users(users(3, 0, 1, 2))
+    expected = [hidden(model, [2, 2, 6]), model.start, hidden(model, [2, 3, 4]), hidden(model, [5])]
+    assert_close(scores, torch.stack(expected) @ model.items.t())
+    assert_close(model.request_vector(users(0)), model.start.unsqueeze(0))
+    assert_close(model.request_vector(users(1)) @ model.item_vectors().t(), scores[2:3])
+
+
+def test_places_are_counted_from_the_end(spec: FeatureSpec) -> None:
+    model = made(spec, blocks=0).eval()
+    expected = model.norm(2 * model.items[4] + model.positions[0])
+    assert_close(model.request_vector(users(1))[0], expected)
+    x = model._of_packed(*model.known.packed(users(1, 2), 3), users(1, 2), model.items)[:4]
+    assert_close(x[0], 2 * model.items[2] + model.positions[2])
+    assert_close(x[3], 2 * model.items[5] + model.positions[0])
+
+
+@pytest.mark.parametrize("block", ["transformer", "ligr"])
+def test_the_loss_is_that_of_every_next_item(spec: FeatureSpec, block: str) -> None:
+    model = made(spec, block=block)
+    # Of 1, 2, 3, 4 the latest three events predict; inputs keep their places from the end of what predicts.
+    x = model.items[[1, 2, 3]] * 2 + model.positions[[2, 1, 0]]
+    seen = model.norm(model.blocks.padded(x.unsqueeze(0), torch.ones(1, 3, dtype=torch.bool))[0])
+    expected = -(seen @ model.items.t()).log_softmax(1)[range(3), [2, 3, 4]].sum()
+    expected = expected - (model.items @ model.start).log_softmax(0)[1]
+    assert_close(model.loss_of_users(users(1)), expected)
+
+
+def test_parts_of_a_batch_add_up(spec: FeatureSpec) -> None:
+    model = made(spec)
+    assert model.trained_users(acted()).tolist() == [1, 3, 4]
+    assert model.mean_events == 3
+    whole = model.loss(batch(spec, 1, 3, 4))
+    parts = [model.loss(batch(spec, 1, 4)) * 2 / 3, model.loss(batch(spec, 3)) / 3]
+    assert_close(whole, torch.stack(parts).sum())
+    assert_close(model.loss(batch(spec, 4, 1, 3)), whole)
+    assert model.loss(batch(spec, 0, 2)).isfinite()
+
+
+def test_only_the_start_learns_from_first_events(spec: FeatureSpec) -> None:
+    model = made(spec)
+    model.loss(batch(spec, 2)).backward()
+    learned = {name for name, each in model.named_parameters() if each.grad is not None and each.grad.any()}
+    assert learned == {"start"}
+
+
+def test_a_sampled_softmax_with_logq_by_hand(spec: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(spec, loss="sampled", num_negatives=3, popularity_power=1.0, blocks=0)
+    assert model.drawn is not None
+    assert_close(model.drawn, torch.tensor([0, 2, 3, 1, 2, 1, 1]) / 10)
+    monkeypatch.setattr(torch, "multinomial", lambda *_, **__: torch.tensor([2, 1, 2]))
+    h = model.norm(2 * model.items[4] + model.positions[0])  # user 4 has 4, then 1
+    own, other = (h @ model.items[1]).exp(), (h @ model.items[2]).exp()
+    start = (model.items @ model.start).log_softmax(0)[4]
+    for logq, weight in ((True, 1 / (3 * 0.3)), (False, 1.0)):
+        model.settings = model.settings.model_copy(update={"logq": logq})
+        expected = -(own / (own + 2 * weight * other)).log() - start  # the drawn item 1 is the next one itself
+        assert_close(model.loss_of_users(users(4)).float(), expected.float())
+
+
+def test_uniform_draws_take_items_of_training_alone(spec: FeatureSpec) -> None:
+    model = made(spec, loss="sampled")
+    assert model.drawn is not None
+    assert_close(model.drawn, torch.tensor([0] + [1 / 6] * 6))
+    assert model.loss(batch(spec, 1, 3)).isfinite()
+
+
+@pytest.mark.parametrize("block", ["transformer", "ligr"])
+def test_a_compiled_program_pads_and_gives_the_same(
+    spec: FeatureSpec, block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(spec, block=block, blocks=2).eval()
+    eager = model.score_users(users(0, 1, 2, 3, 4))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_close(model.score_users(users(0, 1, 2, 3, 4)), eager)
+    empty = model.knowing(acted([[], []]))
+    assert_close(empty.score_users(users(0, 1)), eager[:1].expand(2, -1))
+
+
+def test_baskets_are_scored_like_users(spec: FeatureSpec) -> None:
+    model = made(spec).eval()
+    assert_close(model.score_events(acted([[1, 1, 2, 3, 4], []])), model.score_users(users(1, 0)))
+
+
+def test_scores_of_users_with_dropout_are_certain_after_training(spec: FeatureSpec) -> None:
+    model = made(spec, dropout=0.5)
+    assert not torch.equal(model.loss(batch(spec, 1)), model.loss(batch(spec, 1)))
+    model.eval()
+    assert torch.equal(model.score_users(users(1)), model.score_users(users(1)))
+
+
+TIMES: list[list[float]] = [[], [10, 10, 14, 14.5], [3], [0, 7, 7 + 2**20], [1, 2]]
+
+
+def with_gaps(spec: FeatureSpec) -> SasRec:
+    model = made(spec, time_gaps=True)
+    model.learn_from(acted(times=TIMES))
+    return model
+
+
+def test_gaps_are_numbered_by_powers_of_two() -> None:
+    gaps = torch.tensor([0.0, -3.0, 0.1, 1.0, 1.9, 2.0, 3.0, 4.0, 2.0**45, 2.0**46, 1e300])
+    assert gap_number(gaps.double()).tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 46, 47, 47]
+
+
+def test_an_event_has_the_vector_of_the_gap_before_it(spec: FeatureSpec) -> None:
+    model = with_gaps(spec)
+    assert model.gaps is not None
+    asked = users(4, 3, 1)
+    back = [1, 0, 2, 1, 0, 2, 1, 0]
+    x = model._of_packed(*model.known.packed(asked, 3), asked, model.items)[:8]
+    rest = x - 2 * model.items[[4, 1, 2, 2, 6, 2, 3, 4]] - model.positions[back]
+    # Of user 1's latest three events, the first has the gap to an event that is not read.
+    assert_close(rest, model.gaps[[0, 1, 0, 3, 21, 0, 3, 1]])
+
+
+def test_gaps_are_padded_alike_and_baskets_have_none(spec: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_gaps(spec).eval()
+    eager = model.score_users(users(0, 1, 2, 3, 4))
+    basket = model.score_events(acted())
+    assert_close(basket[[0, 2]], eager[[0, 2]])
+    assert not torch.allclose(basket[3], eager[3])
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_close(model.score_users(users(0, 1, 2, 3, 4)), eager)
+
+
+def with_sides(folder: Path) -> FeatureSpec:
+    """Items with a category, a list of categories and a number beside the id."""
+    features = {
+        "user": {"dtype": "int32", "cardinality": len(EVENTS)},
+        "item": {"dtype": "int32", "cardinality": 7},
+        "brand": {"dtype": "int32", "cardinality": 3},
+        "kinds": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
+        "price": {"dtype": "float32"},
+        "label": {"dtype": "float32"},
+    }
+    channels = {"user": ["user"], "item": ["item", "brand", "kinds", "price"], "label": ["label"]}
+    return FeatureSpec.from_dict({"feature_spec": features, "source_spec": {}, "channel_spec": channels}, folder)
+
+
+def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
+    model = made(with_sides(tmp_path), side_features=True)
+    assert model.item_inputs == ("brand", "kinds", "price")
+    items = {
+        "brand": torch.tensor([0, 1, 2, 1, 0, 0, 0]),
+        "kinds": torch.tensor([[0, 0], [1, 3], [2, 0], [0, 0], [0, 0], [0, 0], [0, 0]]),
+        "price": torch.tensor([0.0, 2.0, -1.0, 0.0, 0.0, 0.0, 0.5]),
+    }
+    model.describe(items)
+    described = model.described
+    assert described is not None
+    assert described.tables is not None
+    assert described.numbers is not None
+    tables = described.tables({name: items[name] for name in ("brand", "kinds")}, ("brand",))
+    store, kinds = described.tables.stores["4"], described.tables.first_row["kinds"]
+    price = described.numbers.weight[:, 0]
+    assert_close(model.item_vectors()[1], model.items[1] + tables[1] + store[kinds + torch.tensor([1, 3])].mean(0)
+                 + 2 * price)  # fmt: skip
+    assert_close(model.item_vectors()[6], model.items[6] + tables[6] + 0.5 * price)
+    model.loss(batch(model.spec, 1, 3)).backward()
+    assert price.grad_fn is not None
+    assert described.numbers.weight.grad is not None
+    other = SasRec(model.spec, model.settings).double()
+    other.make_room(model.state_dict())
+    other.load_state_dict(model.state_dict())
+    assert_close(other.eval().score_users(users(1, 3)), model.eval().score_users(users(1, 3)))
+
+
+def test_items_without_other_features_have_none_to_add(spec: FeatureSpec) -> None:
+    with pytest.raises(SpecError, match="items have no other features than the id 'item'; leave out side_features"):
+        SasRec(spec, SasRecSettings(side_features=True))
+
+
+def test_heads_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="dim 6 is no multiple of heads 4; every head has the same width"):
+        SasRecSettings(dim=6, heads=4)
