@@ -35,6 +35,8 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ease": {"l2": 5.0},
     "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0},
     "wide_deep": {"hidden": (8,), "dropout": 0.0},
+    "two_tower": {"dim": 4, "embedding_dim": 4},
+    "sasrec": {"dim": 4, "heads": 1, "blocks": 1},
 }
 
 
@@ -48,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), settings)
     spec = FeatureSpec.load(folder / "data")
     for name, own in SETTINGS.items():
-        steps = {"epochs": 2, "batch_size": 500, "learning_rate": 0.01} if name == "wide_deep" else {}
+        steps = {"epochs": 2, "batch_size": 500, "learning_rate": 0.01} if name not in ("ease", "ials") else {}
         given = TrainSettings.model_validate({"tensorboard": False, **steps})
         train(name, spec, folder / name, settings=given, model_settings=config.build(MODELS[name].Settings, "", own))
     return {name: folder / name for name in (*SETTINGS, "data")}
@@ -124,6 +126,21 @@ def test_items_that_share_a_score_with_items_beyond_the_list_are_no_candidates(r
     assert found[1].tolist() == [-1] * 5
     of_all = retriever.top(ease.model.knowing(basket), {"user_id": torch.arange(2)}, 40, allowed=None, excluded=None)
     assert of_all[1].tolist() == [*range(1, 31), *[-1] * 10]
+
+
+@pytest.mark.parametrize("name", ["two_tower", "sasrec", "ials"])
+def test_models_with_vectors_are_searched_by_an_index_and_scored_by_the_same_numbers(
+    runs: Mapping[str, Path], tmp_path: Path, name: str
+) -> None:
+    build_pipeline(tmp_path / "one", [str(runs[name])], runs["wide_deep"], candidates=7)
+    made, predictor = opened(tmp_path / "one"), Predictor.open(runs[name])
+    (retriever,) = made.retrievers
+    assert retriever.index is not None
+    for user in ("u1", "u7"):
+        answer = Predictor.open(tmp_path / "one").recommend([user], k=7)[0]
+        best = predictor.recommend([user], k=7)[0]
+        assert {item.item for item in answer.items} == {item.item for item in best.items}
+        assert {item.retrieved_by for item in answer.items} == {(name,)}
 
 
 # --- build -----------------------------------------------------------------------------------------------------------
