@@ -176,7 +176,7 @@ def prepared(folder: Path, items: int, history: int) -> Any:
 
 
 def made_up(folder: Path, spec: Any, name: str) -> None:
-    """A run of a model with the weights that it starts from."""
+    """A run of a model with random weights."""
     import torch
 
     from recspec.bundle import Card, Seen
@@ -187,6 +187,9 @@ def made_up(folder: Path, spec: Any, name: str) -> None:
     torch.manual_seed(0)
     settings = MODELS[name].Settings.model_validate(SETTINGS.get(name, {}))
     model = MODELS[name](spec, settings)
+    with torch.no_grad():  # as trained weights do, random ones of this size tell items apart
+        for parameter in model.parameters():
+            parameter.normal_(std=1 / (parameter.shape[-1] if parameter.dim() > 1 else 10) ** 0.5)
     known = positives(spec, ["train"])
     seen = Seen(*(torch.from_numpy(each) for each in (known.offsets, known.items, known.counts)))
     card = Card(model=name, settings=settings.model_dump(mode="json"))
