@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recspec.batch import Batch
 from recspec.errors import SpecError
-from recspec.models import Interactions, UserEvents
+from recspec.models import DataFacts, Interactions, UserEvents
 from recspec.models.sasrec import SasRec, SasRecSettings, gap_number
 from recspec.spec import FeatureSpec
 from tests.closeness import assert_close
@@ -150,9 +150,9 @@ def test_baskets_are_scored_like_users(spec: FeatureSpec) -> None:
 
 def test_scores_of_users_with_dropout_are_certain_after_training(spec: FeatureSpec) -> None:
     model = made(spec, dropout=0.5)
-    assert not torch.equal(model.loss(batch(spec, 1)), model.loss(batch(spec, 1)))
+    assert model.loss(batch(spec, 1)).item() != model.loss(batch(spec, 1)).item()
     model.eval()
-    assert torch.equal(model.score_users(users(1)), model.score_users(users(1)))
+    assert_close(model.score_users(users(1)), model.score_users(users(1)))
 
 
 TIMES: list[list[float]] = [[], [10, 10, 14, 14.5], [3], [0, 7, 7 + 2**20], [1, 2]]
@@ -235,6 +235,30 @@ def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
 def test_items_without_other_features_have_none_to_add(spec: FeatureSpec) -> None:
     with pytest.raises(SpecError, match="items have no other features than the id 'item'; leave out side_features"):
         SasRec(spec, SasRecSettings(side_features=True))
+
+
+def proposed(rows: int, num_users: int, items: int, **more: object) -> dict[str, object]:
+    facts = DataFacts(**{"task": "interactions", "rows": rows, "samples": rows, "positive_share": 1.0,
+                         "users": num_users, "items": items, **more})  # fmt: skip
+    return {name: value for name, (value, _) in SasRec.defaults(facts).items()}
+
+
+def test_defaults_follow_the_length_of_lists_and_the_density_of_items() -> None:
+    sparse, dense = proposed(150_000, 22_000, 12_000), proposed(1_000_000, 6_000, 3_700)
+    asked = ("blocks", "length", "dropout", "train.batch_size", "train.learning_rate", "loss")
+    assert [sparse[name] for name in asked] == [1, 50, 0.5, 256, 2e-3, "full"]
+    assert [dense[name] for name in asked] == [2, 200, 0.2, 64, 1e-3, "full"]
+    assert sparse["train.average"] == pytest.approx(0.9942, abs=1e-4)
+    clicks = proposed(1_000_000, 6_000, 3_700, task="clicks", positive_share=0.1)
+    assert clicks["length"] == 50
+
+
+def test_defaults_draw_items_where_there_are_many_logits() -> None:
+    large = proposed(10_000_000, 500_000, 100_000)
+    assert (large["loss"], large["num_negatives"]) == ("sampled", 2048)
+    assert proposed(10_000_000, 500_000, 100_000, device="cuda")["loss"] == "full"
+    assert proposed(1, 1, 1)["train.batch_size"] == 8
+    assert proposed(0, 0, 0)["loss"] == "full"
 
 
 def test_heads_divide_the_width() -> None:

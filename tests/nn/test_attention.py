@@ -48,6 +48,17 @@ def test_attention_of_three_events_by_hand() -> None:
     assert_close(attention(x, buckets_of(torch.tensor([3]))), by_hand)
 
 
+@pytest.fixture(autouse=True)
+def _several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.nn.attention.PADDING", 1)
+
+
+def test_few_places_are_filled_up_rather_than_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.nn.attention.PADDING", 6)
+    shapes = [each.shape for each in buckets_of(torch.tensor([0, 1, 1, 2, 3, 5]))]
+    assert shapes == [(1, 1), (4, 5)]
+
+
 def test_lists_of_similar_length_share_a_bucket() -> None:
     found = buckets_of(torch.tensor(LENGTHS))
     assert [(each.shape, each.lists, each.events) for each in found] == [

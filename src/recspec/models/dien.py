@@ -82,6 +82,8 @@ class Dien(SequenceModel):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`, with the GRU run once a request and AUGRU once a pair."""
+        if self.training:  # Dice standardises by the rows of a call
+            return self.pair_scores(request, items)
         events = self.histories.events(request, last=self.settings.length)
         (values,), of_ours = self.inputs(request, self.histories.at(request, events))
         (target,), of_theirs = self.inputs(items, [self.histories.target(items)])

@@ -153,6 +153,8 @@ class Din(SequenceModel):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`, with the parts of events alone computed once a request, those of items alone once an item."""
+        if self.training:  # Dice standardises by the rows of a call
+            return self.pair_scores(request, items)
         events, width = self.histories.events(request), self.inputs.event_dim
         (values,), of_ours = self.inputs(request, self.histories.at(request, events))
         (target,), of_theirs = self.inputs(items, [self.histories.target(items)])

@@ -160,6 +160,7 @@ class Recency(config.Settings):
 
 
 RECENCIES = MappingProxyType({"recency": (0.9, 0.7)})
+"""Values of recency tried beside 1. Sequences of shops and films want .5 to .9; sets without an order want 1."""
 
 
 class KnownItemsModel(FittedItemModel):
@@ -168,6 +169,8 @@ class KnownItemsModel(FittedItemModel):
     reads_order = True
     at_scoring = RECENCIES
     settings: Recency
+    pair_cost: ClassVar[int] = 1
+    """Cost of the score of one pair, in those of a model that reads one weight for each of the user's items."""
 
     def __init__(self, spec: FeatureSpec, settings: Recency, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
@@ -179,7 +182,8 @@ class KnownItemsModel(FittedItemModel):
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores; from all scores of a user if many of them are asked for."""
-        if torch.compiler.is_compiling() or len(users) * ROWS_PAY < len(torch.unique(users)) * self.num_items:
+        pays = ROWS_PAY * self.pair_cost
+        if torch.compiler.is_compiling() or len(users) * pays < len(torch.unique(users)) * self.num_items:
             return self._pairs(users, items)
         return super().score_pairs(users, items)
 

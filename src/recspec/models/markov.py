@@ -63,6 +63,7 @@ class Markov(KnownItemsModel):
     Settings = MarkovSettings
     settings: MarkovSettings
     at_scoring = MappingProxyType({"recency": (0.8, 0.4)})
+    pair_cost = 64  # it goes through the entries of each of the user's items
     space = MappingProxyType(
         {
             "settings.recency": "0.3..1.0",

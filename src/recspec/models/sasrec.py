@@ -37,6 +37,15 @@ STEADY = 256
 GAPS = 48
 """Vectors of gaps between events: none known, and powers of two of the unit of time up to 2^46."""
 
+LONG_LISTS, LENGTHS = 40, (50, 200)
+"""Events of a user from which on two blocks read the latest 200 events, not one block the latest 50."""
+
+DENSE_ITEMS = 50
+"""Events of an item from which on little dropout is needed."""
+
+MOST_LOGITS = {"cpu": 5e10, "cuda": 1e13}
+"""Logits of an epoch under which the softmax is over all items: about a minute and a half on one core."""
+
 STD = 0.02
 """Standard deviation of first embeddings, so that first logits are small."""
 
@@ -45,7 +54,7 @@ class SasRecSettings(config.Settings):
     """Settings of SASRec."""
 
     dim: int = Field(64, ge=1, description="width of item vectors and of every block")
-    blocks: int = Field(1, ge=0, description="number of blocks")
+    blocks: int = Field(1, ge=0, le=100, description="number of blocks")
     heads: int = Field(1, ge=1, description="number of attention heads")
     hidden: int = Field(64, ge=1, description="width of the hidden layer of feed-forward nets")
     block: Literal["transformer", "ligr"] = Field(
@@ -82,7 +91,7 @@ class SasRecSettings(config.Settings):
 
 
 class SasRec(TrainedItemModel):
-    """SASRec (Kang, McAuley, 2018) with softmax over many items."""
+    """SASRec (Kang, McAuley, 2018) with a softmax over many items."""
 
     name = "sasrec"
     Settings = SasRecSettings
@@ -114,13 +123,35 @@ class SasRec(TrainedItemModel):
         self.drawn: Tensor | None = None  # (N,) probabilities by which negatives are drawn
 
     @classmethod
-    def defaults(cls, facts: DataFacts) -> Proposals:  # noqa: ARG003
-        return {
-            "train.batch_size": (256, "users; as published"),
-            "train.optimizer": ("adamw", "as published"),
-            "train.learning_rate": (2e-3, "the best on Beauty"),
+    def defaults(cls, facts: DataFacts) -> Proposals:
+        positives = facts.rows * (facts.positive_share if facts.task == "clicks" else 1)
+        of_user, of_item = positives / max(1, facts.users), positives / max(1, facts.items)
+        described = f"{of_user:,.0f} events a user, {of_item:,.0f} an item"
+        dense = of_user >= LONG_LISTS
+        read = min(of_user, LENGTHS[dense])
+        # Powers of two: steps of some 1,500 to 12,000 events, and 40 of them or more an epoch.
+        wanted = min(256, 12_000 / max(1.0, read), facts.users / 40)
+        users = 1 << max(3, int(wanted).bit_length() - 1)
+        steps = max(1, facts.users / users)
+        full = positives * facts.items <= MOST_LOGITS.get(facts.device, MOST_LOGITS["cpu"])
+        found: dict[str, tuple[object, str]] = {
+            "train.optimizer": ("adamw", "as usual for transformers"),
             "train.betas": ((0.9, 0.98), "as usual for transformers"),
-        }
+            "train.batch_size": (users, f"users of a step; {described}"),
+            "train.learning_rate": (2e-3 if users >= 256 else 1e-3, "lower with fewer users in a step"),
+            "train.average": (
+                round(1 - 1 / max(50, 2 * steps), 4),
+                "a mean over about two epochs makes valid smooth, and better",
+            ),
+            "blocks": (1 + dense, described),
+            "length": (LENGTHS[dense], described),
+            "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),
+            "loss": ("full", "a softmax over all items costs little") if full
+            else ("sampled", f"a softmax over {facts.items:,} items would cost too much"),
+        }  # fmt: skip
+        if not full:
+            found["num_negatives"] = (2048, "as many as cost little, shared by the events of a step")
+        return found
 
     def learn_from(self, interactions: Interactions) -> None:
         super().learn_from(interactions)

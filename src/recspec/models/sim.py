@@ -174,6 +174,8 @@ class Sim(SequenceModel):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`, with a request's events looked up once and multiplied with all items at once."""
+        if self.training:  # Dice standardises by the rows of a call
+            return self.pair_scores(request, items)
         targets = self.histories.target(items)
         (target,), of_theirs = self.inputs(items, [targets])
         columns = self.inputs.side_columns(request, items)

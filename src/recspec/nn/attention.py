@@ -19,8 +19,10 @@ from torch.autograd.function import once_differentiable
 
 from recspec.nn.dropout import drop
 
-BUCKET = 0.5
-"""The shortest list of a bucket is longer than this share of the longest one."""
+BUCKET = 0.7
+"""A list shorter than this share of the longest one in a bucket begins another one,"""
+PADDING = 2048
+"""unless the bucket is filled up with fewer places than this, which cost less than another bucket."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ def buckets_of(lengths: Tensor) -> list[Bucket]:
     found: list[Bucket] = []
     stop, last = len(known), sum(known)
     while stop and known[stop - 1]:
-        start, longest = stop, known[stop - 1]
-        while start and known[start - 1] > BUCKET * longest:
+        start, longest, more = stop, known[stop - 1], 0
+        while start and known[start - 1] and (known[start - 1] >= BUCKET * longest or more < PADDING):
             start -= 1
+            more += longest - known[start]
         own = lengths[start:stop]
         events = int(sum(known[start:stop]))
         firsts = torch.arange(stop - start, device=own.device) * longest - (own.cumsum(0) - own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
 LOGITS = 3 << 18
 """Logits of rows x classes that a CPU holds at once; they stay in the cache between products and softmax."""
 LOGITS_OF_GPU = 1 << 28
+TINY = 1e-30
+"""Share of a target below which its logarithm is computed from the logits."""
 TOGETHER = 4
 """Blocks of rows whose share of the classes' gradient is one product."""
 
@@ -48,7 +51,7 @@ class _SoftmaxLoss(torch.autograd.Function):
             ours, theirs = (each.bfloat16() if is_half else each for each in (exact_rows, classes))
             of_rows = torch.empty_like(exact_rows) if any(ctx.needs_input_grad) else None
             of_classes = torch.zeros_like(classes) if of_rows is not None else None
-            loss = torch.zeros((), dtype=wide, device=rows.device)
+            chosen = torch.empty(len(rows), dtype=wide, device=rows.device)
             most = LOGITS if device == "cpu" else LOGITS_OF_GPU
             step = max(16, most // len(classes) // 16 * 16)
             shares = ours.new_empty(min(len(ours), TOGETHER * step), len(classes))
@@ -57,11 +60,8 @@ class _SoftmaxLoss(torch.autograd.Function):
                 for first in range(start, whole.stop, step):
                     part = slice(first, min(whole.stop, first + step))
                     share = shares[part.start - start : part.stop - start]
-                    logits = ours[part] @ theirs.t()
-                    torch.softmax(logits, 1, out=share)
-                    # The largest share is at least 1 / N, so that its logarithm is safe.
-                    normaliser = logits.amax(1).to(wide) - share.amax(1).to(wide).log()
-                    loss += (normaliser - logits.gather(1, targets[part, None]).squeeze(1)).sum()
+                    torch.softmax(ours[part] @ theirs.t(), 1, out=share)
+                    chosen[part] = share.gather(1, targets[part, None]).squeeze(1)
                     if of_rows is not None:
                         of_rows[part] = share @ theirs
                 if of_classes is not None:
@@ -69,6 +69,12 @@ class _SoftmaxLoss(torch.autograd.Function):
             if of_rows is not None and of_classes is not None:
                 of_rows -= classes[targets]
                 of_classes.index_add_(0, targets, exact_rows, alpha=-1)
+            tiny = torch.nonzero(chosen < TINY).squeeze(1)
+            loss = -chosen.clamp(min=TINY).log().sum()
+            if len(tiny):
+                logits = exact_rows[tiny] @ classes.t()
+                logs = logits.log_softmax(1).gather(1, targets[tiny, None])
+                loss += len(tiny) * math.log(TINY) - logs.sum()
         ctx.of_rows, ctx.of_classes, ctx.dtype = of_rows, of_classes, rows.dtype
         return loss
 
