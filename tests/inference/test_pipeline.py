@@ -369,3 +369,12 @@ def test_rows_are_scored_by_the_ranker(pipeline: Path, runs: Mapping[str, Path])
     ours, _ = Predictor.open(pipeline).predict(rows)
     theirs, _ = Predictor.open(runs["wide_deep"]).predict(rows)
     assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.slow
+def test_an_export_holds_the_ranker_alone_and_says_so(pipeline: Path, tmp_path: Path) -> None:
+    asked = ["export", str(pipeline), str(tmp_path / "out"), "--batch-sizes", "1"]
+    found = CliRunner().invoke(app, asked)
+    assert found.exit_code == 0, found.output
+    assert "of a pipeline the ranker alone is exported" in found.output
+    assert CliRunner().invoke(app, ["verify", str(pipeline)]).exit_code == 0
