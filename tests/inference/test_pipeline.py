@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -378,3 +379,24 @@ def test_an_export_holds_the_ranker_alone_and_says_so(pipeline: Path, tmp_path: 
     assert found.exit_code == 0, found.output
     assert "of a pipeline the ranker alone is exported" in found.output
     assert CliRunner().invoke(app, ["verify", str(pipeline)]).exit_code == 0
+
+
+def test_an_item_model_ranks_what_another_brings_for_users_and_baskets(
+    runs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    build_pipeline(tmp_path / "one", [str(runs["ials"])], runs["ease"], candidates=6)
+    predictor, alone = Predictor.open(tmp_path / "one"), Predictor.open(runs["ease"])
+    for wanted in (Wanted(users=("u3", "u4"), k=6), Wanted(items=(100, 101), k=6), Wanted(items=(100,), users=("u1",))):
+        for one, other in zip(predictor.recommend(wanted), alone.recommend(replace(wanted, k=30)), strict=True):
+            scores = {item.item: item.score for item in other.items}
+            assert [item.score for item in one.items] == pytest.approx([scores[item.item] for item in one.items])
+            assert sorted(one.items, key=lambda item: -item.score) == list(one.items)
+            assert one.answered_by == other.answered_by
+
+
+def test_more_items_than_candidates_can_be_asked_for(pipeline: Path) -> None:
+    predictor = Predictor.open(pipeline)
+    answer = predictor.recommend(Wanted(users=("u3",), k=30, include_seen=True))[0]
+    assert len({item.item for item in answer.items}) == 30
+    diverse = predictor.recommend(Wanted(users=("u3",), k=3, diversity=0.5, diverse_by="kind"))[0]
+    assert len(diverse.items) == 3
