@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recspec.evaluation.evaluations import BASELINES
 from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.cli.test_cli import Cli, run  # noqa: F401  (a fixture)
@@ -23,14 +24,17 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
     assert status == 0
     lines = told.splitlines()
     assert lines[0].startswith("method: fitted in one go: form primal: 61 users, 61 items")
-    assert lines[1] == "chosen: l2: not given; the best of a few values on valid is taken"
+    assert lines[1] == "chosen: l2, recency: not given; the best of a few values on valid is taken"
     assert [line.split()[0] for line in lines[2:6]] == ["l2"] * 4
     assert "  valid full/ndcg@10 0." in lines[2]
     assert lines[2].endswith(" (best)")
-    assert lines[6].startswith(f"{tmp_path / 'run' / 'bundle'}: bundle, fitted in ")
+    assert all(", recency " in line for line in lines[6:8])
+    assert next(line for line in lines if "bundle" in line).startswith(
+        f"{tmp_path / 'run' / 'bundle'}: bundle, fitted in "
+    )
     status, printed, _ = run("evaluate", tmp_path / "run", data.folder, "--protocol", "full", "--baselines", "--json")
     assert status == 0
-    assert set(json.loads(printed)["baselines"]) == {"popularity", "item_knn", "ials"}
+    assert set(json.loads(printed)["baselines"]) == set(BASELINES) - {"ease"}
     status, printed, _ = run("recommend", tmp_path / "run", "--user", "3", "-k", "2", "--json")
     assert status == 0
     assert len(json.loads(printed)[0]["items"]) == 2
@@ -40,7 +44,7 @@ def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan")
     assert status == 0
     assert "metric: full/ndcg@10: all items ranked for each user" in printed
-    assert "chosen: factors, l2, alpha: not given; the best of a few values on valid is taken" in printed
+    assert "chosen: factors, l2, alpha, recency: not given; the best of a few values on valid is taken" in printed
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan", "--json")
     assert json.loads(printed)["choices"]["method"]["value"] == "fitted in one go"
     assert not (tmp_path / "run").exists()

@@ -95,7 +95,7 @@ class Ease(KnownItemsModel):
     name = "ease"
     Settings = EaseSettings
     settings: EaseSettings
-    space = MappingProxyType({"settings.l2": "3.0..10000.0 log"})
+    space = MappingProxyType({"settings.l2": "3.0..10000.0 log", "settings.recency": "0.5..1.0"})
 
     def __init__(self, spec: FeatureSpec, settings: EaseSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

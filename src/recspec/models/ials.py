@@ -70,7 +70,12 @@ class Ials(FittedItemModel):
     Settings = IalsSettings
     settings: IalsSettings
     space = MappingProxyType(
-        {"factors": [16, 32, 64, 128, 256], "settings.l2": "0.3..300 log", "alpha": "0.3..100 log"}
+        {
+            "factors": [16, 32, 64, 128, 256],
+            "settings.l2": "0.3..300 log",
+            "alpha": "0.3..100 log",
+            "settings.recency": "0.5..1.0",
+        }
     )
     users: Tensor
     items: Tensor

@@ -45,7 +45,7 @@ class ItemKnn(KnownItemsModel):
     name = "item_knn"
     Settings = ItemKnnSettings
     settings: ItemKnnSettings
-    space = MappingProxyType({"k": "5..500 log", "shrink": "1.0..300.0 log"})
+    space = MappingProxyType({"k": "5..500 log", "shrink": "1.0..300.0 log", "settings.recency": "0.5..1.0"})
 
     def __init__(self, spec: FeatureSpec, settings: ItemKnnSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)
