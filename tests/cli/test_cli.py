@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from recspec.cli import answer_commands, process
 from recspec.cli import app as cli
+from recspec.cli import process, recommend_commands
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
 from tests import made_up
@@ -355,6 +355,14 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     status, printed, _ = run("recommend", trained, "--user", "7", "-k", "3", "--json")
     assert status == 0
     assert len(json.loads(printed)[0]["items"]) == 3
+    asked = ("--items", "7,1,zz", "--filter", "item_id != 2", "--exclude", "3", "--boost", "item_id < 9: 1")
+    status, printed, _ = run("recommend", trained, *asked, "-k", "3", "--explain", "--json")
+    (answer,) = json.loads(printed)
+    assert (status, answer["user"], answer["answered_by"], len(answer["items"])) == (0, None, "basket_vectors", 3)
+    status, printed, _ = run("similar", trained, "7", "-k", "3", "--filter", "item_id != 2")
+    assert (status, "like 7" in printed) == (0, True)
+    status, _, said = run("similar", trained, "none", "--filter", "title <")
+    assert (status, "filter, character 8" in said, "no item 'none'" in said) == (2, True, True)
     status, printed, _ = run("recommend", trained, "--user", "nobody", "-k", "3")
     assert (status, "unknown, so the most popular items" in printed) == (0, True)
     status, _, said = run("recommend", trained, "--all", "--out", tmp_path / "all.parquet")
@@ -645,7 +653,7 @@ def test_predict_tells_columns_that_are_not_read_on_standard_error(
 
 def test_a_table_of_recommendations_has_titles_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     for title, heads in ((None, "item ┃ score"), ("A film", "item ┃ title")):
-        answer_commands.print_recommendation(Recommendation("u", True, (RecommendedItem(7, title, 0.5),)))
+        recommend_commands.print_recommendation(Recommendation("u", True, (RecommendedItem(7, title, 0.5),)))
         printed = capsys.readouterr().out
         assert heads in " ".join(printed.split())
         assert ("title" in printed) == (title is not None)

@@ -531,6 +531,25 @@ def test_items_that_only_the_rows_or_only_the_file_name_are_counted(tmp_path: Pa
     )
 
 
+def test_items_that_only_the_file_names_are_kept_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,title,kind\na,A,x\nq,Q,y\nz,Z,x\n,Nobody,x\n")
+    text = "user_id,item_id\nu,a\nu,b\nv,a\nv,c\n"
+    asked = {"items": "items.csv", "item_features": ["kind"]}
+    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked, unseen_items=True)
+    told = "2 of 3 items in items.csv have no interaction, such as 'q'; they are kept for models that score items from "
+    assert f"{told}their features" in made.summary["changed"]
+    assert not [note for note in made.summary["dropped"] if "occur in no row" in note]
+    spec = made.spec
+    assert spec.features["item_id"].cardinality == 1 + 5
+    assert Encoders.load(spec.folder).vocabulary_of("item_id").values.to_pylist() == ["a", "b", "c", "q", "z"]
+    assert pq.read_table(spec.folder / "items.parquet").column("title").to_pylist() == ["A", None, None, "Q", "Z"]
+    (tmp_path / "items.csv").write_text("item_id,title,kind\nA-1,A,x\nA-2,Q,x\n")
+    with pytest.raises(DataError, match="describes none of the 3 items of the rows"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", text, **asked, unseen_items=True)
+    with pytest.raises(ValueError, match="unseen_items keeps items of the items' file; give it"):
+        prepare_table(tmp_path / "a.csv", tmp_path / "c", text, unseen_items=True)
+
+
 def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> None:
     raw = write_latest(tmp_path / "raw")
     summary = prepare_movielens(raw, tmp_path / "out", min_rating=2, min_interactions=3).summary

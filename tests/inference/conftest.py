@@ -126,3 +126,28 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     spec = made_up.sequences(folder / "data", num_rows=200)
     spec = spec.replace(channels={**spec.channels, "context": ()})  # the hour is neither the user's nor the item's
     return trained("din", spec, folder / "run", {"embedding_dim": 4, "hidden": (8,)})
+
+
+@pytest.fixture(scope="session")
+def ease(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """EASE on the same films; its scores are sums of weights."""
+    return fitted("ease", films, tmp_path_factory.mktemp("ease"), {"l2": 10.0, "recency": 1.0})
+
+
+@pytest.fixture(scope="session")
+def knn(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """Item-kNN on the same films."""
+    return fitted("item_knn", films, tmp_path_factory.mktemp("knn"), {"k": 10, "shrink": 5.0, "recency": 1.0})
+
+
+@pytest.fixture(scope="session")
+def ials(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """iALS on the same films: vectors of items, and no weights between items."""
+    return fitted("ials", films, tmp_path_factory.mktemp("ials"), {"factors": 4, "l2": 1.0})
+
+
+def fitted(model: str, like: Predictor, run: Path, settings: dict[str, Any]) -> Predictor:
+    """An item model on the data that another model was trained on."""
+    spec = FeatureSpec.load(like.bundle.folder.parent.parent / "data")
+    train(model, spec, run, settings=TrainSettings(), model_settings=MODELS[model].Settings.model_validate(settings))
+    return Predictor.open(run, device="cpu")

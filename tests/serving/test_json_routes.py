@@ -144,7 +144,7 @@ def test_metrics_count_what_was_asked(films: Asked) -> None:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[int, str, object, str]] = {
-    "no field": (400, "/recommend", {}, "user: field required"),
+    "no field": (400, "/predict", {}, "rows: field required"),
     "a name nearly right": (400, "/recommend", {"user": 1, "kk": 3}, "kk: extra inputs are not permitted; found 3"),
     "a text for a number": (400, "/recommend", {"user": 1, "k": "3"}, 'k: input should be a valid integer; found "3"'),
     "a number too large": (400, "/recommend", {"user": 1, "k": 10**6}, "k: input should be less than or equal to 1"),
@@ -218,7 +218,7 @@ def test_of_several_models_one_must_be_named(both: Asked) -> None:
     assert (answer.status, answer.data["error"]) == (400, "model: expected the name of one; known: 'films', 'clicks'")
     answer = both("POST", "/recommend", {"user": 1, "model": "clicks"})
     assert answer.status == 400
-    assert "can't recommend" in answer.data["error"]
+    assert "the model reads 'hour', 'speed', which differ from request to request" in answer.data["error"]
 
 
 def test_a_form_of_another_page_is_not_read(films: Asked) -> None:
@@ -341,11 +341,36 @@ FIELDS: dict[str, tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
     "k": (st.integers(1, 40), st.integers(-1, 40) | VALUES),
     "liked": (st.integers(0, 40), st.integers(-1, 40) | VALUES),
     "exclude_seen": (st.booleans(), VALUES),
+    "item": (st.sampled_from(["105", 105, "none"]), KNOWN | VALUES),
+    "items": (st.lists(st.sampled_from(["105", 107, "none"]), max_size=3), st.lists(KNOWN) | JSON),
+    "context": (st.just({}), ROWS | JSON),
+    "filter": (st.sampled_from([None, "item_id != '105'", "title contains '1'"]), VALUES),
+    "exclude": (st.lists(st.sampled_from(["105", 107, "none"]), max_size=3), st.lists(KNOWN) | JSON),
+    "boosts": (st.lists(st.sampled_from(["title contains '1': 2", "item_id in ('105'): -1"]), max_size=2), JSON),
+    "diversity": (st.sampled_from([0, 0.5, 1]), VALUES),
+    "diverse_by": (st.none(), st.sampled_from(["title", "item_id", "tags"]) | VALUES),
+    "explain": (st.booleans(), VALUES),
 }
 """Of each field of a question: what may be right, and what need not be."""
 ASKED_OF = {
     "/rank": ("model", "version", "user", "request", "candidates", "top_k"),
-    "/recommend": ("model", "version", "user", "k", "liked", "exclude_seen"),
+    "/recommend": (
+        "model",
+        "version",
+        "user",
+        "k",
+        "liked",
+        "exclude_seen",
+        "items",
+        "context",
+        "filter",
+        "exclude",
+        "boosts",
+        "diversity",
+        "diverse_by",
+        "explain",
+    ),
+    "/similar": ("model", "version", "item", "k", "filter", "exclude"),
     "/predict": ("model", "version", "rows"),
 }
 HEADERS = st.fixed_dictionaries(
@@ -482,3 +507,53 @@ def test_requests_are_what_the_document_says() -> None:
     """The fuzz asks with the fields that there are."""
     assert set(ASKED_OF["/rank"]) == set(RankRequest.model_fields)
     assert set(ASKED_OF["/predict"]) == set(PredictRequest.model_fields)
+
+
+def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) -> None:
+    body = {"user": "u3", "k": 3, "filter": "title contains '1'", "exclude": ["zz"],
+            "boosts": ["title contains '12': 1"], "diversity": 0.5, "diverse_by": "title", "explain": True}  # fmt: skip
+    data = films("POST", "/recommend", body).data
+    wanted = Wanted(("u3",), k=3, filter="title contains '1'", exclude=("zz",), diversity=0.5, diverse_by="title",
+                    boosts=("title contains '12': 1",), explain=True)  # fmt: skip
+    by_hand = answers.recommend(predictor, wanted)
+    assert {name: data[name] for name in by_hand} == by_hand
+    assert data["items"][0]["because"]["kind"] == "nearest"
+    basket = films("POST", "/recommend", {"items": ["105", "zz"], "k": 2}).data
+    assert (basket["user"], basket["answered_by"], len(basket["items"])) == (None, "basket_vectors", 2)
+    assert "basket: 1 of 2 items are unknown: 'zz'" in basket["notes"]
+
+
+def test_similar_answers_with_the_bundles_items(films: Asked, predictor: Predictor) -> None:
+    data = films("POST", "/similar", {"item": "105", "k": 3, "filter": "title contains '11'"}).data
+    by_hand = answers.similar(predictor, "105", k=3, filter="title contains '11'")
+    assert {name: data[name] for name in by_hand} == by_hand
+    assert (data["item"], data["by"], [each["rank"] for each in data["items"]]) == ("105", "vectors", [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/recommend", {"user": "u3", "filter": "knd == 1", "boosts": ["x"], "context": {"a": 1}}, "3 problems"),
+        ("/recommend", {"user": "u3", "filter": "price <"}, "filter, character 8: the filter ends; expected a number"),
+        ("/recommend", {"user": "u3", "boosts": ["a: 1"] * 21}, "boosts: list should have at most 20 items"),
+        ("/recommend", {"user": "u3", "exclude": [[1]]}, "exclude[0]: input should be a valid string; found a list"),
+        ("/recommend", {"items": [1] * 1001}, "items: list should have at most 1000 items"),
+        (
+            "/recommend",
+            {"user": "u3", "diversity": 1.5},
+            "diversity: input should be less than or equal to 1; found 1.5",
+        ),
+        (
+            "/recommend",
+            {"user": "u3", "context": {"a" * 2000: 1}},
+            "context holds a text of more than 1,000 characters",
+        ),
+        ("/similar", {"item": "zz"}, "similar: no item 'zz' in the catalogue of the model"),
+        ("/similar", {}, "item: field required"),
+        ("/similar", {"item": "105", "k": 0}, "k: input should be greater than or equal to 1; found 0"),
+    ],
+)
+def test_what_a_shop_asks_wrongly_is_refused(films: Asked, path: str, body: dict[str, Any], told: str) -> None:
+    answer = films("POST", path, body)
+    assert answer.status == 400
+    assert told in answer.data["error"]

@@ -1,9 +1,8 @@
-"""Commands that ask a trained model: evaluate, predict, recommend."""
+"""Commands that ask a trained model: evaluate, predict."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,6 @@ from recspec.spec import FeatureSpec
 
 if TYPE_CHECKING:
     from recspec.evaluation import Report, Slice
-    from recspec.inference import Recommendation
 
 
 PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default every protocol that fits the data.")
@@ -132,50 +130,6 @@ def predict(
         err.print(f"{out_file}: {counts.rows:,} rows")
 
 
-def recommend(
-    run: Run,
-    user: Annotated[list[str] | None, Option(help="Raw user id; repeatable.")] = None,
-    users: Annotated[Path | None, Option(help="File with one raw user id per line.")] = None,
-    all_users: Annotated[bool, Option("--all", help="Recommend to every user of the dataset; needs --out.")] = False,
-    k: Annotated[int, Option("-k", min=1, help="Number of items.")] = 10,
-    include_seen: Annotated[bool, Option(help="Include items that the user acted on before.")] = False,
-    out_file: Annotated[Path | None, Option("--out", help="Parquet file to write.")] = None,
-    json_output: Json = False,
-    device: Device = "auto",
-    verify: Verify = True,
-) -> None:
-    """Recommend k items to users by raw id, without items they acted on in train or valid."""
-    from recspec.inference import Predictor, Wanted, read_users, recommend_to_parquet
-
-    keep_freed_memory()
-    predictor = Predictor.open(run, device=device, verify=verify)
-    chosen = [*(user or []), *(read_users(users) if users else [])]
-    if not chosen and not all_users:
-        raise SettingsError("recommend: name users with --user ID, --users FILE, or take --all with --out FILE")
-    if out_file is not None and out_file.suffix != ".parquet":
-        raise SettingsError(f"recommend: --out {out_file}: expected a name that ends in .parquet")
-    if all_users and out_file is None:
-        raise SettingsError("recommend: --all needs --out FILE.parquet")
-    wanted = Wanted(users=tuple(chosen), k=k, include_seen=include_seen)
-    if out_file is not None:
-        started = time.perf_counter()
-        with stages() as progress:
-            count, unknown_users = recommend_to_parquet(
-                predictor, None if all_users else chosen, out_file, wanted, progress=progress
-            )
-        seconds = time.perf_counter() - started
-        err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
-        if unknown_users:
-            err.print(f"note: {unknown_users:,} of them are unknown and got the most popular items")
-        return
-    answers = predictor.recommend(wanted)
-    if json_output:
-        print_json([answer.to_dict() for answer in answers])
-    else:
-        for answer in answers:
-            print_recommendation(answer)
-
-
 def print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
     for protocol, metrics in report.metrics.items():
@@ -236,21 +190,3 @@ def print_slices(title: str, parts: Mapping[str, Slice]) -> None:
             cells.append(f"{part.metrics[name]:.4f}{error}" if name in part.metrics else "")
         table.add_row(value, f"{part.count:,}", f"{part.positives:,}", *cells)
     out.print(table)
-
-
-def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:
-    """Print one user's items as a table."""
-    if liked:
-        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
-    table = titled_table(f"user {answer.user}{'' if answer.known else ': unknown, so the most popular items'}")
-    titled = any(item.title for item in answer.items)
-    staged = any(item.retrieved_by is not None for item in answer.items)
-    for name in ("", "item", *(["title"] if titled else []), "score", *(["retrieved by"] if staged else [])):
-        table.add_column(name, justify="left" if name in ("title", "retrieved by") else "right")
-    for rank, item in enumerate(answer.items, start=1):
-        score = f"{item.score:.4f}" if answer.known else f"{item.score:.0f}"
-        brought = [", ".join(item.retrieved_by or ())] if staged else []
-        table.add_row(str(rank), str(item.item), *([item.title or ""] if titled else []), score, *brought)
-    out.print(table)
-    for note in answer.notes:
-        out.print(f"note: {note}")

@@ -12,7 +12,7 @@ from typer import Typer
 from typer.models import ArgumentInfo
 
 from recspec import __version__
-from recspec.cli.answer_commands import evaluate, predict, recommend
+from recspec.cli.answer_commands import evaluate, predict
 from recspec.cli.auto_command import auto
 from recspec.cli.bench_commands import bench_infer, bench_serve, bench_train
 from recspec.cli.console import err, first_line, out, print_json, print_settings
@@ -21,6 +21,7 @@ from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
 from recspec.cli.pipeline_commands import blend, build
+from recspec.cli.recommend_commands import recommend, similar
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
 from recspec.errors import Interrupted, RecspecError, of_the_machine
@@ -117,8 +118,8 @@ app.add_typer(bench_app, name="bench")
 pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
 app.add_typer(pipeline_app, name="pipeline")
 for command in (
-    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, predict, recommend, verify, import_tf,
-    export, serve, models, datasets, schema, version, demo,
+    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, predict, recommend, similar, verify,
+    import_tf, export, serve, models, datasets, schema, version, demo,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 for name, measure in (("train", bench_train), ("infer", bench_infer), ("serve", bench_serve)):

@@ -8,10 +8,11 @@ from typing import Annotated
 
 from typer import Option
 
-from recspec.cli.answer_commands import print_recommendation, print_report
+from recspec.cli.answer_commands import print_report
 from recspec.cli.console import err, stages, step
 from recspec.cli.data_commands import print_prepared
 from recspec.cli.process import fresh_folder
+from recspec.cli.recommend_commands import print_recommendation
 from recspec.cli.training_commands import train
 from recspec.spec import FeatureSpec
 

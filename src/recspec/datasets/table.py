@@ -243,6 +243,7 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
         vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
         unknown_targets=settings.unknown_targets, missing_values=settings.missing_values, summary=summary, notes=notes,
         weighted=is_weighted(tables), decay=decay_of(tables, split),
+        unseen_items=settings.unseen_items,
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress

@@ -150,6 +150,9 @@ class Settings(SignalSettings):
         "drop",
         description="split=time without a label: drop or keep (with id 0) held-out rows whose item is not in train",
     )
+    unseen_items: bool = Field(
+        False, description="without a label: also keep items of the items' file that occur in no row"
+    )
     seed: int = Field(1, ge=0, description="seed of the negatives, and of splits by share and group")
 
     @model_validator(mode="after")
@@ -171,6 +174,10 @@ class Settings(SignalSettings):
             raise ValueError(f"split {split} needs the columns of user and item, where there is no label")
         if self.label is not None and (given := self.of_interactions):
             raise ValueError(f"{' and '.join(given)}: of rows without a label; leave out the label or these settings")
+        if self.unseen_items and (self.items is None or self.label is not None):
+            raise ValueError(
+                "unseen_items keeps items of the items' file; give it (items=FILE), and leave out the label"
+            )
         if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("min_rating needs the column of the rating")
         if self.positive is not None and self.positive_from is not None:

@@ -6,11 +6,12 @@ from recspec.inference.catalogue import ROLES
 from recspec.inference.directory import Directory
 from recspec.inference.pipeline_building import Built, build_pipeline
 from recspec.inference.predictor import Predictor
-from recspec.inference.recommendation import Recommendation
+from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems
 from recspec.inference.request_rows import Row, known_columns, table_of
-from recspec.inference.wanted import Wanted
+from recspec.inference.wanted import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, Wanted
 
 __all__ = [
-    "ROLES", "Built", "Directory", "Predictor", "Recommendation", "Row", "Wanted", "build_pipeline", "known_columns",
-    "predict_file", "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
+    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "ROLES", "Built", "Directory",
+    "Predictor", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "Wanted", "build_pipeline",
+    "known_columns", "predict_file", "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ SHOWN = 5
 class Choice:
     """The items that may be recommended to anyone, and what changes their order."""
 
-    allowed: NDArray[np.bool_]  # (N,) kept by the filter, not excluded, not of the basket
+    allowed: NDArray[np.bool_]  # (N,) kept by the filter, not excluded, not of the basket, known to the model
     boosts: NDArray[np.float32] | None = None  # (N,) in spreads of a user's scores
     groups: Any = None
     """The raw column (N,) that tells which items are alike, if the request names one; without ids of nobody."""
@@ -39,13 +39,18 @@ class Choice:
     kept: NDArray[np.bool_] | None = None  # (N,) kept by the filter; None without one
     left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Items that are excluded, or of the basket."""
+    unknown: int = 0
+    """Items that would be allowed if the model knew anything of them."""
 
 
 class Chooser:
-    """Reads filters, excluded items and boosts of requests; keeps the masks of the latest filters."""
+    """Reads filters, excluded items and boosts of requests; keeps the masks of the latest filters.
 
-    def __init__(self, known: Catalogues) -> None:
-        self._known = known
+    Items that are not `scorable` (N,) are never allowed: the model knows nothing of them.
+    """
+
+    def __init__(self, known: Catalogues, scorable: NDArray[np.bool_]) -> None:
+        self._known, self._scorable = known, scorable
         self._raw = RawCatalogue(known.spec, known.encoders)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
@@ -69,7 +74,9 @@ class Chooser:
         allowed[left_out] = False
         boosts = self._boosts(wanted.boosts, len(allowed), problems)
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
-        return Choice(allowed, boosts, groups, first, basket, tuple(notes), kept, left_out)
+        left = allowed & self._scorable
+        unknown = int(np.count_nonzero(allowed) - np.count_nonzero(left))
+        return Choice(left, boosts, groups, first, basket, tuple(notes), kept, left_out, unknown)
 
     def known_items(self, items: Sequence[RawId], what: str) -> tuple[NDArray[np.int64], list[str]]:
         """Prepared ids of those items that are known, and a note on the others."""

@@ -17,10 +17,11 @@ from recspec.bundle import folder as bundle
 from recspec.distributed import pick_device
 from recspec.encoding import Encoders, MissingValues, Predictions
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
-from recspec.inference.recommendation import Recommendation
+from recspec.inference.recommendation import Recommendation, SimilarItems
 from recspec.inference.recommender import Recommender
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.row_files import ROWS
+from recspec.inference.similar import similar
 from recspec.inference.wanted import Wanted
 from recspec.retrieval import Pipeline
 
@@ -101,6 +102,17 @@ class Predictor:
         if not isinstance(wanted, Wanted):
             wanted = Wanted(users=tuple(wanted), k=k, include_seen=include_seen)
         return self.recommender.recommend(wanted)
+
+    def similar(
+        self, item: str | int, *, k: int = 10, filter: str | None = None, exclude: Sequence[str | int] = ()
+    ) -> SimilarItems:
+        """The k items most like one, by raw id: by the model's vectors of items, or its scores for a basket of it.
+
+        Raises:
+            RequestError: with every problem of the request.
+        """
+        wanted = Wanted(items=(item,), k=k, filter=filter, exclude=tuple(exclude))
+        return similar(self.recommender, self.bundle, self.catalogues, wanted)
 
     def liked(self, user: str | int, *, k: int = 5) -> list[str]:
         """Titles (or raw ids) of some items the user acted on, the most popular first."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recspec.inference.catalogue import Catalogues
+from recspec.inference.explanations import Explanation
 from recspec.inference.requesters import AnsweredBy
 from recspec.inference.wanted import Wanted
 
@@ -24,15 +26,34 @@ class RecommendedItem:
     title: str | None
     score: float
     boost: float | None = None
+    because: Explanation | None = None
     retrieved_by: tuple[str, ...] | None = None
     """Of a pipeline: the retrievers that brought it, or popularity."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON; without what was not asked for."""
+        because = None if self.because is None else self.because.to_dict()
         retrieved_by = None if self.retrieved_by is None else list(self.retrieved_by)
-        optional = {"boost": self.boost, "retrieved_by": retrieved_by}
+        optional = {"boost": self.boost, "because": because, "retrieved_by": retrieved_by}
         given = {name: value for name, value in optional.items() if value is not None}
         return {"item": self.item, "title": self.title, "score": self.score, **given}
+
+
+@dataclass(frozen=True)
+class SimilarItems:
+    """The items most like one, most similar first."""
+
+    item: str | int
+    title: str | None
+    by: Literal["vectors", "scores"]
+    """Cosines of the model's vectors of items, or its scores for a basket of this item alone."""
+    items: tuple[RecommendedItem, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """The answer as plain values, for JSON."""
+        items = [item.to_dict() for item in self.items]
+        return {"item": self.item, "title": self.title, "by": self.by, "items": items, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
@@ -57,20 +78,34 @@ def described(
     items: NDArray[np.int64],
     scores: NDArray[np.float32],
     boosts: NDArray[np.float32] | None = None,
+    because: Sequence[Explanation | None] = (),
     retrieved_by: Sequence[tuple[str, ...]] | None = None,
 ) -> tuple[RecommendedItem, ...]:
     """Items with their raw ids and titles."""
     raw, titles = known.raw_ids("item", items).to_pylist(), known.items.titles_of(items).to_pylist()
     parts = [None] * len(items) if boosts is None else [round(boost, 6) for boost in boosts.tolist()]
+    reasons = because or [None] * len(items)
     names = [None] * len(items) if retrieved_by is None else retrieved_by
+    parts_of_items = zip(raw, titles, scores.tolist(), parts, reasons, names, strict=True)
     return tuple(
-        RecommendedItem(item, title, round(score, 6), boost, brought)
-        for item, title, score, boost, brought in zip(raw, titles, scores.tolist(), parts, names, strict=True)
+        RecommendedItem(item, title, round(score, 6), boost, reason, brought)
+        for item, title, score, boost, reason, brought in parts_of_items
     )
 
 
-def notes_of(how: AnsweredBy, wanted: Wanted, count: int, *, known: bool) -> Iterator[str]:
-    """What an answer of `count` items is made from, unless it is the user; and why it is short."""
+def notes_of(
+    how: AnsweredBy, wanted: Wanted, count: int, *, known: bool, has_basket: bool = False, unseen: int = 0
+) -> Iterator[str]:
+    """What an answer of `count` items is made from, unless it is the user; and why it is short.
+
+    `unseen` items are left out because nobody acted on them.
+    """
+    if has_basket and how not in ("basket", "basket_vectors"):
+        yield (
+            "basket: the model can't rank by it, so its items are only left out"
+            if not wanted.include_seen
+            else ("basket: the model can't rank by it")
+        )
     who = "" if known or wanted.is_anonymous else "unknown user: "
     if how == "popularity":
         yield f"{who}these are the {count} most popular items; score is the number of users"
@@ -83,3 +118,6 @@ def notes_of(how: AnsweredBy, wanted: Wanted, count: int, *, known: bool) -> Ite
         limits = [name for name in ("filter", "exclude") if getattr(wanted, name)]
         left = "items are left" if wanted.include_seen else "unseen items are left"
         yield f"only {count} {left}" + (f" by {' and '.join(limits)}" if limits else "")
+        if unseen:
+            are, them = ("item is", "it") if unseen == 1 else ("items are", "them")
+            yield f"{unseen:,} {are} left out that nobody acted on, because the model knows nothing of {them}"

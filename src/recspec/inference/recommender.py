@@ -19,6 +19,7 @@ from recspec.errors import BundleError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.choice import Choice, Chooser
+from recspec.inference.explanations import Explainer, Explanation
 from recspec.inference.item_vectors import item_vectors
 from recspec.inference.ranking import ranked
 from recspec.inference.recommendation import Recommendation, RecommendedItem, described, notes_of
@@ -70,14 +71,21 @@ class Recommender:
 
     @cached_property
     def chooser(self) -> Chooser:
-        """Reads filters, excluded items and boosts."""
-        return Chooser(self._known)
+        """Reads filters, excluded items and boosts; items that nobody acted on are for models that can score them."""
+        counts = self.seen.counts.numpy()
+        scores_all = getattr(self._bundle.model, "scores_unseen_items", False)
+        return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0)
 
     @cached_property
     def vectors(self) -> Tensor | None:
-        """The model's vectors (num_ids, D) of items, in host memory; None if it has none."""
+        """The model's vectors (num_ids, D) of items, of length 1, in host memory; None if it has none."""
         found = item_vectors(self._bundle.model, self._known)
-        return None if found is None else found.cpu()
+        return None if found is None else torch.nn.functional.normalize(found.cpu(), dim=1)
+
+    @cached_property
+    def explainer(self) -> Explainer:
+        """Explains answers."""
+        return Explainer(self._known, self.requesters, self.seen, self.vectors)
 
     def check(self, wanted: Wanted) -> Asked:
         """Read a request and look up what it names.
@@ -170,12 +178,11 @@ class Recommender:
         elif how == "basket_vectors":
             assert self.vectors is not None
             assert asked.context.basket is not None
-            scores = _near_basket(self.vectors, asked.context.basket)[first:].repeat(len(users), 1)
+            mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
+            scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
         else:
             scores = self._scores(users, asked.context)
-        scores[:, ~torch.from_numpy(asked.choice.allowed[first:])] = -torch.inf
-        if how != "popularity" and not getattr(self._bundle.model, "scores_unseen_items", False):
-            scores[:, seen.counts[first:] == 0] = -torch.inf
+        scores = scores.masked_fill(~torch.from_numpy(asked.choice.allowed[first:]), -torch.inf)
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
@@ -211,22 +218,29 @@ class Recommender:
         if not bool(scores.isfinite().all()):
             why = "the model gives no finite score for some items; train it again"
             raise BundleError(f"{self._bundle.folder}: {why}")
-        return scores.clone()
+        return scores
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answers(self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: Asked) -> Iterator[Recommendation]:
         picked = self.picked(ids, asked)
+        has_basket = asked.choice.basket is not None and len(asked.choice.basket) > 0
         is_known = ids >= self._known.users.first_id
         raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
         for row, user in enumerate(users):
             kept, how = picked.items[row] >= 0, picked.answered_by[row]
             boosts = None if picked.boosts is None else picked.boosts[row, kept]
+            items, scores = picked.items[row, kept], picked.scores[row, kept]
+            because: Sequence[Explanation | None] = ()
+            if asked.wanted.explain:
+                own = scores if boosts is None else scores - boosts
+                because = self.explainer.explain(int(ids[row]), how, asked.context, items, own)
             names = None
             if self.retrieving is not None and picked.brought_by is not None:
                 names = [self.retrieving.pipeline.names_of(bits) for bits in picked.brought_by[row, kept].tolist()]
-            found = described(self._known, picked.items[row, kept], picked.scores[row, kept], boosts, names)
-            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]))
+            found = described(self._known, items, scores, boosts, because, names)
+            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), has_basket=has_basket,
+                             unseen=asked.choice.unknown)  # fmt: skip
             all_notes = (*notes, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 
@@ -237,9 +251,3 @@ def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:
     rows = torch.repeat_interleave(torch.arange(len(users)), counts)
     within = torch.arange(len(rows)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     return rows, seen.items[torch.repeat_interleave(starts, counts) + within].long() - first_id
-
-
-def _near_basket(vectors: Tensor, basket: NDArray[np.int64]) -> Tensor:
-    """The mean cosine (N,) of every item's vector (N, D) to those of the basket."""
-    unit = torch.nn.functional.normalize(vectors, dim=1)
-    return unit @ unit[torch.from_numpy(basket)].mean(0)

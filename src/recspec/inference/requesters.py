@@ -97,35 +97,39 @@ class Requesters:
         past = [name for name in self._wanted if name in self._spec.role("history")]
         if not all(name in self._known.users.lists for name in past) and (basket is None or not len(basket)):
             problems.append(f"the model reads the histories {listed(past)}, which no catalogue holds; give a basket")
-        if problems or not given:
-            return Context({}, basket)
-        names = [name for name in readable if has_column(encoders, name, list(given))]
-        return self._encoded(given, names, basket, problems)
+        readable_columns = {name: value for name, value in given.items() if name in known}
+        names = [name for name in readable if has_column(encoders, name, list(readable_columns))]
+        return self._encoded(readable_columns, names, basket, problems) if names else Context({}, basket)
 
     def _encoded(
         self, given: Mapping[str, Any], names: list[str], basket: NDArray[np.int64] | None, problems: list[str]
     ) -> Context:
         try:
-            table = table_of([given], "context")
+            table = table_of([given], "request")
             features, missing = self._rows.encode(table, names)
             notes = self._rows.report(table, missing).notes()
         except DataError as error:
             found = problems_by_row(error, lambda row: row_name(row, "request"))
             problems += [f"context: {problem}" for problem in found]
         except RequestError as error:
-            problems += error.problems
+            problems += [f"context.{problem.removeprefix('request.')}" for problem in error.problems]
         except (pa.ArrowException, OverflowError) as error:
             problems.append(f"context: a value can't be read: {str(error)[:200]}")
         else:
             return Context(features, basket, tuple(note for note in notes if self._spec.user_id not in note))
         return Context({}, basket)
 
+    @property
+    def item_history(self) -> str | None:
+        """The history that holds ids of items."""
+        return self._rows.histories.of_items
+
     # --- who can be answered ------------------------------------------------------------------------------------------
 
     @property
     def reads_baskets(self) -> bool:
         """Whether the model ranks by any events: it is a model of users' events, or its item history is an input."""
-        return isinstance(self._model, ItemModel) or self._rows.histories.of_items in self._wanted
+        return isinstance(self._model, ItemModel) or self.item_history in self._wanted
 
     @property
     def knows_strangers(self) -> bool:

@@ -222,6 +222,21 @@ def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[s
     }
 
 
+def similar(
+    predictor: Predictor, item: str | int, *, k: int = 10, filter: str | None = None, exclude: Sequence[str | int] = ()
+) -> dict[str, Any]:
+    """The items most like one; see `Predictor.similar`.
+
+    Raises:
+        RequestError: for a model that knows no users and items, or with every problem of the request.
+    """
+    if not knows_users_and_items(predictor):
+        raise RequestError("this model knows no users and items, so it can't tell which are alike; POST /predict rows")
+    found = predictor.similar(item, k=k, filter=filter, exclude=exclude)
+    items = [{"rank": rank, **each.to_dict()} for rank, each in enumerate(found.items, start=1)]
+    return {**found.to_dict(), "items": items}
+
+
 def knows_users_and_items(predictor: Predictor) -> bool:
     """Whether the bundle keeps who acted on what."""
     return predictor.bundle.seen is not None and all(id_name(predictor, role) is not None for role in ROLES)

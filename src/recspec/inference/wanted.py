@@ -14,8 +14,10 @@ RawId = str | int
 
 MOST_ITEMS, MOST_EXCLUDED, MOST_BOOSTS, MOST_CONTEXT = 1_000, 10_000, 20, 1_000  # lengths of lists
 LARGEST_K, LARGEST_WEIGHT = 10_000, 100.0
-MOST_DIVERSE = 1_000
-"""Largest k with diversity, whose work grows with the square of k."""
+MOST_DIVERSE, MOST_EXPLAINED = 200, 100
+"""Largest k with diversity, whose work grows with the square of k, and with explanations."""
+LONGEST_BOOSTS = 10_000
+"""Characters of all boosts together."""
 LONGEST_NAME = 1_000
 """Characters of a raw id or of a name of a column."""
 
@@ -61,6 +63,8 @@ class Wanted:
             found.append(f"k is {self.k!r}; expected a whole number from 1 to {LARGEST_K:,}")
         elif self.diversity and self.k > MOST_DIVERSE:
             found.append(f"k is {self.k:,}; expected at most {MOST_DIVERSE:,} with diversity")
+        elif self.explain and self.k > MOST_EXPLAINED:
+            found.append(f"k is {self.k:,}; expected at most {MOST_EXPLAINED:,} with explanations")
         if not 0 <= self.diversity <= 1:
             found.append(f"diversity is {self.diversity}; expected a number from 0 to 1")
         if self.diverse_by is not None and not self.diversity:
@@ -69,6 +73,8 @@ class Wanted:
         for name, limit in most.items():
             if len(given := getattr(self, name)) > limit:
                 found.append(f"{name} holds {len(given):,} entries; expected at most {limit:,}")
+        if (length := sum(map(len, self.boosts))) > LONGEST_BOOSTS:
+            found.append(f"boosts hold {length:,} characters; expected at most {LONGEST_BOOSTS:,} together")
         for name in ("users", "items", "exclude", "context"):
             if any(len(str(each)) > LONGEST_NAME for each in getattr(self, name)):
                 found.append(f"{name} holds a text of more than {LONGEST_NAME:,} characters")

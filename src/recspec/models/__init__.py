@@ -7,7 +7,7 @@ from recspec.models.din import Din
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
-from recspec.models.fitted import FittedItemModel, FittedModel
+from recspec.models.fitted import FittedItemModel, FittedModel, KnownItemsModel
 from recspec.models.gf_cf import GfCf
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
@@ -25,8 +25,9 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
-    "Ids", "Interactions", "ItemModel", "LogisticRegression", "Model", "PreparedNegatives", "Proposals", "Scores",
-    "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "counts_of",
+    "Ids", "Interactions", "ItemModel", "KnownItemsModel", "LogisticRegression", "Model", "PreparedNegatives",
+    "Proposals", "Scores", "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep", "WideDeepSettings",
+    "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

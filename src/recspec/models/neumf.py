@@ -271,6 +271,12 @@ class NeuMF(Model):
             scores = scores + scores_of_sums(user["first"], item["first"], SCORE_FLOATS, self._of_first)
         return scores
 
+    def item_embeddings(self, items: Tensor) -> Tensor:
+        """The rows (N, D) of items in all its tables side by side, by which items are alike."""
+        tables = [self.gmf_item] if self.settings.use_gmf else []
+        tables += [self.mlp_item] if self.settings.use_mlp else []
+        return torch.cat([_rows(each, items) for each in tables], dim=1)
+
     # --- the two sides of a pair ----------------------------------------------------------------------------------
 
     def _part(self, side: Side, ids: Tensor | None = None) -> Part:

@@ -13,6 +13,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.encoding import Vocabulary
+from recspec.errors import DataError
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
 from recspec.prepare.decay import Decay
@@ -38,6 +39,7 @@ class Source:
     vocabularies: Literal["all", "train"] = "all"
     """Rows whose users and items get an id; with `train`, a user may have several rows in valid and test."""
     unknown_targets: UnknownTargets = "drop"  # in valid and test, rows with an unknown item; unknown users stay as id 0
+    unseen_items: bool = False  # whether items that only the catalogue describes get an id too
     timed: bool = True  # whether `timestamp` holds times and not only an order
     weighted: bool = False  # whether events have weights, above 0
     decay: Decay | None = None  # of the weights with age
@@ -77,6 +79,8 @@ def prepare_columns(
     if source.candidates is not None:
         listed = pc.unique(pc.list_flatten(source.candidates.column("negatives")))
         named = pa.chunked_array([*named.chunks, listed.cast(named.type)])
+    if source.unseen_items and source.items is not None:
+        named = _with_unseen(named, source.items, notes)
     items = Vocabulary.of(named)
     users = Vocabulary.of(_values(backend, known, USER))
     fitted.add_id(USER, users, source.raw_names.get(USER))
@@ -100,6 +104,24 @@ def prepare_columns(
     return InteractionColumns(
         fitted, of_users, of_items, source.context, everyone, user_ids, item_counts, train_counts, history
     )
+
+
+def _with_unseen(named: pa.ChunkedArray, catalogue: Catalogue, notes: Notes) -> pa.ChunkedArray:
+    """The named items and those that only the catalogue describes, which are counted."""
+    keys = catalogue.table.column(catalogue.key)
+    try:
+        described = pc.drop_null(pc.unique(keys.cast(named.type)))
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{catalogue.file}: column '{catalogue.key}' holds ids unlike the rows': {error}") from None
+    unseen = described.filter(pc.invert(pc.is_in(described, value_set=pc.unique(named))))
+    if len(unseen) == len(described):  # the file describes none of the rows' items, which is refused later
+        return named
+    if len(unseen):
+        notes.changed.append(
+            f"{len(unseen):,} of {len(described):,} items in {catalogue.file} have no interaction, such as "
+            f"'{unseen[0].as_py()}'; they are kept for models that score items from their features"
+        )
+    return pa.chunked_array([*named.chunks, unseen])
 
 
 def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:

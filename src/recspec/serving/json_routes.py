@@ -42,6 +42,9 @@ def routes(repository: Repository) -> list[Route]:
     async def recommend(request: Request) -> Response:
         return await _answer(repository, request, types.RecommendRequest, _recommend)
 
+    async def similar(request: Request) -> Response:
+        return await _answer(repository, request, types.SimilarRequest, _similar)
+
     async def predict(request: Request) -> Response:
         return await _answer(repository, request, types.PredictRequest, _predict)
 
@@ -72,6 +75,7 @@ def routes(repository: Repository) -> list[Route]:
     return [
         Route("/rank", rank, methods=["POST"]),
         Route("/recommend", recommend, methods=["POST"]),
+        Route("/similar", similar, methods=["POST"]),
         Route("/predict", predict, methods=["POST"]),
         Route("/users", users),
         Route("/items", items),
@@ -142,8 +146,24 @@ def _candidates(given: list[Any]) -> list[Any]:
 
 
 def _recommend(predictor: Predictor, wanted: types.RecommendRequest) -> dict[str, Any]:
-    asked = Wanted(users=(wanted.user,), k=wanted.k, include_seen=not wanted.exclude_seen)
+    asked = Wanted(
+        users=() if wanted.user is None else (wanted.user,),
+        items=tuple(wanted.items),
+        context=wanted.context,
+        k=wanted.k,
+        filter=wanted.filter,
+        exclude=tuple(wanted.exclude),
+        include_seen=not wanted.exclude_seen,
+        diversity=wanted.diversity,
+        diverse_by=wanted.diverse_by,
+        boosts=tuple(wanted.boosts),
+        explain=wanted.explain,
+    )
     return requests.recommend(predictor, asked, liked=wanted.liked)
+
+
+def _similar(predictor: Predictor, wanted: types.SimilarRequest) -> dict[str, Any]:
+    return requests.similar(predictor, wanted.item, k=wanted.k, filter=wanted.filter, exclude=wanted.exclude)
 
 
 def _predict(predictor: Predictor, wanted: types.PredictRequest) -> dict[str, Any]:

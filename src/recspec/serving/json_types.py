@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 from pydantic.config import JsonDict
 
 from recspec.encoding import row_at
 from recspec.errors import RequestError
+from recspec.inference import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS
 from recspec.serving.http_bodies import parse_object
 
 SHOWN = 10
@@ -52,13 +53,43 @@ class RankRequest(JsonRequest):
     top_k: int | None = Field(None, ge=1, description="number of items in the answer; by default all")
 
 
-class RecommendRequest(JsonRequest):
-    """A user to recommend to."""
+class ItemsRequest(JsonRequest):
+    """The fields of every request whose answer names items."""
 
-    user: RawId = Field(description="the user's raw id")
-    k: int = Field(10, ge=1, le=10_000, description="number of items")
+    k: int = Field(10, ge=1, le=LARGEST_K, description="number of items")
+    filter: str | None = Field(
+        None, max_length=10_000, description="expression over columns of the item catalogue, such as price < 50"
+    )
+    exclude: list[RawId] = Field([], max_length=MOST_EXCLUDED, description="raw ids of items to leave out")
+
+
+class RecommendRequest(ItemsRequest):
+    """A user, a basket or a context to recommend to."""
+
+    user: RawId | None = Field(None, description="the user's raw id; without it, items or context answer")
+    items: list[RawId] = Field(
+        [], max_length=MOST_ITEMS, description="a basket, oldest first, in place of the user's history"
+    )
+    context: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=MOST_CONTEXT,
+        description="raw columns of the request, for models that read them",
+        json_schema_extra=RowSchema,
+    )
+    diversity: float = Field(0.0, ge=0, le=1, description="weight of variety against scores")
+    diverse_by: str | None = Field(
+        None, max_length=1000, description="column of the catalogue that tells which items are alike"
+    )
+    boosts: list[str] = Field([], max_length=MOST_BOOSTS, description="texts EXPRESSION: WEIGHT, such as is_new: 1.5")
+    explain: bool = Field(False, description="name the events that spoke for each item")
     exclude_seen: bool = Field(True, description="leave out items that the user acted on")
     liked: int = Field(0, ge=0, le=1000, description="number of items to list that the user acted on")
+
+
+class SimilarRequest(ItemsRequest):
+    """An item to find like ones of."""
+
+    item: RawId = Field(description="the item's raw id")
 
 
 class PredictRequest(JsonRequest):
@@ -146,10 +177,25 @@ class RankedScore(Item):
     score: float
 
 
+class Reason(Item):
+    """An event of the history, with its share of the score or its cosine to the recommended item."""
+
+    value: float
+
+
+class Explanation(Answer):
+    """The events that spoke for an item."""
+
+    kind: Literal["shares", "nearest"]
+    events: list[Reason]
+    rest: float | None
+
+
 class RecommendedItem(RankedScore):
     """A recommended item."""
 
     boost: float | None = None
+    because: Explanation | None = None
     retrieved_by: list[str] | None = None
 
 
@@ -161,6 +207,15 @@ class Recommendation(Scored):
     answered_by: str
     liked: list[Item]
     items: list[RecommendedItem]
+
+
+class SimilarItems(Scored):
+    """The items most like one."""
+
+    item: Id
+    title: str | None
+    by: Literal["vectors", "scores"]
+    items: list[RankedScore]
 
 
 class RankedItem(RankedScore):

@@ -70,8 +70,10 @@ def _json(kind: type[BaseModel]) -> dict[str, Any]:
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/rank"): Operation("rank", "The best candidates for one request", types.Ranking, body=types.RankRequest),
-    ("post", "/recommend"): Operation("recommend", "The best items for a user", types.Recommendation,
+    ("post", "/recommend"): Operation("recommend", "The best items for a user, basket or context", types.Recommendation,
                                       body=types.RecommendRequest),
+    ("post", "/similar"): Operation("similar", "The items most like one", types.SimilarItems,
+                                    body=types.SimilarRequest),
     ("post", "/predict"): Operation("predict", "The probability of each row", types.RowScores,
                                     body=types.PredictRequest),
     ("get", "/users"): Operation("users", "Users by part of their id or title", types.Users, query=types.FindRequest),
@@ -124,6 +126,7 @@ h2,td,th{border-color:#444}}
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/rank": {"user": 42, "candidates": [1, 50, 181], "top_k": 2},
     "/recommend": {"user": 42, "k": 10, "liked": 5},
+    "/similar": {"item": 50, "k": 5},
     "/predict": {"rows": [{"user_id": 42, "item_id": 50}]},
 }
 

@@ -1,0 +1,184 @@
+"""Commands that name items: recommend, similar."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from recspec.cli.console import err, out, print_json, stages, titled_table
+from recspec.cli.options import Device, Json, Run, Verify
+from recspec.errors import SettingsError
+from recspec.machine import keep_freed_memory
+
+if TYPE_CHECKING:
+    from recspec.inference import Recommendation, RecommendedItem, SimilarItems
+
+K = Annotated[int, Option("-k", min=1, help="Number of items.")]
+Filter = Annotated[str | None, Option("--filter", metavar="EXPRESSION",
+                   help="Only items that this keeps, such as 'in_stock and price < 50'.")]  # fmt: skip
+Exclude = Annotated[str | None, Option(metavar="A,B", help="Raw ids of items to leave out.")]
+Items = Annotated[str | None, Option(metavar="A,B", help="A basket of raw item ids, oldest first, in place of the "
+                  "user's history; without a user, it is answered by itself.")]  # fmt: skip
+Context = Annotated[list[str] | None, Option(metavar="COLUMN=VALUE",
+                    help="Raw column of the request, for models that read it; repeatable.")]  # fmt: skip
+Diversity = Annotated[float, Option(min=0, max=1, help="Weight of variety against scores, from 0 to 1.")]
+DiverseBy = Annotated[str | None, Option(metavar="COLUMN", help="Column of the catalogue that tells which items are "
+                      "alike; by default the model's vectors of items.")]  # fmt: skip
+BOOST = Option(metavar="EXPRESSION:WEIGHT", help="Add WEIGHT spreads of a user's scores to the items that the "
+               "expression keeps, such as 'is_new: 1.5'; repeatable.")  # fmt: skip
+
+
+def recommend(
+    run: Run,
+    user: Annotated[list[str] | None, Option(help="Raw user id; repeatable.")] = None,
+    users: Annotated[Path | None, Option(help="File with one raw user id per line.")] = None,
+    all_users: Annotated[bool, Option("--all", help="Recommend to every user of the dataset; needs --out.")] = False,
+    items: Items = None,
+    context: Context = None,
+    k: K = 10,
+    filter_text: Filter = None,
+    exclude: Exclude = None,
+    include_seen: Annotated[bool, Option(help="Include items that the user acted on before.")] = False,
+    diversity: Diversity = 0.0,
+    diverse_by: DiverseBy = None,
+    boost: Annotated[list[str] | None, BOOST] = None,
+    explain: Annotated[bool, Option(help="Name the events of the history that spoke for each item.")] = False,
+    out_file: Annotated[Path | None, Option("--out", help="Parquet file to write.")] = None,
+    json_output: Json = False,
+    device: Device = "auto",
+    verify: Verify = True,
+) -> None:
+    """Recommend k items to users by raw id, to a basket or to a context, without items they acted on before."""
+    from recspec.inference import Predictor, Wanted, read_users, recommend_to_parquet
+
+    keep_freed_memory()
+    columns, problems = _context(context or [])
+    named = bool(user or users or all_users)
+    if not named and not items and not columns and not problems:
+        problems.append("name users with --user ID, --users FILE, or take --all with --out FILE; or give --items")
+    if out_file is not None and out_file.suffix != ".parquet":
+        problems.append(f"--out {out_file}: expected a name that ends in .parquet")
+    if out_file is not None and explain:
+        problems.append("--explain: the Parquet file has no room for explanations; take --json without --out")
+    if out_file is not None and not named:
+        problems.append("--out: names users; without a user, take --json")
+    if all_users and out_file is None:
+        problems.append("--all needs --out FILE.parquet")
+    if problems:
+        raise SettingsError.of("recommend", problems)
+    chosen = [*(user or []), *(read_users(users) if users else [])]
+    wanted = Wanted(
+        users=tuple(chosen), items=_ids(items), context=columns, k=k, filter=filter_text, exclude=_ids(exclude),
+        include_seen=include_seen, diversity=diversity, diverse_by=diverse_by, boosts=tuple(boost or ()),
+        explain=explain,
+    )  # fmt: skip
+    predictor = Predictor.open(run, device=device, verify=verify)
+    if out_file is not None:
+        started = time.perf_counter()
+        with stages() as progress:
+            count, unknown_users = recommend_to_parquet(
+                predictor, None if all_users else chosen, out_file, wanted, progress=progress
+            )
+        seconds = time.perf_counter() - started
+        err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
+        if unknown_users:
+            err.print(f"note: {unknown_users:,} of them are unknown; without a basket or context that the model reads, "
+                      "they got the most popular items")  # fmt: skip
+        return
+    answers = predictor.recommend(wanted)
+    if json_output:
+        print_json([answer.to_dict() for answer in answers])
+    else:
+        for answer in answers:
+            print_recommendation(answer)
+
+
+def similar(
+    run: Run,
+    item: Annotated[str, Argument(help="Raw id of the item.", metavar="ITEM")],
+    k: K = 10,
+    filter_text: Filter = None,
+    exclude: Exclude = None,
+    json_output: Json = False,
+    device: Device = "auto",
+    verify: Verify = True,
+) -> None:
+    """Find the items most like one, by the model's vectors of items or its weights between items."""
+    from recspec.inference import Predictor
+
+    keep_freed_memory()
+    predictor = Predictor.open(run, device=device, verify=verify)
+    found = predictor.similar(item, k=k, filter=filter_text, exclude=_ids(exclude))
+    if json_output:
+        print_json(found.to_dict())
+    else:
+        print_similar(found)
+
+
+def _ids(text: str | None) -> tuple[str, ...]:
+    """Raw ids between commas; one that holds a comma stands in double quotes."""
+    try:
+        fields = next(csv.reader([text])) if text else []
+    except csv.Error as error:
+        raise SettingsError(f"ids between commas can't be read: {error}") from None
+    return tuple(each.strip() for each in fields if each.strip())
+
+
+def _context(texts: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Columns and values of `COLUMN=VALUE`, and what is wrong with them."""
+    found, problems = dict[str, str](), list[str]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            problems.append(f"--context {text[:80]}: expected COLUMN=VALUE")
+        elif name.strip() in found:
+            problems.append(f"--context {name.strip()[:80]}: is given twice")
+        found[name.strip()] = value
+    return found, problems
+
+
+def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:
+    """Print one user's items as a table."""
+    if liked:
+        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
+    how = ": unknown, so the most popular items" if answer.answered_by == "popularity" else ""
+    who = f"answered by the {answer.answered_by}".replace("_", "'s ") if answer.user is None else f"user {answer.user}"
+    _print_items(f"{who}{how}", answer.items, whole=answer.answered_by == "popularity")
+    for note in answer.notes:
+        out.print(f"note: {note}")
+
+
+def print_similar(found: SimilarItems) -> None:
+    """Print the items like one as a table."""
+    _print_items(f"like {found.item}{f': {found.title}' if found.title else ''}", found.items)
+    for note in found.notes:
+        out.print(f"note: {note}")
+
+
+def _print_items(heading: str, items: Sequence[RecommendedItem], *, whole: bool = False) -> None:
+    """A table of items with their scores, whole numbers or logits, and with their reasons if there are any."""
+    table = titled_table(heading)
+    titled, explained = any(item.title for item in items), any(item.because for item in items)
+    staged = any(item.retrieved_by is not None for item in items)
+    more = [name for name, is_there in (("because", explained), ("retrieved by", staged)) if is_there]
+    for name in ("", "item", *(["title"] if titled else []), "score", *more):
+        table.add_column(name, justify="left" if name in ("title", *more) else "right")
+    for rank, item in enumerate(items, start=1):
+        score = f"{item.score:.0f}" if whole and item.boost is None else f"{item.score:.4f}"
+        row = [str(rank), str(item.item), *([item.title or ""] if titled else []), score]
+        told = {"because": _reasons(item), "retrieved by": ", ".join(item.retrieved_by or ())}
+        table.add_row(*row, *(told[name] for name in more))
+    out.print(table)
+
+
+def _reasons(item: RecommendedItem) -> str:
+    """The events that spoke for an item: their shares of the score, or their cosines to it."""
+    if item.because is None:
+        return ""
+    sign = "+" if item.because.kind == "shares" else ""
+    return "; ".join(f"{each.title or each.item} {each.value:{sign}.3f}" for each in item.because.events)

@@ -1,0 +1,123 @@
+"""Why an item is recommended: the events of the history that spoke for it.
+
+A model that scores an item by the weights from the user's items (EASE, item-kNN) is explained exactly: the score is the
+sum of one share for each event, of which the largest are named, and a rest. For other models, the events are named that
+are nearest to the item by the model's vectors of items; they are no proof of what the model read.
+
+Shapes: L events of a history; k items of an answer; C chosen items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recspec.bundle import Seen
+from recspec.inference.catalogue import Catalogues
+from recspec.inference.item_vectors import scores_of_single_items
+from recspec.inference.requesters import AnsweredBy, Context, Requesters
+from recspec.models import KnownItemsModel
+
+MOST_EVENTS = 1_000
+"""Events of a history that nearest ones are looked for in: the latest."""
+NAMED = 5
+"""Events that an explanation names."""
+CLOSE = 1e-3
+"""Largest difference of the shares' sum from the score, relative to their sizes, at which shares are believed."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """An event of the history: its share of the score, or its cosine to the recommended item."""
+
+    item: str | int
+    title: str | None
+    value: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The events that spoke most for an item, largest first.
+
+    `shares` and `rest` add up to the model's score; `nearest` are cosines, without a rest.
+    """
+
+    kind: Literal["shares", "nearest"]
+    events: tuple[Reason, ...]
+    rest: float | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {"kind": self.kind, "events": [asdict(each) for each in self.events], "rest": self.rest}
+
+
+class Explainer:
+    """Explains answers of one model."""
+
+    def __init__(self, known: Catalogues, requesters: Requesters, seen: Seen, vectors: Tensor | None) -> None:
+        self._known, self._requesters, self._seen, self._vectors = known, requesters, seen, vectors
+
+    def explain(
+        self, user: int, how: AnsweredBy, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]
+    ) -> list[Explanation | None]:
+        """Explanations (k,) of a user's items, whose scores are without boosts; None where nothing explains them."""
+        if how == "popularity" or not len(items):
+            return [None] * len(items)
+        if how != "basket_vectors" and (shares := self._shares(user, context, items, scores)) is not None:
+            return [self._of_shares(*shares, column, score) for column, score in enumerate(scores.tolist())]
+        events = self._history(user, how, context)
+        if self._vectors is None or not len(events):
+            return [None] * len(items)
+        cosines = (self._vectors[torch.from_numpy(events)] @ self._vectors[torch.from_numpy(items)].T).numpy()
+        return [Explanation("nearest", self._reasons(events, column)) for column in cosines.T]
+
+    def _shares(
+        self, user: int, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """Events (L,) and their shares (L, k) of the scores; None for a model whose scores are no such sums."""
+        model, request = self._requesters.batch(np.array([user]), context)
+        if not isinstance(model, KnownItemsModel):
+            return None
+        lists, weights = model.known.lists(request[model.user_id])
+        kept = weights[0] != 0
+        events, line = lists[0][kept], model.line.double().cpu()
+        singles = scores_of_single_items(model, events, torch.from_numpy(items).to(model.device)).double()
+        shares = (singles * weights[0][kept].double().unsqueeze(1)).cpu() * line[0]
+        sums = shares.sum(0) + line[1]
+        sizes = shares.abs().sum(0) + line[1].abs() + 1e-6
+        if bool(((sums - torch.from_numpy(scores)).abs() > CLOSE * sizes).any()):
+            return None
+        return events.cpu().numpy(), shares.numpy()
+
+    def _of_shares(
+        self, events: NDArray[np.int64], shares: NDArray[np.float64], column: int, score: float
+    ) -> Explanation:
+        named = self._reasons(events, shares[:, column])
+        return Explanation("shares", named, round(score - sum(each.value for each in named), 6))
+
+    def _reasons(self, events: NDArray[np.int64], values: NDArray[np.floating]) -> tuple[Reason, ...]:
+        """The events of the largest values above 0."""
+        best = np.argsort(-values, kind="stable")[:NAMED]
+        best = best[values[best] > 0]
+        raw = self._known.raw_ids("item", events[best]).to_pylist()
+        titles = self._known.items.titles_of(events[best]).to_pylist()
+        found = zip(raw, titles, values[best].tolist(), strict=True)
+        return tuple(Reason(item, title, round(value, 6)) for item, title, value in found)
+
+    def _history(self, user: int, how: AnsweredBy, context: Context) -> NDArray[np.int64]:
+        """The latest events of the basket or the user, each item once."""
+        if how in ("basket", "basket_vectors") and context.basket is not None:
+            events = context.basket
+        elif user < self._known.users.first_id:
+            return np.zeros(0, np.int64)
+        elif (name := self._requesters.item_history) in self._known.users.lists:
+            events = self._known.users.lists_of(str(name), np.array([user])).values.astype(np.int64)
+        else:
+            events = self._seen.of(user).long().numpy()
+        events = np.asarray(events[events >= self._known.items.first_id][-MOST_EVENTS:])
+        return np.unique(events)
