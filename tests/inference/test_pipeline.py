@@ -400,3 +400,15 @@ def test_more_items_than_candidates_can_be_asked_for(pipeline: Path) -> None:
     assert len({item.item for item in answer.items}) == 30
     diverse = predictor.recommend(Wanted(users=("u3",), k=3, diversity=0.5, diverse_by="kind"))[0]
     assert len(diverse.items) == 3
+
+
+def test_boosts_and_reasons_go_with_candidates(pipeline: Path) -> None:
+    predictor = Predictor.open(pipeline)
+    plain = predictor.recommend(Wanted(users=("u3",), k=8))[0]
+    boosted = predictor.recommend(Wanted(users=("u3",), k=8, boosts=("kind == 'a': 50",), explain=True))[0]
+    assert {item.item for item in plain.items} == {item.item for item in boosted.items}
+    kinds = ["abc"[int(item.item) % 3] for item in boosted.items]
+    assert kinds == sorted(kinds, key=lambda kind: kind != "a")
+    brought = {item.item: item.retrieved_by for item in plain.items}
+    assert {item.item: item.retrieved_by for item in boosted.items} == brought
+    assert all(item.boost is not None for item in boosted.items)

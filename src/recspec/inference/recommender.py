@@ -58,8 +58,8 @@ class Recommender:
 
     def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder, pipeline: Pipeline | None = None) -> None:
         self._bundle, self._known, self._device = trained, known, known.device
-        self.retrieving = None if pipeline is None else Retrieving(pipeline, known)
         self.requesters = Requesters(trained.model, known, rows)
+        self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, self.requesters)
 
     @property
     def seen(self) -> Seen:
@@ -171,7 +171,10 @@ class Recommender:
         """The candidates of R users, all known or none, with the scores by which they are ranked."""
         first, seen = self._known.items.first_id, self.seen
         if self.retrieving is not None and how not in ("popularity", "basket_vectors"):
-            return self._retrieved(users, asked)
+            wanted = asked.wanted
+            return self.retrieving.scored(
+                users, asked.context, asked.choice, wanted.k, include_seen=wanted.include_seen
+            )
         if how == "popularity":
             scores = seen.counts[first:].float().repeat(len(users), 1)
             scores[scores == 0] = -torch.inf
@@ -194,21 +197,6 @@ class Recommender:
                 scores[:, ~torch.from_numpy(pipeline.kept[first:])] = -torch.inf
             brought = np.full(scores.shape, pipeline.popularity_bit if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought)
-
-    def _retrieved(self, users: NDArray[np.int64], asked: Asked) -> Scored:
-        """The candidates that the retrievers of a pipeline bring, with the ranker's scores."""
-        assert self.retrieving is not None
-        first, none = self._known.users.first_id, np.zeros(0, np.int64)
-        keeps = asked.wanted.include_seen
-        seen = [
-            none if keeps or user < first else self.seen.of(user).numpy().astype(np.int64) for user in users.tolist()
-        ]
-        found = self.retrieving.candidates(users, asked.context, asked.choice, seen, asked.wanted.k)
-        made = self.retrieving.scored(*self.requesters.batch(users, asked.context), found)
-        if not bool(made.scores[made.ids >= 0].isfinite().all()):
-            why = "the model gives no finite score for some items; train it again"
-            raise BundleError(f"{self._bundle.folder}: {why}")
-        return made
 
     def _scores(self, users: NDArray[np.int64], context: Context) -> Tensor:
         """The model's scores (R, N) of every item of the catalogue."""

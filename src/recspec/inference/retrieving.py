@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recspec.batch import Batch
+from recspec.bundle import Bundle
+from recspec.errors import BundleError
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.choice import Choice
 from recspec.inference.requesters import Context, Requesters
@@ -42,8 +45,8 @@ class Scored:
 class Retrieving:
     """Asks the retrievers of a pipeline, and lets the ranker score what they bring."""
 
-    def __init__(self, pipeline: Pipeline, known: Catalogues) -> None:
-        self.pipeline, self._known = pipeline, known
+    def __init__(self, pipeline: Pipeline, trained: Bundle, known: Catalogues, ranker: Requesters) -> None:
+        self.pipeline, self._trained, self._known, self._ranker = pipeline, trained, known, ranker
         models = [each.model for each in pipeline.retrievers]
         self._requesters = [Requesters(model, known, RowEncoder(known, model.features())) for model in models]
 
@@ -51,24 +54,38 @@ class Retrieving:
         """Whether a retriever can answer the request's basket."""
         return any(each.answered_by(context)[1] == "basket" for each in self._requesters)
 
-    def candidates(
-        self, users: NDArray[np.int64], context: Context, choice: Choice, seen: Sequence[NDArray[np.int64]], k: int
-    ) -> list[Candidates]:
-        """The candidates of R users, all of them known or none; -1 or 0 stands for an unknown user.
+    def scored(
+        self, users: NDArray[np.int64], context: Context, choice: Choice, k: int, *, include_seen: bool
+    ) -> Scored:
+        """The candidates of R users, with the ranker's scores.
 
         Args:
-            users: (R,) prepared ids.
+            users: (R,) prepared ids; one below the first is an unknown user's.
             context: what the request gives beside the user.
             choice: what may be recommended.
-            seen: for each user the items that they acted on, if these are left out.
             k: how many items are wanted at least.
-        """
-        known = bool((users >= self._known.users.first_id).all())
-        asked = [self._asked(each, users, context, known=known) for each in self._requesters]
-        hidden = [np.concatenate([own, choice.left_out]) for own in seen]
-        return self.pipeline.candidates(asked, len(users), count=k, allowed=choice.kept, excluded=hidden)
+            include_seen: whether items that the user acted on may be candidates.
 
-    def scored(self, model: Model, request: dict[str, Tensor], found: Sequence[Candidates]) -> Scored:
+        Raises:
+            BundleError: if the ranker gives a score that is not finite.
+        """
+        first, seen = self._known.users.first_id, self._trained.seen
+        assert seen is not None
+        asked = [self._asked(each, users, context, known=bool((users >= first).all())) for each in self._requesters]
+        hidden = [
+            choice.left_out
+            if include_seen or user < first
+            else np.concatenate([seen.of(user).numpy().astype(np.int64), choice.left_out])
+            for user in users.tolist()
+        ]
+        found = self.pipeline.candidates(asked, len(users), count=k, allowed=choice.kept, excluded=hidden)
+        made = self._ranked(*self._ranker.batch(users, context), found)
+        if not bool(made.scores[made.ids >= 0].isfinite().all()):
+            why = "the ranker gives no finite score for some items; train it again"
+            raise BundleError(f"{self._trained.folder}: {why}")
+        return made
+
+    def _ranked(self, model: Model, request: Batch, found: Sequence[Candidates]) -> Scored:
         """The ranker's scores of candidates."""
         ordered = [np.argsort(each.ids) for each in found]
         own = [each.ids[order] for each, order in zip(found, ordered, strict=True)]
