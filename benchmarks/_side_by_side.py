@@ -93,6 +93,11 @@ class Environment:
 
 ENVIRONMENTS = {
     "recbole": Environment("RecBole", "recbole", ("recbole==1.2.1", "numpy==1.26.4", "pandas==2.2.3", "scipy==1.11.4")),
+    "rectools": Environment(
+        "RecTools",
+        "rectools",
+        ("rectools==0.19.0", "pytorch-lightning==2.6.6", "numpy==1.26.4", "pandas==2.3.3"),
+    ),
     "torchrec": Environment(
         "TorchRec",
         "torchrec",

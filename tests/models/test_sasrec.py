@@ -227,7 +227,11 @@ def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
     assert price.grad_fn is not None
     assert described.numbers.weight.grad is not None
     other = SasRec(model.spec, model.settings).double()
-    other.make_room(model.state_dict())
+    assert not other.make_room(model.state_dict())
+    stored = {**model.state_dict(), "described.values_1": torch.full((7, 2), 9, dtype=torch.int32)}
+    assert SasRec(model.spec, model.settings).make_room(stored) == [
+        "weight 'described': 'kinds' holds ids from 9 to 9; expected 0 to 3"
+    ]
     other.load_state_dict(model.state_dict())
     assert_close(other.eval().score_users(users(1, 3)), model.eval().score_users(users(1, 3)))
 

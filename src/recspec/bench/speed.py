@@ -17,7 +17,7 @@ from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError, unknown
 from recspec.export import Arrays, EagerModel, ExportedModel, find_export, open_exported_model, read_description
-from recspec.models import MODELS
+from recspec.models import MODELS, TrainedItemModel
 from recspec.spec import FeatureSpec, Form, Signature, signature_of
 from recspec.storage import synthesize
 from recspec.training import TrainingRun, TrainSettings, arithmetic, make_plan
@@ -74,7 +74,8 @@ def bench_training(
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else _made_up(model, Path(folder) / "data")
-        if spec is None and settings.negatives is None and "user" in MODELS[model].needs:
+        draws = "user" in MODELS[model].needs and not issubclass(MODELS[model], TrainedItemModel)
+        if spec is None and settings.negatives is None and draws:
             settings = settings.model_copy(update={"negatives": 4})
         run = TrainingRun(make_plan(model, data, settings, model_settings, ranks), Path(folder) / "run", ranks)
         precision = run.plan.precision.value

@@ -32,6 +32,8 @@ from recspec.retrieval import Pipeline
 SCORES = 1 << 24
 """Scores of users x items held at once: 64 MB."""
 
+UNEXPLAINED = "no explanation: there is no history, or the model has neither weights between items nor vectors of them"
+
 
 @dataclass(frozen=True, eq=False)
 class Asked:
@@ -229,7 +231,8 @@ class Recommender:
             found = described(self._known, items, scores, boosts, because, names)
             notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), has_basket=has_basket,
                              unseen=asked.choice.unknown)  # fmt: skip
-            all_notes = (*notes, *asked.choice.notes, *asked.context.notes)
+            unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
+            all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 
 

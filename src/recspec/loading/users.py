@@ -18,8 +18,7 @@ class UserLoader(Loader):
         self.features, self.batch_size, self.device = (spec.user_id,), batch_size, ranks.device
         self.num_rows, self.mode = len(users), "memory"
         self._seed, self._shuffle, self._ranks = seed, True, ranks
-        self._makes_orders_ahead, self._next_order = False, {}
-        self._weights = self._all_weights = None
+        self._makes_orders_ahead, self._next_order, self._weights = False, {}, None
         rows = Filling(Layout.of(spec, self.features), len(users))
         rows.append({spec.user_id: users})
         self._resident = rows.finish().to(torch.device("cpu") if ranks.device.type != "cuda" else ranks.device)
