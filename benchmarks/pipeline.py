@@ -163,15 +163,9 @@ def prepared(folder: Path, items: int, history: int) -> Any:
         }
         pq.write_table(pa.table(about), raw / "items.parquet")
         table = DATASETS["table"]
-        wanted = {
-            "items": "items.parquet",
-            "item_features": ("category", "price"),
-            "num_negatives": 10,
-            "min_ratings": 1,
-        }
+        wanted = {"items": "items.parquet", "item_features": ("category", "price"), "num_negatives": 10}
         wanted |= {"history": history} if history else {}
-        known = {name: value for name, value in wanted.items() if name in table.Settings.model_fields}
-        table.prepare(PrepareContext(raw / "rows.parquet", target), table.Settings.model_validate(known))
+        table.prepare(PrepareContext(raw / "rows.parquet", target), table.Settings.model_validate(wanted))
     return FeatureSpec.load(target)
 
 

@@ -412,3 +412,26 @@ def test_boosts_and_reasons_go_with_candidates(pipeline: Path) -> None:
     brought = {item.item: item.retrieved_by for item in plain.items}
     assert {item.item: item.retrieved_by for item in boosted.items} == brought
     assert all(item.boost is not None for item in boosted.items)
+
+
+def test_items_that_nobody_acted_on_come_from_retrievers_that_read_features(tmp_path: Path) -> None:
+    made_up.write_films(tmp_path, 40, "Item, number", kinds=True)
+    with (tmp_path / "items.csv").open("a") as file:
+        file.write('500,"New one",a\n')
+    table = DATASETS["table"]
+    asked = {"items": "items.csv", "item_features": ("kind",), "num_negatives": 10, "unseen_items": True}
+    table.prepare(PrepareContext(tmp_path / "rows.csv", tmp_path / "data"), table.Settings.model_validate(asked))
+    for name in ("two_tower", "wide_deep", "ease"):
+        steps = {} if name == "ease" else {"epochs": 1, "batch_size": 500}
+        given = TrainSettings.model_validate({"tensorboard": False, **steps})
+        own = config.build(MODELS[name].Settings, "", SETTINGS[name])
+        train(name, FeatureSpec.load(tmp_path / "data"), tmp_path / name, settings=given, model_settings=own)
+    answers = []
+    for retriever in ("two_tower", "ease"):
+        build_pipeline(tmp_path / f"by_{retriever}", [str(tmp_path / retriever)], tmp_path / "wide_deep")
+        answers.append(Predictor.open(tmp_path / f"by_{retriever}").recommend(["u3"], k=40)[0])
+    new, old = ([item for item in answer.items if item.title == "New one"] for answer in answers)
+    assert [item.retrieved_by for item in new] == [("two_tower",)]
+    assert not old
+    assert not any("nobody acted on" in note for note in answers[0].notes)
+    assert any("nobody acted on" in note for note in answers[1].notes)

@@ -229,8 +229,9 @@ class Recommender:
             if self.retrieving is not None and picked.brought_by is not None:
                 names = [self.retrieving.pipeline.names_of(bits) for bits in picked.brought_by[row, kept].tolist()]
             found = described(self._known, items, scores, boosts, because, names)
+            brings = self.retrieving is not None and self.retrieving.pipeline.brings_unseen
             notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), has_basket=has_basket,
-                             unseen=asked.choice.unknown)  # fmt: skip
+                             unseen=0 if brings else asked.choice.unknown)  # fmt: skip
             unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)

@@ -95,6 +95,11 @@ class Pipeline:
         return tuple(name for place, name in enumerate(names) if bits >> place & 1)
 
     @property
+    def brings_unseen(self) -> bool:
+        """Whether a retriever may bring items that nobody acted on."""
+        return any(scores_unseen(each.model) for each in self.retrievers)
+
+    @property
     def popularity_bit(self) -> int:
         """The bit of `brought_by` for items that fill a list up."""
         return 1 << len(self.retrievers)
