@@ -131,13 +131,13 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
 @pytest.fixture(scope="session")
 def ease(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """EASE on the same films; its scores are sums of weights."""
-    return fitted("ease", films, tmp_path_factory.mktemp("ease"), {"l2": 10.0, "recency": 1.0})
+    return fitted("ease", films, tmp_path_factory.mktemp("ease"), {"l2": 10.0})
 
 
 @pytest.fixture(scope="session")
 def knn(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """Item-kNN on the same films."""
-    return fitted("item_knn", films, tmp_path_factory.mktemp("knn"), {"k": 10, "shrink": 5.0, "recency": 1.0})
+    return fitted("item_knn", films, tmp_path_factory.mktemp("knn"), {"k": 10, "shrink": 5.0})
 
 
 @pytest.fixture(scope="session")

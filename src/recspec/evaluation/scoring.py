@@ -50,14 +50,8 @@ class Ranker(Protocol):
         """(R, N) scores of every item for each user, in an array that the caller may change; the caller bounds R."""
 
 
-class FullRanker(Protocol):
-    """A ranker of all items alone, which tells how it ranks."""
-
-    def score_pairs(self, users: Ids, items: Ids) -> Scores:
-        """See `Ranker`."""
-
-    def score_users(self, users: Ids) -> Scores:
-        """See `Ranker`."""
+class FullRanker(Ranker, Protocol):
+    """A ranker of all items that tells how it ranks."""
 
     def facts(self, ranks: Ranks) -> Mapping[str, object]:
         """Facts on the protocol, on every rank: `stages` in words, and numbers."""

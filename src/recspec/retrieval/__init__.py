@@ -6,10 +6,9 @@ from recspec.retrieval.index import IndexSettings, ItemIndex
 from recspec.retrieval.pipeline import Asked, Candidates, Pipeline, may_bring, rank
 from recspec.retrieval.pipeline_ranker import PipelineRanker
 from recspec.retrieval.raw_catalogue import RawCatalogue
-from recspec.retrieval.retrievers import can_retrieve, has_vectors, item_vectors, request_features, request_vectors
+from recspec.retrieval.retrievers import can_retrieve, has_vectors, item_vectors, request_vectors
 
 __all__ = [
     "Asked", "Candidates", "Filter", "IndexSettings", "ItemIndex", "Pipeline", "PipelineRanker", "RawCatalogue",
-    "can_retrieve", "has_vectors", "index_file", "item_vectors", "may_bring", "rank", "request_features",
-    "request_vectors",
+    "can_retrieve", "has_vectors", "index_file", "item_vectors", "may_bring", "rank", "request_vectors",
 ]  # fmt: skip

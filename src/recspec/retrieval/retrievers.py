@@ -64,12 +64,6 @@ def scores_unseen(model: Model) -> bool:
     return bool(getattr(model, "scores_unseen_items", False))
 
 
-def request_features(model: Model) -> list[str]:
-    """The features that a model reads of a request."""
-    items = {*model.spec.role("item")}
-    return [name for name in model.features() if name not in items]
-
-
 def request_vectors(model: Model, request: Batch) -> Floats:
     """(R, d) vectors of requests, of a model that has vectors."""
     with torch.inference_mode():
