@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -190,6 +190,18 @@ def test_an_index_may_lose_all_its_items_and_get_new_ones() -> None:
     assert held.search([[1, 1, 1]], 4)[1].tolist() == [[7]]
     held.remove([7])
     assert held.search([[1, 1, 1]], 4, allowed=[7], excluded=[[7]])[1].shape == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["exact", "approximate"])
+def test_vectors_of_any_width_are_found(kind: Literal["exact", "approximate"]) -> None:
+    """faiss holds 21 numbers as 24."""
+    pytest.importorskip("faiss")
+    vectors, queries = clustered(21_000, 21)
+    held = ItemIndex.build(vectors, settings=IndexSettings(kind=kind))
+    ids, everyone = np.arange(21_000), np.ones(21_000, bool)
+    expected = by_hand(vectors, ids, queries[:4], 20, everyone, [np.zeros(0)] * 4)
+    found = np.concatenate([held.search(queries[row : row + 1], 20)[1] for row in range(4)])
+    assert (found == expected).mean() == 1 if kind == "exact" else np.isin(found, expected).mean() > 0.9
 
 
 def test_answers_do_not_depend_on_the_number_of_threads() -> None:

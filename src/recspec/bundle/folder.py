@@ -5,6 +5,8 @@ feature_spec.yaml     the specification, without the training files
 weights.safetensors   never pickle
 seen.safetensors      which items each user acted on, and how often each item was chosen (if there are users, items)
 encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left them: raw values in, raw ids out
+pipeline.json         of a pipeline, whose ranker this is: the candidates, and the retrievers that find them
+retrievers/           of a pipeline: a bundle of each retriever, with `index.safetensors` if it has vectors
 manifest.json         the SHA-256 of every other file, compared whenever the bundle is opened
 """
 
@@ -22,6 +24,7 @@ from torch import Tensor
 from recspec import __version__, config
 from recspec.bundle.blend import Blend
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
+from recspec.bundle.pipeline_card import PipelineCard, read_pipeline
 from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
@@ -82,6 +85,8 @@ class Bundle:
     seen: Seen | None = field(default=None, repr=False)
     shards: Shards = field(default_factory=lambda: Shards({}, Placement(), Ranks()), repr=False)
     """The tables that are divided among ranks or lie on the host."""
+    pipeline: PipelineCard | None = None
+    """What makes it a pipeline, whose ranker the model is; None for a model alone."""
 
 
 def save(
@@ -163,7 +168,7 @@ def load(
     shards = divide(model.eval(), here, placement)
     if card.calibration is not None:
         model.calibration = CalibrationMap(card.calibration).to(model.device)
-    return Bundle(model, card, spec, folder, seen, shards)
+    return Bundle(model, card, spec, folder, seen, shards, read_pipeline(folder))
 
 
 def find(path: Path) -> Path:

@@ -68,6 +68,7 @@ def evaluate(
     from recspec.distributed import join
     from recspec.evaluation import EvaluateSettings
     from recspec.evaluation import evaluate as run_evaluation
+    from recspec.retrieval import PipelineRanker
 
     keep_freed_memory()
     spec = FeatureSpec.load(data, allow_outside=allow_outside)
@@ -79,7 +80,8 @@ def evaluate(
         with stages(show=ranks.is_first) as progress:
             others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in dict.fromkeys(against or ())}
             report = run_evaluation(trained, spec, split, protocols=protocol, baselines=baselines, settings=chosen,
-                                    against=others, ranks=trained.shards.evaluating, progress=progress)  # fmt: skip
+                                    against=others, ranks=trained.shards.evaluating, progress=progress,
+                                    of_all=PipelineRanker)  # fmt: skip
         if not ranks.is_first:
             return
     if json_output:

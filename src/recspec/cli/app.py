@@ -20,7 +20,7 @@ from recspec.cli.data_commands import check, describe, prepare, synthesize, tran
 from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
-from recspec.cli.pipeline_commands import blend
+from recspec.cli.pipeline_commands import blend, build
 from recspec.cli.recommend_commands import recommend, similar
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
@@ -150,3 +150,4 @@ def main() -> None:
 
 
 pipeline_app.command("blend")(blend)
+pipeline_app.command("build")(build)

@@ -97,9 +97,10 @@ def export(
     settings = ExportSettings(**chosen, tolerance=tolerance, allow_drift=allow_drift, threads=threads, name=name,
                               batch_sizes=sizes("--batch-sizes", batch_sizes))  # fmt: skip
     spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
-    made = run_export(
-        bundle.load(run, verify=verify), out_folder, settings, spec, tell=lambda stage: err.print(f"{stage} ...")
-    )
+    trained = bundle.load(run, verify=verify)
+    if trained.pipeline is not None:
+        err.print("note: of a pipeline the ranker alone is exported, without retrievers and filter")
+    made = run_export(trained, out_folder, settings, spec, tell=lambda stage: err.print(f"{stage} ..."))
     if json_output:
         print_json(made.description)
     else:

@@ -18,6 +18,13 @@ DATA = Option("--data", metavar="DATA", help="Prepared dataset, whose split vali
 LIKE = Option(metavar="BLEND", help="Another blend of the same models: take its forms and weights, and choose nothing.")
 
 
+RETRIEVER = Option("--retriever", metavar="RUN", help="Run or bundle of a model that finds candidates, as PATH or "
+                   "NAME=PATH; repeatable.")  # fmt: skip
+RANKER = Option("--ranker", metavar="RUN", help="Run or bundle of the model that ranks the candidates.")
+FILTER = Option("--filter", metavar="EXPR", help="Expression over columns of the item catalogue; other items are never "
+                "recommended.")  # fmt: skip
+
+
 def blend(
     target: Out,
     runs: Annotated[list[Path], RUNS],
@@ -50,4 +57,34 @@ def blend(
         best = max(made.alone)
         out.print(f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
                   f"({made.users:,} users)")  # fmt: skip
+    out.print(f"wrote {made.bundle}")
+
+
+def build(
+    target: Out,
+    retriever: Annotated[list[str], RETRIEVER],
+    ranker: Annotated[Path, RANKER],
+    candidates: Annotated[int, Option(min=1, max=100_000, help="Items that the ranker scores for a request.")] = 500,
+    filter_text: Annotated[str | None, FILTER] = None,
+    json_output: Json = False,
+    device: Device = "cpu",
+) -> None:
+    """Join retrievers and a ranker: one run that finds candidates among all items, filters them and ranks them."""
+    from recspec.distributed import pick_device
+    from recspec.inference import build_pipeline
+
+    keep_freed_memory()
+    with stages() as progress:
+        made = build_pipeline(target, retriever, ranker, candidates=candidates, filter=filter_text,
+                              device=pick_device(device), progress=progress)  # fmt: skip
+    if json_output:
+        print_json(made.to_dict())
+        return
+    table = titled_table(f"{made.card.candidates:,} candidates, ranked by {made.model}", "retriever", "model", "items",
+                         "search")  # fmt: skip
+    for each in made.retrievers:
+        table.add_row(each.name, each.model, f"{each.items:,}", each.search)
+    out.print(table)
+    if made.card.filter is not None:
+        out.print(f"the filter keeps {made.kept:,} of {made.items:,} items")
     out.print(f"wrote {made.bundle}")

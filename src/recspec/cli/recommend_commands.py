@@ -164,12 +164,15 @@ def _print_items(heading: str, items: Sequence[RecommendedItem], *, whole: bool 
     """A table of items with their scores, whole numbers or logits, and with their reasons if there are any."""
     table = titled_table(heading)
     titled, explained = any(item.title for item in items), any(item.because for item in items)
-    for name in ("", "item", *(["title"] if titled else []), "score", *(["because"] if explained else [])):
-        table.add_column(name, justify="left" if name in ("title", "because") else "right")
+    staged = any(item.retrieved_by is not None for item in items)
+    more = [name for name, is_there in (("because", explained), ("retrieved by", staged)) if is_there]
+    for name in ("", "item", *(["title"] if titled else []), "score", *more):
+        table.add_column(name, justify="left" if name in ("title", *more) else "right")
     for rank, item in enumerate(items, start=1):
         score = f"{item.score:.0f}" if whole and item.boost is None else f"{item.score:.4f}"
         row = [str(rank), str(item.item), *([item.title or ""] if titled else []), score]
-        table.add_row(*row, *([_reasons(item)] if explained else []))
+        told = {"because": _reasons(item), "retrieved by": ", ".join(item.retrieved_by or ())}
+        table.add_row(*row, *(told[name] for name in more))
     out.print(table)
 
 

@@ -13,6 +13,7 @@ from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import Comparison, Evaluation, Interval, Report, Slice, difference, is_lower_better
 from recspec.evaluation.scored_rows import evaluate_rows
 from recspec.evaluation.scoring import (
+    FullRanker,
     ModelRanker,
     Progress,
     as_batch,
@@ -30,6 +31,7 @@ __all__ = [
     "EvaluateSettings",
     "Evaluation",
     "Fitted",
+    "FullRanker",
     "Interval",
     "ItemFit",
     "ModelRanker",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar, cast
@@ -18,11 +18,12 @@ from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
-from recspec.evaluation.scoring import Progress, Ranker, SplitScores, check_same_features, scores_of, silent
+from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
+OfAll = Callable[[Bundle, Question], FullRanker]
 
 BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
@@ -44,11 +45,13 @@ def evaluate(
     against: Mapping[str, Bundle] | None = None,
     ranks: Ranks | None = None,
     progress: Progress = silent,
+    of_all: OfAll | None = None,
 ) -> Report:
     """Evaluate a trained model on a split of a prepared dataset, with baselines for comparison.
 
     The first rank alone fits the baselines, on the positives of the splits that the model was trained on. Models
-    `against` it are evaluated under the same protocols, and compared metric by metric over the same groups.
+    `against` it are evaluated under the same protocols, and compared metric by metric over the same groups. `of_all`
+    makes the ranker of all items of a pipeline, for protocol full.
 
     Raises:
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
@@ -60,10 +63,10 @@ def evaluate(
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
     asked, reads = settings or EvaluateSettings(), trained.model.features()
     question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
-    model = run_protocols(scores_of(informed(trained.model, question), question, ranks, progress), beyond=True)
+    model = run_protocols(_answers(trained, question, ranks, progress, of_all), beyond=True)
     found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
     others = {
-        name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress)
+        name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
         for name, other in (against or {}).items()
     }
     draws = asked.bootstrap or DRAWS
@@ -77,11 +80,21 @@ def evaluate(
     return Report(split, model, beside, missing, chosen_by=chosen_by, intervals=found, against=compared)
 
 
-def _evaluated_as(question: Question, other: Bundle, ranks: Ranks, progress: Progress) -> Evaluation:
+def _answers(
+    trained: Bundle, question: Question, ranks: Ranks, progress: Progress, of_all: OfAll | None
+) -> SplitScores:
+    """The scores of a bundle's model, and of a pipeline's stages."""
+    found = scores_of(informed(trained.model, question), question, ranks, progress)
+    return replace(found, of_all=of_all(trained, question)) if of_all and trained.pipeline is not None else found
+
+
+def _evaluated_as(
+    question: Question, other: Bundle, ranks: Ranks, progress: Progress, of_all: OfAll | None
+) -> Evaluation:
     """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
     check_same_features(other.model, question.spec)
     own = question.read_by(other.model.features())
-    return run_protocols(scores_of(informed(other.model, own), own, ranks, progress), beyond=True)
+    return run_protocols(_answers(other, own, ranks, progress, of_all), beyond=True)
 
 
 def evaluate_model(

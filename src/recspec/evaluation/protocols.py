@@ -12,7 +12,7 @@ protocol's name, and `Evaluation.protocols` describes the candidates. Several ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +38,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
     for protocol in chosen:
         if protocol == "rows":
             result = _with_rows(result, answers)
+            result.protocols["rows"].update(_facts_of_stages(answers, protocol))
             if slices := slices_of_rows(answers):
                 result.slices["rows"] = slices
             continue
@@ -67,6 +68,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
             **({"certain": list(certain)} if certain else {}),
             **({"repeats_left_out": repeats[0], "of_positives": repeats[1]} if repeats[0] else {}),
             **_facts_of_choices(answers, protocol),
+            **_facts_of_stages(answers, protocol),
         }
         if slices := slices_of_ranking(question, protocol, ranked, partial(values_of, ks=ks)):
             result.slices[protocol] = slices
@@ -115,6 +117,13 @@ def _facts_of_choices(answers: SplitScores, protocol: str) -> dict[str, object]:
         facts["cold_targets_dropped"] = int((cold & question.rows.labels).sum()) if of_lists else question.num_cold
         facts["cold_items"] = int(question.cold_items[question.first_item :].sum())
     return facts
+
+
+def _facts_of_stages(answers: SplitScores, protocol: str) -> Mapping[str, object]:
+    """What is measured of a pipeline; nothing of a model alone."""
+    if answers.of_all is None:
+        return {}
+    return answers.of_all.facts(answers.ranks) if protocol == "full" else {"stages": "the ranker alone"}
 
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:

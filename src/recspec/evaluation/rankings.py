@@ -87,7 +87,7 @@ def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
     Ranks take shares of the users, and join the results.
     """
     question, ranks = answers.question, answers.ranks
-    truth, ranker = question.truth, answers.ranker()
+    truth, ranker = question.truth, answers.of_all or answers.ranker()
     users = question.ranked_users
     step = max(1, SCORES_PER_BLOCK // truth.num_items)
     starts = range(0, len(users), step)

@@ -154,11 +154,16 @@ class Report:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each reason to leave something out, and for each baseline fitted on a part of the rows."""
+        """A line for each reason to leave something out, protocol of a pipeline, and partly fitted baseline."""
         by_reason: dict[str, list[str]] = {}
         for name, why in self.not_fitted.items():
             by_reason.setdefault(why, []).append(name)
         notes = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        for name, facts in self.model.protocols.items():
+            if "stages" in facts:
+                recall = facts.get("candidates_recall")
+                share = "" if recall is None else f"; the candidates hold {recall:.4f} of the positives"
+                notes.append(f"protocol {name} measures {facts['stages']}{share}")
         notes += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
         for name, found in self.beside.items():
             rows, of_rows = (_count(found.fitted, each) for each in ("rows", "of_rows"))

@@ -50,6 +50,13 @@ class Ranker(Protocol):
         """(R, N) scores of every item for each user, in an array that the caller may change; the caller bounds R."""
 
 
+class FullRanker(Ranker, Protocol):
+    """A ranker of all items that tells how it ranks."""
+
+    def facts(self, ranks: Ranks) -> Mapping[str, object]:
+        """Facts on the protocol, on every rank: `stages` in words, and numbers."""
+
+
 class ModelRanker:
     """A model as a ranker: the request of each user's first positive row, joined with every item's features."""
 
@@ -84,7 +91,11 @@ class ModelRanker:
     def scores(self, users: Ids) -> Tensor:
         """`score_users` as a tensor on the model's device."""
         with _scoring(self.model):
-            return self.model.score_items(take(self.requests, self._rows_of(users)), self.items).float()
+            return self.model.score_items(self.request_of(users), self.items).float()
+
+    def request_of(self, users: Ids) -> Batch:
+        """The features of each user's request."""
+        return take(self.requests, self._rows_of(users))
 
     def _rows_of(self, users: Ids) -> Tensor:
         return torch.from_numpy(self._row[users]).to(self.device)
@@ -102,6 +113,7 @@ class SplitScores:
     ranks: Ranks = field(default_factory=Ranks)
     progress: Progress = silent
     known_by: str = ""  # the events of users that the scores depend on, in words
+    of_all: FullRanker | None = None  # ranks all items in protocol full, where `ranker` does not
 
     def of_candidates(self) -> Scores:
         """(rows,) scores of the candidates of `sampled`: the split's rows, or else the drawn pairs."""

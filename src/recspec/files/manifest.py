@@ -25,7 +25,7 @@ log = logging.getLogger("recspec.manifest")
 
 def write(folder: Path) -> str:
     """Write the manifest of all files of the folder; returns its digest."""
-    files = {name: _digest(folder / name) for name in _names(folder)}
+    files = {name: _digest(folder / name) for name in names(folder)}
     text = json.dumps({"format": FORMAT, "files": files}, indent=2, sort_keys=True) + "\n"
     with whole_file(folder / FILE_NAME) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -37,15 +37,15 @@ def check(folder: Path) -> str | None:
 
     Raises BundleError, naming every file that is missing, changed, added or special, or leads outside the folder.
     """
-    names = set(_names(folder))
+    there = set(names(folder))
     if not (folder / FILE_NAME).exists() and not (folder / FILE_NAME).is_symlink():
         why = "an older version of recspec wrote it, or the file was removed"
         log.warning("%s: has no %s, so its files can't be checked: %s", folder, FILE_NAME, why)
         return None
     listed, digest = _read(folder)
-    problems = [f"'{name}' is missing" for name in listed if name not in names]
-    problems += [f"'{name}' is not in {FILE_NAME}" for name in names if name not in listed]
-    changed = [name for name in listed if name in names and _digest(folder / name) != listed[name]]
+    problems = [f"'{name}' is missing" for name in listed if name not in there]
+    problems += [f"'{name}' is not in {FILE_NAME}" for name in there if name not in listed]
+    changed = [name for name in listed if name in there and _digest(folder / name) != listed[name]]
     problems += [f"'{name}' was changed: its SHA-256 is not the one in {FILE_NAME}" for name in changed]
     if problems:
         advice = "restore them or write it again, or pass --no-verify if you changed them"
@@ -71,10 +71,13 @@ def _read(folder: Path) -> tuple[dict[str, str], str]:
     return files, digest
 
 
-def _names(folder: Path) -> Iterator[str]:
-    """Files of a folder and its subfolders, sorted, without hidden ones; an error names all forbidden paths."""
+def names(folder: Path) -> Iterator[str]:
+    """The files that a manifest lists: those of a folder and its subfolders, sorted, without hidden ones.
+
+    Raises BundleError, naming every file that is special, or leads outside the folder.
+    """
     problems: list[str] = []
-    names: list[str] = []
+    found: list[str] = []
 
     def walk(below: str) -> None:
         for child in sorted((folder / below).iterdir()):
@@ -89,12 +92,12 @@ def _names(folder: Path) -> Iterator[str]:
             if child.is_dir():
                 walk(f"{name}/")
             else:
-                names.append(name)
+                found.append(name)
 
     walk("")
     if problems:
         raise BundleError.of(str(folder), problems)
-    return iter(names)
+    return iter(found)
 
 
 def _digest(file: Path) -> str:

@@ -4,13 +4,14 @@ from recspec.inference import requests
 from recspec.inference.answer_files import predict_file, predict_split, read_users, recommend_to_parquet
 from recspec.inference.catalogue import ROLES
 from recspec.inference.directory import Directory
+from recspec.inference.pipeline_building import Built, build_pipeline
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems
 from recspec.inference.request_rows import Row, known_columns, table_of
 from recspec.inference.wanted import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, Wanted
 
 __all__ = [
-    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "ROLES", "Directory", "Predictor",
-    "Recommendation", "RecommendedItem", "Row", "SimilarItems", "Wanted", "known_columns", "predict_file",
-    "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
+    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "ROLES", "Built", "Directory",
+    "Predictor", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "Wanted", "build_pipeline",
+    "known_columns", "predict_file", "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
 ]  # fmt: skip

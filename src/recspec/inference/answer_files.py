@@ -168,8 +168,8 @@ def recommend_to_parquet(
 ) -> tuple[int, int]:
     """Write the best items of some users, or of all (None), to Parquet, in blocks of bounded memory.
 
-    `wanted` is what is asked for each of them. Columns: user, known, rank (from 1), item, title, score; one row an
-    item. Returns the number of users, and how many of them are unknown.
+    `wanted` is what is asked for each of them. Columns: user, known, rank (from 1), item, title, score, and of a
+    pipeline retrieved_by; one row an item. Returns the number of users, and how many of them are unknown.
     """
     recommender, known = predictor.recommender, predictor.catalogues
     asked = recommender.check(wanted)  # raises for a model that can't recommend
@@ -182,7 +182,8 @@ def recommend_to_parquet(
         raw = pa.array(users, pa.int64()) if whole else pa.array([str(user) for user in users], pa.string())
     item = known.raw_ids("item", np.zeros(0, np.int64)).type
     kinds = {"user": raw.type, "known": pa.bool_(), "rank": pa.int32(), "item": item}
-    schema = pa.schema({**kinds, "title": pa.string(), "score": pa.float32()})
+    staged = {} if predictor.pipeline is None else {"retrieved_by": pa.list_(pa.string())}
+    schema = pa.schema({**kinds, "title": pa.string(), "score": pa.float32(), **staged})
     with parquet_writer(out, schema) as write:
         for part in recommender.blocks(len(ids)):
             columns = _recommendations(predictor, raw[part], ids[part], asked)
@@ -198,4 +199,8 @@ def _recommendations(predictor: Predictor, users: pa.Array, ids: NDArray[np.int6
     rows, ranks = np.nonzero(kept)
     items, known = picked.items[kept], ids[rows] >= predictor.users.first_id
     raw, titles = predictor.catalogues.raw_ids("item", items), predictor.items.titles_of(items)
-    return [users.take(pa.array(rows)), known, ranks.astype(np.int32) + 1, raw, titles, picked.scores[kept]]
+    columns = [users.take(pa.array(rows)), known, ranks.astype(np.int32) + 1, raw, titles, picked.scores[kept]]
+    if predictor.pipeline is not None and picked.brought_by is not None:
+        names = map(predictor.pipeline.names_of, picked.brought_by[kept].tolist())
+        columns.append(pa.array([list(each) for each in names], pa.list_(pa.string())))
+    return columns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,9 @@ class Choice:
     basket: NDArray[np.int64] | None = None
     """Known items of the basket, oldest first; None without a basket."""
     notes: tuple[str, ...] = ()
+    kept: NDArray[np.bool_] | None = None  # (N,) kept by the filter; None without one
+    left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Items that are excluded, or of the basket."""
     unknown: int = 0
     """Items that would be allowed if the model knew anything of them."""
 
@@ -57,21 +60,23 @@ class Chooser:
         allowed = np.ones(self._known.spec.num_ids(self._known.spec.item_id), bool)
         allowed[:first] = False
         notes = []
-        if wanted.filter is not None and (kept := self._mask(wanted.filter, "", problems)) is not None:
+        kept = None if wanted.filter is None else self._mask(wanted.filter, "", problems)
+        if kept is not None:
             allowed &= kept
-        excluded, note = self.known_items(wanted.exclude, "excluded")
-        allowed[excluded] = False
+        left_out, note = self.known_items(wanted.exclude, "excluded")
         notes += note
         basket = None
         if wanted.items:
             basket, note = self.known_items(wanted.items, "basket")
             notes += note
             if not wanted.include_seen:
-                allowed[basket] = False
+                left_out = np.concatenate([left_out, basket])
+        allowed[left_out] = False
         boosts = self._boosts(wanted.boosts, len(allowed), problems)
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
         left = allowed & self._scorable
-        return Choice(left, boosts, groups, first, basket, tuple(notes), int(allowed.sum() - left.sum()))
+        unknown = int(np.count_nonzero(allowed) - np.count_nonzero(left))
+        return Choice(left, boosts, groups, first, basket, tuple(notes), kept, left_out, unknown)
 
     def known_items(self, items: Sequence[RawId], what: str) -> tuple[NDArray[np.int64], list[str]]:
         """Prepared ids of those items that are known, and a note on the others."""

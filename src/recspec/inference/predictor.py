@@ -23,6 +23,7 @@ from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.row_files import ROWS
 from recspec.inference.similar import similar
 from recspec.inference.wanted import Wanted
+from recspec.retrieval import Pipeline
 
 
 class Predictor:
@@ -31,7 +32,8 @@ class Predictor:
     Unknown values get id 0 and are reported. An unknown user gets the most popular items.
     """
 
-    def __init__(self, trained: Bundle, device: torch.device) -> None:
+    def __init__(self, trained: Bundle, device: torch.device, *, mapped: bool = True) -> None:
+        self._mapped = mapped
         self.bundle, self.spec, self.device = trained, trained.spec, device
         self.model = trained.model.eval()
         self.model.prepare_for_inference()
@@ -40,14 +42,16 @@ class Predictor:
         self.row_encoder = RowEncoder(self.catalogues, self.model.features())
 
     @classmethod
-    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True) -> Predictor:
+    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True, mapped: bool = True) -> Predictor:
         """Open a bundle, or a run that holds one; with `verify`, compare its files with its manifest.
+
+        With `mapped`, the item indexes of a pipeline stay in their files until they are read.
 
         Raises:
             BundleError: if there is none, or it is damaged.
         """
         chosen = pick_device(device)
-        return cls(bundle.load(path, device=chosen, verify=verify), chosen)
+        return cls(bundle.load(path, device=chosen, verify=verify), chosen, mapped=mapped)
 
     def predict(self, rows: pa.Table) -> tuple[NDArray[np.float32], Predictions]:
         """Probability (B,) of the label for each of B raw rows, and a report on what was unknown in them.
@@ -76,7 +80,12 @@ class Predictor:
     @cached_property
     def recommender(self) -> Recommender:
         """Scores every item for users, baskets and contexts."""
-        return Recommender(self.bundle, self.catalogues, self.row_encoder)
+        return Recommender(self.bundle, self.catalogues, self.row_encoder, self.pipeline)
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        """The retrievers of a pipeline, whose ranker is the model; None for a model alone."""
+        return None if self.bundle.pipeline is None else Pipeline.open(self.bundle, mapped=self._mapped)
 
     def recommend(
         self, wanted: Wanted | Sequence[str | int], *, k: int = 10, include_seen: bool = False

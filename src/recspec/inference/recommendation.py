@@ -27,11 +27,14 @@ class RecommendedItem:
     score: float
     boost: float | None = None
     because: Explanation | None = None
+    retrieved_by: tuple[str, ...] | None = None
+    """Of a pipeline: the retrievers that brought it, or popularity."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON; without what was not asked for."""
         because = None if self.because is None else self.because.to_dict()
-        optional = {"boost": self.boost, "because": because}
+        retrieved_by = None if self.retrieved_by is None else list(self.retrieved_by)
+        optional = {"boost": self.boost, "because": because, "retrieved_by": retrieved_by}
         given = {name: value for name, value in optional.items() if value is not None}
         return {"item": self.item, "title": self.title, "score": self.score, **given}
 
@@ -76,14 +79,17 @@ def described(
     scores: NDArray[np.float32],
     boosts: NDArray[np.float32] | None = None,
     because: Sequence[Explanation | None] = (),
+    retrieved_by: Sequence[tuple[str, ...]] | None = None,
 ) -> tuple[RecommendedItem, ...]:
     """Items with their raw ids and titles."""
     raw, titles = known.raw_ids("item", items).to_pylist(), known.items.titles_of(items).to_pylist()
     parts = [None] * len(items) if boosts is None else [round(boost, 6) for boost in boosts.tolist()]
     reasons = because or [None] * len(items)
+    names = [None] * len(items) if retrieved_by is None else retrieved_by
+    parts_of_items = zip(raw, titles, scores.tolist(), parts, reasons, names, strict=True)
     return tuple(
-        RecommendedItem(item, title, round(score, 6), boost, reason)
-        for item, title, score, boost, reason in zip(raw, titles, scores.tolist(), parts, reasons, strict=True)
+        RecommendedItem(item, title, round(score, 6), boost, reason, brought)
+        for item, title, score, boost, reason, brought in parts_of_items
     )
 
 

@@ -24,8 +24,10 @@ from recspec.inference.item_vectors import item_vectors
 from recspec.inference.ranking import ranked
 from recspec.inference.recommendation import Recommendation, RecommendedItem, described, notes_of
 from recspec.inference.requesters import AnsweredBy, Context, Requesters
+from recspec.inference.retrieving import Retrieving, Scored
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.wanted import RawId, Wanted
+from recspec.retrieval import Pipeline
 
 SCORES = 1 << 24
 """Scores of users x items held at once: 64 MB."""
@@ -50,14 +52,16 @@ class Picked:
     scores: NDArray[np.float32]  # (R, k)
     boosts: NDArray[np.float32] | None  # (R, k)
     answered_by: tuple[AnsweredBy, ...]
+    brought_by: NDArray[np.uint16] | None = None  # (R, k) of a pipeline; see `retrieval.Candidates`
 
 
 class Recommender:
     """Recommends items to users, baskets and contexts."""
 
-    def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder) -> None:
+    def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder, pipeline: Pipeline | None = None) -> None:
         self._bundle, self._known, self._device = trained, known, known.device
         self.requesters = Requesters(trained.model, known, rows)
+        self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, self.requesters)
 
     @property
     def seen(self) -> Seen:
@@ -141,26 +145,38 @@ class Recommender:
         items = np.full((len(users), width), -1, np.int64)
         scores = np.full((len(users), width), -np.inf, np.float32)
         boosts = np.zeros((len(users), width), np.float32) if asked.choice.boosts is not None else None
+        brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
         for how in dict.fromkeys(answered_by):
             rows = np.array([place for place, each in enumerate(answered_by) if each == how])
-            candidates, ids = self._candidates(users[rows], how, asked)
-            found = ranked(candidates, ids, width, asked.choice, diversity=asked.wanted.diversity, vectors=self.vectors
-                           if asked.wanted.diversity and asked.wanted.diverse_by is None else None)  # fmt: skip
+            candidates = self._candidates(users[rows], how, asked)
+            by_vectors = bool(asked.wanted.diversity) and asked.wanted.diverse_by is None
+            found = ranked(candidates.scores, candidates.ids, width, asked.choice, diversity=asked.wanted.diversity,
+                           vectors=self.vectors if by_vectors else None)  # fmt: skip
             items[rows], scores[rows] = found.items, found.scores
             if boosts is not None:
                 boosts[rows] = found.boosts
-        return Picked(items, scores, boosts, answered_by)
+            if brought is not None:
+                brought[rows] = candidates.brought(found.items)
+        return Picked(items, scores, boosts, answered_by, brought)
 
     def _answered_by(self, asked: Asked) -> tuple[AnsweredBy, AnsweredBy]:
         """What known users and others are answered by."""
         of_known, of_others = self.requesters.answered_by(asked.context)
+        reads = self.retrieving is not None and self.retrieving.reads_basket(asked.context)
+        if reads and of_others in ("basket_vectors", "popularity") and self.requesters.knows_strangers:
+            of_others = "basket"
         if of_others == "basket_vectors" and self.vectors is None:
             of_others = "popularity"
         return of_known, of_others
 
-    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, asked: Asked) -> tuple[Tensor, Tensor]:
-        """Scores (R, C) of the candidates, and their ids (R, C) ascending in each row; -inf leaves a candidate out."""
+    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, asked: Asked) -> Scored:
+        """The candidates of R users, all known or none, with the scores by which they are ranked."""
         first, seen = self._known.items.first_id, self.seen
+        if self.retrieving is not None and how not in ("popularity", "basket_vectors"):
+            wanted = asked.wanted
+            return self.retrieving.scored(
+                users, asked.context, asked.choice, wanted.k, include_seen=wanted.include_seen
+            )
         if how == "popularity":
             scores = seen.counts[first:].float().repeat(len(users), 1)
             scores[scores == 0] = -torch.inf
@@ -176,7 +192,13 @@ class Recommender:
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
             scores[rows[known], columns[known]] = -torch.inf
-        return scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1)
+        brought = None
+        if self.retrieving is not None:
+            pipeline = self.retrieving.pipeline
+            if pipeline.kept is not None:
+                scores[:, ~torch.from_numpy(pipeline.kept[first:])] = -torch.inf
+            brought = np.full(scores.shape, pipeline.popularity_bit if how == "popularity" else 0, np.uint16)
+        return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought)
 
     def _scores(self, users: NDArray[np.int64], context: Context) -> Tensor:
         """The model's scores (R, N) of every item of the catalogue."""
@@ -203,9 +225,13 @@ class Recommender:
             if asked.wanted.explain:
                 own = scores if boosts is None else scores - boosts
                 because = self.explainer.explain(int(ids[row]), how, asked.context, items, own)
-            found = described(self._known, items, scores, boosts, because)
+            names = None
+            if self.retrieving is not None and picked.brought_by is not None:
+                names = [self.retrieving.pipeline.names_of(bits) for bits in picked.brought_by[row, kept].tolist()]
+            found = described(self._known, items, scores, boosts, because, names)
+            brings = self.retrieving is not None and self.retrieving.pipeline.brings_unseen
             notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), has_basket=has_basket,
-                             unseen=asked.choice.unknown)  # fmt: skip
+                             unseen=0 if brings else asked.choice.unknown)  # fmt: skip
             unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)

@@ -137,6 +137,14 @@ class Ials(FittedItemModel):
             users[rows] = torch.linalg.solve(normal, (confidence * of_items).sum(1))
         self.users = users.float()
 
+    def request_vector(self, users: Tensor) -> Tensor:
+        """(R, d) factors of users."""
+        return self.users[users]
+
+    def item_vectors(self) -> Tensor:
+        """(N, d) factors of all items: a score is the product of both."""
+        return self.items
+
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         return (self.users[users] * self.items[items]).sum(1)
 

@@ -1,8 +1,14 @@
-"""The item index, and filters over the columns of a catalogue."""
+"""The item index, filters over the columns of a catalogue, and the retrievers of a pipeline."""
 
 from recspec.retrieval import index_file
 from recspec.retrieval.filters import Filter
 from recspec.retrieval.index import IndexSettings, ItemIndex
+from recspec.retrieval.pipeline import Asked, Candidates, Pipeline, may_bring, rank
+from recspec.retrieval.pipeline_ranker import PipelineRanker
 from recspec.retrieval.raw_catalogue import RawCatalogue
+from recspec.retrieval.retrievers import can_retrieve, has_vectors, item_vectors, request_vectors
 
-__all__ = ["Filter", "IndexSettings", "ItemIndex", "RawCatalogue", "index_file"]
+__all__ = [
+    "Asked", "Candidates", "Filter", "IndexSettings", "ItemIndex", "Pipeline", "PipelineRanker", "RawCatalogue",
+    "can_retrieve", "has_vectors", "index_file", "item_vectors", "may_bring", "rank", "request_vectors",
+]  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import require_extra
-from recspec.retrieval.flat import FlatRows, Floats, Ids, Mask, scanned, selected
+from recspec.retrieval.flat import FlatRows, Floats, Ids, Mask, coded_width, scanned, selected, widened
 
 ROWS_PER_CENTROID = 64  # that the centroids are computed from
 BLOCK = 1 << 16  # rows that are assigned or added at once
@@ -46,14 +46,14 @@ class InvertedLists:
     @cached_property
     def _lists(self) -> Any:
         faiss = require_extra("faiss", "retrieval")
-        quantizer = _quantizer(self.centroids)
-        dim, kind = self.centroids.shape[1], faiss.ScalarQuantizer.QT_bf16
+        quantizer = _quantizer(widened(self.centroids))
+        dim, kind = coded_width(self.centroids.shape[1]), faiss.ScalarQuantizer.QT_bf16
         lists = faiss.IndexIVFScalarQuantizer(
             quantizer, dim, len(self.centroids), kind, faiss.METRIC_INNER_PRODUCT, False
         )
         lists.is_trained = True
         for start in range(0, len(self.rows), BLOCK):
-            vectors = np.ascontiguousarray(self.rows.vectors[start : start + BLOCK])
+            vectors = widened(self.rows.vectors[start : start + BLOCK])
             of_lists = self.assignments[start : start + BLOCK].astype(np.int64)
             ids = np.arange(start, start + len(vectors))
             lists.add_core(len(vectors), faiss.swig_ptr(vectors), faiss.swig_ptr(ids), faiss.swig_ptr(of_lists))

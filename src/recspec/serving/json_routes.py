@@ -227,7 +227,16 @@ async def _describe(repository: Repository, name: str) -> dict[str, Any]:
             "raw": predictor is not None,
             "columns": [{**_named(port), "is_list": port.is_list} for port in ports],
             "features": [{**_named(port), "width": port.width, "num_ids": port.num_ids} for port in features],
+            "pipeline": _stages(predictor),
         }
+
+
+def _stages(predictor: Predictor | None) -> dict[str, Any] | None:
+    """How a pipeline finds candidates; None for a model alone."""
+    card = None if predictor is None else predictor.bundle.pipeline
+    if card is None:
+        return None
+    return {"candidates": card.candidates, "filter": card.filter, "retrievers": [each.name for each in card.retrievers]}
 
 
 def _named(port: Port) -> dict[str, str]:

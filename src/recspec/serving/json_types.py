@@ -196,6 +196,7 @@ class RecommendedItem(RankedScore):
 
     boost: float | None = None
     because: Explanation | None = None
+    retrieved_by: list[str] | None = None
 
 
 class Recommendation(Scored):
@@ -263,6 +264,14 @@ class ModelFeature(Answer):
     num_ids: int | None
 
 
+class ServedPipeline(Answer):
+    """How a pipeline finds the candidates that its model ranks."""
+
+    candidates: int
+    filter: str | None
+    retrievers: list[str]
+
+
 class ServedModel(Answer):
     """A model, the requests that it answers, and its inputs."""
 
@@ -274,6 +283,7 @@ class ServedModel(Answer):
     raw: bool
     columns: list[RawColumn]
     features: list[ModelFeature]
+    pipeline: ServedPipeline | None
 
 
 class Models(Answer):

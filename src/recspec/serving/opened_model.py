@@ -145,7 +145,7 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
             why = "exported with --form ranker, which takes one request a call; take --form rows"
             raise BundleError(f"{folder}: {why}")
     else:
-        predictor = _detached(Predictor.open(folder, device=settings.device, verify=settings.verify))
+        predictor = _detached(Predictor.open(folder, device=settings.device, verify=settings.verify, mapped=False))
         torch_model = TorchModel(predictor)
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note = _fastest(folder, torch_model, settings)
@@ -192,9 +192,11 @@ def _detached(predictor: Predictor) -> Predictor:
 
     Weights are mapped from their file; truncating that file, as `cp` does, would end the process with SIGBUS.
     """
+    retrievers = predictor.pipeline.retrievers if predictor.pipeline is not None else ()
     with torch.no_grad():
-        for tensor in (*predictor.model.parameters(), *predictor.model.buffers()):
-            tensor.data = tensor.data.clone()
+        for model in (predictor.model, *(each.model for each in retrievers)):
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.data = tensor.data.clone()
     seen = predictor.bundle.seen
     if seen is not None:
         kept = Seen(seen.offsets.clone(), seen.items.clone(), seen.counts.clone())

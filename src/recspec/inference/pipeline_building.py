@@ -1,0 +1,255 @@
+"""A pipeline from trained runs: the ranker's bundle, with the retrievers' bundles and their indexes in it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recspec.batch import Batch
+from recspec.bundle import Bundle, PipelineCard, RetrieverCard, pipeline_card
+from recspec.bundle import folder as bundle
+from recspec.encoding import Encoders
+from recspec.errors import BundleError, RequestError, SettingsError, listed, shortened
+from recspec.evaluation import id_feature
+from recspec.files import PathError, copy, local, manifest, whole_folder
+from recspec.inference.catalogue import Catalogues
+from recspec.models import ItemModel
+from recspec.retrieval import (
+    ItemIndex,
+    RawCatalogue,
+    can_retrieve,
+    has_vectors,
+    index_file,
+    item_vectors,
+    may_bring,
+    request_vectors,
+)
+from recspec.storage import companions
+
+BUNDLE = "bundle"
+SAMPLE = 1_024
+"""Users whose vectors are typical queries of an index."""
+
+Progress = Callable[[str, float, float | None], None]
+
+
+@dataclass(frozen=True)
+class BuiltRetriever:
+    """One retriever of a new pipeline."""
+
+    name: str
+    run: Path
+    model: str
+    items: int
+    """Items that it may bring."""
+    search: str
+    """How it finds them."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A new pipeline."""
+
+    bundle: Path
+    ranker: Path
+    model: str
+    card: PipelineCard
+    retrievers: Sequence[BuiltRetriever]
+    items: int
+    kept: int
+    """Items that the filter keeps."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "bundle": str(self.bundle),
+            "candidates": self.card.candidates,
+            "filter": self.card.filter,
+            "items": self.items,
+            "kept_by_the_filter": self.kept,
+            "retrievers": [{**vars(each), "run": str(each.run)} for each in self.retrievers],
+            "ranker": {"run": str(self.ranker), "model": self.model},
+        }
+
+
+def build_pipeline(
+    target: Path,
+    retrievers: Sequence[str],
+    ranker: Path,
+    *,
+    candidates: int = 500,
+    filter: str | None = None,
+    device: torch.device | None = None,
+    progress: Progress = lambda _stage, _done, _total: None,
+) -> Built:
+    """Write a pipeline to `target/bundle`: retrievers find candidates, and the ranker orders them.
+
+    Args:
+        target: folder of the new run.
+        retrievers: runs or bundles as PATH or NAME=PATH; by default a retriever is called as its model.
+        ranker: the run or bundle that ranks the candidates.
+        candidates: items that the ranker scores for each request.
+        filter: expression over the columns of the item catalogue; other items are never candidates.
+        device: where vectors are computed.
+        progress: called with a stage, the amount done and the whole amount.
+
+    Raises:
+        SettingsError: naming every run that can't take part, and why.
+        BundleError: if a run holds no bundle, or a damaged one.
+    """
+    target = local(target, "OUT")
+    if (target / BUNDLE).exists():
+        raise SettingsError(f"{target}: holds a run already; name another folder")
+    first = bundle.load(ranker, device=device)
+    named = [_named(text) for text in retrievers]
+    trained = [bundle.load(path, device=device) for _, path in named]
+    _check(ranker, first, [path for _, path in named], trained)
+    names = _names([name for name, _ in named], [each.card.model for each in trained], candidates)
+    cards = [
+        RetrieverCard(name=name, has_index=has_vectors(each.model)) for name, each in zip(names, trained, strict=True)
+    ]
+    card = PipelineCard(candidates=candidates, filter=filter, retrievers=tuple(cards))
+    encoders = Encoders.load(first.folder) if first.spec.metadata.get("encoders") else None
+    known = Catalogues(first.spec, encoders, torch.device("cpu") if device is None else device)
+    kept = _num_kept(first, encoders, filter)
+    found = []
+    with whole_folder(target / BUNDLE) as folder:
+        _copy(first, folder)
+        for number, (name, each, (_, path)) in enumerate(zip(names, trained, named, strict=True)):
+            progress("retrievers", number, len(trained))
+            where = folder / pipeline_card.RETRIEVERS / name
+            _copy(each, where, without=("seen.safetensors",))
+            mask = _brings(each, first)
+            note = f"all {int(mask.sum()):,} items are scored"
+            if has_vectors(each.model):
+                each.model.eval().prepare_for_inference()
+                index = _index(each, known, mask)
+                index_file.save(index, where)
+                note = index.note
+            found.append(BuiltRetriever(name, path, each.card.model, int(mask.sum()), note))
+        text = card.model_dump_json(indent=2) + "\n"
+        (folder / pipeline_card.FILE_NAME).write_text(text, encoding="utf-8")
+        manifest.write(folder)
+    progress("retrievers", 1, 1)
+    return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept)
+
+
+def _named(text: str) -> tuple[str, Path]:
+    """The name of `NAME=PATH`, empty for a path alone, and the path."""
+    name, equals, path = text.partition("=")
+    return (name, Path(path)) if equals and "/" not in name else ("", Path(text))
+
+
+def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list[str]:
+    """The retrievers' names: those given, or the models', with a number behind a model that is there again."""
+    strange = [name for name in given if name and not re.fullmatch(pipeline_card.NAME, name)]
+    problems = [f"'{shortened(name)}': expected a name of letters, digits, _ and -" for name in strange]
+    problems += [f"two retrievers are called '{name}'" for name in sorted({*given} - {""}) if given.count(name) > 1]
+    if not 1 <= len(given) <= pipeline_card.MOST_RETRIEVERS:
+        problems.append(f"{len(given)} retrievers; expected 1 to {pipeline_card.MOST_RETRIEVERS}")
+    if not 1 <= candidates <= pipeline_card.MOST_CANDIDATES:
+        problems.append(f"{candidates} candidates; expected 1 to {pipeline_card.MOST_CANDIDATES:,}")
+    if problems:
+        raise SettingsError.of("pipeline build", problems)
+    made: list[str] = []
+    for name, model in zip(given, models, strict=True):
+        free = (f"{model}_{number}" if number > 1 else model for number in range(1, 2 * len(models) + 2))
+        made.append(name or next(each for each in free if each not in (*made, *given)))
+    return made
+
+
+def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence[Bundle]) -> None:
+    """Refuse what can't take part, and runs of unlike data."""
+    problems = []
+    lacks = [role for role in ("user", "item") if id_feature(first.spec, role) is None]
+    if lacks or first.seen is None:
+        problems.append(f"{ranker}: the ranker knows no {' and no '.join(lacks) or 'users and items'}")
+    problems += [
+        f"{path}: is a pipeline; name the runs that it was made of"
+        for path, each in zip((ranker, *paths), (first, *trained), strict=True)
+        if each.pipeline is not None
+    ]
+    problems += [
+        f"{path}: {each.card.model} finds no candidates, because it scores rows by their features; a retriever has "
+        "vectors of requests and items, or ranks items by the users' events"
+        for path, each in zip(paths, trained, strict=True)
+        if not can_retrieve(each.model)
+    ]
+    own = {*first.model.features()}
+    for path, each in zip(paths, trained, strict=True):
+        lacking = [name for name in each.model.features() if name in each.spec.role("context") and name not in own]
+        if lacking:
+            problems.append(f"{path}: reads {listed(lacking)} of a request's context, which the ranker does not read; "
+                            "take a ranker that does")  # fmt: skip
+    ours = _digests(first)
+    problems += [
+        f"{path}: was trained on other data than {ranker}; train both on one prepared folder"
+        for path, each in zip(paths, trained, strict=True)
+        if each.spec.content_hash() != first.spec.content_hash() or _digests(each) != ours
+    ]
+    if problems:
+        raise SettingsError.of("pipeline build", problems)
+
+
+def _digests(trained: Bundle) -> dict[str, str]:
+    """The SHA-256 of what `prepare` left in a bundle: vocabularies, encoders and catalogues, which give ids meaning."""
+    found = {}
+    for name in companions(trained.spec):
+        path = trained.spec.beside(name)
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                with file.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                found[str(file.relative_to(trained.spec.folder))] = digest
+    return found
+
+
+def _num_kept(first: Bundle, encoders: Encoders | None, text: str | None) -> int:
+    """How many items the filter keeps."""
+    spec = first.spec
+    total = spec.num_ids(spec.item_id) - int(spec.reserves_unknown(spec.item_id))
+    if text is None:
+        return total
+    try:
+        count = int(RawCatalogue(spec, encoders).mask(text).sum())
+    except RequestError as error:
+        raise SettingsError.of("pipeline build: filter", error.problems) from None
+    if not count:
+        raise SettingsError(f"pipeline build: --filter {text!r} keeps none of the {total:,} items")
+    return count
+
+
+def _brings(each: Bundle, first: Bundle) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    assert first.seen is not None
+    counts = first.seen.counts.numpy().astype(np.int64)
+    return may_bring(each.model, counts, int(first.spec.reserves_unknown(first.spec.item_id)))
+
+
+def _index(each: Bundle, known: Catalogues, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> ItemIndex:
+    """The index of a retriever's items; recall is measured with users that the catalogue knows."""
+    items: Batch = {} if isinstance(each.model, ItemModel) else known.items.features
+    vectors, ids = item_vectors(each.model, items), np.flatnonzero(mask)
+    queries = None
+    if isinstance(each.model, ItemModel):
+        users = np.arange(each.spec.num_ids(each.spec.user_id))
+        chosen = np.sort(np.random.default_rng(0).choice(users, min(SAMPLE, len(users)), replace=False))
+        queries = request_vectors(each.model, {each.spec.user_id: torch.from_numpy(chosen).to(each.model.device)})
+    return ItemIndex.build(vectors if mask.all() else vectors[ids], ids, queries=queries)
+
+
+def _copy(trained: Bundle, folder: Path, *, without: Sequence[str] = ()) -> None:
+    """Copy the files of a bundle that its manifest lists."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in manifest.names(trained.folder):
+            if name not in without:
+                copy(name, trained.folder, folder)
+    except (OSError, PathError) as error:
+        raise BundleError(f"{folder}: the pipeline could not be written: {error}") from None
