@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -20,7 +21,7 @@ from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
-from recspec.evaluation.scoring import ModelRanker, score_rows, scores_of
+from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.warnings import ModelWarning
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
 from recspec.nn import without_memory
@@ -284,16 +285,18 @@ def _set_line(model: FittedItemModel, question: Question) -> str:
     """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
     rows, weight = question.rows, 1.0
     if rows.has_both_classes:
-        scores, described = score_rows(model, question.spec, question.split), f"the rows of {question.split}"
+        described = f"the rows of {question.split}"
     else:
         rows = draw_candidates(question.truth, question.seen, num_negatives=DRAWN, first_item=question.first_item)
         described = f"the positives of {question.split}, with {DRAWN} drawn negatives each"
-        assert rows.users is not None
-        assert rows.items is not None
-        scores = ModelRanker(model, question).score_pairs(rows.users, rows.items)
         weight = DRAWN * rows.labels.sum() / max(1, (~rows.labels).sum())
-    step = -(-len(scores) // LINE_ROWS)
-    line = fit_line(scores[::step], rows.labels[::step], weight)
+    assert rows.users is not None
+    assert rows.items is not None
+    sample = slice(None, None, max(1, -(-len(rows.labels) // LINE_ROWS)))
+    with torch.inference_mode():
+        pairs = (torch.from_numpy(ids[sample].astype(np.int64)) for ids in (rows.users, rows.items))
+        scores = model.score_pairs(*pairs).float().numpy()
+    line = fit_line(scores, rows.labels[sample], weight)
     if line is None:
         return "nothing"
     model.set_line(*line)

@@ -158,10 +158,12 @@ class UserWeights(nn.Module):
         self.of_items = KnownItems(num_items, num_users, weighted=weighted)  # the users of each item
         self.register_buffer("weight", torch.zeros(num_users, num_users))  # D
         self.register_buffer("leverage", torch.zeros(num_items))  # h / (1 - h)
+        self._inverse: list[NDArray[np.float64]] = []  # K^-1, once `know` has asked for it; `knowing` shares the list
 
     def fit(self, interactions: Interactions, known: Interactions, l2: float) -> None:
         """Invert X X' + l2 I; `known` is Y, the same interactions as they are scored."""
         matrix = interactions.matrix()
+        self._inverse.clear()
         self.of_items.set(interactions.by_item())
         inverse = _inverse_of_gram(matrix.T.tocsr(), l2, "users")
         leverage = np.empty(matrix.shape[1])
@@ -180,9 +182,10 @@ class UserWeights(nn.Module):
     def know(self, interactions: Interactions, l2: float) -> None:
         """D of users with other interactions Y: (Y X') K^-1."""
         fitted = self.of_items.interactions().matrix()  # X'
-        # From I - D = l2 K^-1, a small l2 would leave nothing but the rounding of D.
-        inverse = _inverse_of_gram(fitted, l2, "users")
-        self.weight = torch.from_numpy(_projected(interactions, fitted, inverse)).to(self.weight.device)
+        if not self._inverse:
+            # From I - D = l2 K^-1, a small l2 would leave nothing but the rounding of D.
+            self._inverse.append(_inverse_of_gram(fitted, l2, "users"))
+        self.weight = torch.from_numpy(_projected(interactions, fitted, self._inverse[0])).to(self.weight.device)
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
