@@ -13,6 +13,9 @@ from recspec.errors import RecspecError
 RANDOM = frozenset({"dropout", "id_dropout", "kl_weight"})
 """Settings that make a step random; they stay at 0 where steps are compared."""
 
+DRAWS = frozenset({("loss", "sampled")})
+"""Words of settings under which the loss draws items: left out where steps are compared."""
+
 ON = 0.3
 """What numbers are set to: weights of losses and penalties, and deviations of first values."""
 
@@ -30,7 +33,7 @@ def choices(settings: type[Settings]) -> Iterator[dict[str, Any]]:
     """One other value of one setting at a time: flags, words, and sizes that are null by default."""
     for name, field in settings.model_fields.items():
         kinds = _kinds(field)
-        others: list[object] = [word for word in _words(field) if word != field.default]
+        others: list[object] = [word for word in _words(field) if word != field.default and (name, word) not in DRAWS]
         others += [not field.default] if bool in kinds else []
         others += [3] if int in kinds and field.default is None else []
         yield from ({name: other} for other in others)

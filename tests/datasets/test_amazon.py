@@ -23,7 +23,7 @@ from recspec.datasets.amazon import Settings
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError, SpecError
 from recspec.files import archives
-from recspec.prepare import PrepareContext, histories, interaction_rows, interactions
+from recspec.prepare import PrepareContext, histories, interaction_rows, user_file
 from recspec.prepare.prepared import Prepared
 from recspec.prepare.tables import fetch
 from recspec.spec import FeatureSpec
@@ -576,7 +576,7 @@ def test_rows_in_flight_are_taken_off_the_engines_memory(given: str | None, left
 
 
 def test_blocks_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactions, "USERS_PER_GROUP", 2)
+    monkeypatch.setattr(user_file, "USERS_PER_GROUP", 2)
     by_hand(tmp_path, name="whole", train_negatives=2)
     monkeypatch.setattr(histories, "VALUES", 300)
     monkeypatch.setattr(interaction_rows, "blocks", lambda backend, rows, _: _in_pairs(fetch(backend, rows)))

@@ -123,7 +123,8 @@ def _specification(spec: FeatureSpec, names: Mapping[str, str], sources: dict[st
         )
     channels = {channel: tuple(fnmatch.filter(features, pattern)) for channel, pattern in CHANNELS.items()}
     ids = {key: names[name] for key, name in (("user_id", spec.user_id), ("item_id", spec.item_id)) if name in names}
-    return spec.replace(features=features, sources=sources, channels=channels, metadata={**spec.metadata, **ids})
+    kept = {name: value for name, value in spec.metadata.items() if name not in ("timestamp", "event_weight")}
+    return spec.replace(features=features, sources=sources, channels=channels, metadata={**kept, **ids})
 
 
 def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
