@@ -340,5 +340,5 @@ def test_histories_need_a_click_and_a_time(tmp_path: Path) -> None:
             tmp_path, "user_id,item_id,timestamp,clicked\na,x,1,0\nb,x,2,0\na,y,9,1\nb,y,9,1\n", history=3,
             split="time", valid=0, test=0.5,
         )  # fmt: skip
-    with pytest.raises(SettingsError, match="setting 'timestamp': no column 'timestamp'"):
+    with pytest.raises(SettingsError, match="split share needs a label; name its column, or use leave_one_out or time"):
         prepared(tmp_path, "user_id,item_id,clicked\na,x,1\nb,x,0\n", history=3, split="share")

@@ -29,6 +29,7 @@ from recspec.nn.hand_written import (
     Recurrence,
     ReluDropout,
     RowsOf,
+    SoftmaxLoss,
     may_replace,
 )
 from recspec.nn.history_search import attend, attend_by_rows, mean_with_one_more
@@ -147,6 +148,11 @@ TAIL = ((3, 4), (3,), (1, 3), (1,))
 OF_WEIGHTS = ((T, W), (B, W), (B, 4), (4, W), (4, W), *TAIL)
 OF_RECURRENCE = ((6, W), (6, 2), (6,))
 CASES: dict[str, Case] = {
+    "SoftmaxLoss": Case(
+        lambda *x: SoftmaxLoss.apply(*x, IDS),
+        lambda rows, classes: F.cross_entropy(rows @ classes.t(), IDS, reduction="sum"),
+        [(T, W), (7, W)],
+    ),
     "EventWeights sigmoid": Case(
         lambda *x: EventWeights.apply(EVENTS, "sigmoid", *x), weights_plainly("sigmoid"), OF_WEIGHTS
     ),

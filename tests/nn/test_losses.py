@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recspec.nn import losses, softmax_loss
+from recspec.nn import hand_written, softmax_loss
 from tests.closeness import assert_close
 
 
@@ -20,7 +20,7 @@ def made_up(rows: int, classes: int, dtype: torch.dtype = torch.float64) -> tupl
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 200])
 def test_loss_and_gradients_are_those_of_cross_entropy(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "LOGITS", 100)  # blocks of 16 rows
+    monkeypatch.setattr(hand_written, "LOGITS", 100)  # blocks of 16 rows
     h, e, targets = made_up(rows, 5)
     loss = softmax_loss(h, e, targets)
     mine = torch.autograd.grad(2 * loss, (h, e))

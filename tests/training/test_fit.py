@@ -72,11 +72,11 @@ def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
 
 def test_the_plan_gives_every_choice_and_its_reason(data: FeatureSpec, tmp_path: Path) -> None:
     plan = plan_of("ease", data)
-    assert str(plan.chosen) == "l2: not given; the best of a few values on valid is taken"
+    assert str(plan.chosen) == "l2, recency: not given; the best of a few values on valid is taken"
     assert str(plan.metric) == "full/ndcg@10: all items ranked for each user"
     assert plan.method.reason.startswith("form primal: 61 users, 61 items")
     assert plan.parameters == 61 * 61 + 2
-    assert str(plan_of("ease", data, l2=3.0).chosen) == "none: all were given"
+    assert str(plan_of("ease", data, l2=3.0, recency=1.0).chosen) == "none: all were given"
     assert str(plan_of("popularity", data).chosen) == "none: popularity has nothing to choose"
     names = ["method", "negatives", "valid", "metric", "chosen", "threads"]
     assert list(json.loads(json.dumps(plan.to_dict()))["choices"]) == names

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from recspec.nn.dropout import drop
+from recspec.nn.hand_written import may_replace
 
 BUCKET = 0.7
 """A list shorter than this share of the longest one in a bucket begins another one,"""
@@ -205,6 +205,8 @@ class Blocks(nn.Module):
         buckets = buckets_of(lengths)
         if not buckets:
             return x[:0]
+        if not may_replace(self):
+            return cast(Tensor, self(x, lengths))[lengths.cumsum(0)[buckets[0].lists.start :] - 1]
         for block in self._typed[:-1]:
             x = block(x, buckets)
         if self._typed:
@@ -220,42 +222,9 @@ class Blocks(nn.Module):
 
 def _padded(x: Tensor, bucket: Bucket) -> Tensor:
     """(events, D) -> (B * L, D), with zeros behind the end of each list."""
-    made: Tensor = _Pad.apply(x, bucket.slots, bucket.shape[0] * bucket.longest)  # type: ignore[no-untyped-call]
-    return made
+    return x.new_zeros(bucket.shape[0] * bucket.longest, x.shape[1]).index_copy(0, bucket.slots, x)
 
 
 def _unpadded(x: Tensor, bucket: Bucket) -> Tensor:
     """(B * L, D) -> (events, D)."""
-    made: Tensor = _Unpad.apply(x, bucket.slots)  # type: ignore[no-untyped-call]
-    return made
-
-
-class _Pad(torch.autograd.Function):
-    """Rows (n, D) at distinct slots of zeros (rows, D)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Tensor, rows: int) -> Tensor:
-        ctx.save_for_backward(slots)
-        return x.new_zeros(rows, x.shape[1]).index_copy_(0, slots, x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (slots,) = ctx.saved_tensors
-        return gradient.index_select(0, slots), None, None
-
-
-class _Unpad(torch.autograd.Function):
-    """The rows (n, D) at distinct slots of (rows, D)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Tensor) -> Tensor:
-        ctx.save_for_backward(slots)
-        ctx.rows = len(x)
-        return x.index_select(0, slots)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (slots,) = ctx.saved_tensors
-        return gradient.new_zeros(ctx.rows, gradient.shape[1]).index_copy_(0, slots, gradient), None
+    return x.index_select(0, bucket.slots)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 DIGITS = 16
 """Binary digits of a keep probability in masks of random bits; the rounding error is at most 2^-17."""
@@ -66,27 +63,10 @@ def drop(x: Tensor, probability: float) -> Tensor:
         return x
     if x.device.type != "cpu" or x.element_size() * 8 not in INTEGERS or torch.compiler.is_compiling():
         return F.dropout(x, probability, training=True)
-    made: Tensor = _Drop.apply(x, probability)  # type: ignore[no-untyped-call]
-    return made
-
-
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, probability: float) -> Tensor:
-        bits, keep = x.element_size() * 8, in_digits(1 - probability)
-        words = bernoulli_words(-(-x.numel() // bits), 1 - keep, bits)
-        places = torch.arange(bits, dtype=words.dtype).unsqueeze(1)
-        # Shifted to the sign and back, a bit fills an integer: all ones keep an element's bits.
-        signs = torch.bitwise_left_shift(words, places).bitwise_right_shift_(bits - 1).bitwise_not_()
-        ctx.mask, ctx.scale = signs.view(-1)[: x.numel()].view(x.shape), 1 / keep
-        return _masked(x, ctx.mask, ctx.scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _masked(gradient, ctx.mask, ctx.scale), None
-
-
-def _masked(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """x * scale where the mask is all ones, 0 where it is 0."""
-    return torch.bitwise_and(x.contiguous().view(mask.dtype), mask).view(x.dtype).mul_(scale)
+    bits, keep = x.element_size() * 8, in_digits(1 - probability)
+    words = bernoulli_words(-(-x.numel() // bits), 1 - keep, bits)
+    places = torch.arange(bits, dtype=words.dtype).unsqueeze(1)
+    # Shifted to the sign and back, a bit fills an integer: all ones keep the bits of 1 / keep.
+    signs = torch.bitwise_left_shift(words, places).bitwise_right_shift_(bits - 1).bitwise_not_()
+    scale = torch.full((1,), 1 / keep, dtype=x.dtype).view(words.dtype)
+    return x * signs.view(-1)[: x.numel()].bitwise_and_(scale).view(x.dtype).view(x.shape)

@@ -8,6 +8,7 @@ Shapes: B rows; T events; D width of an event's vector; H of a state; F vectors 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -434,3 +435,60 @@ class RowsOf(torch.autograd.Function):
         rows, order, starts = kernels.segments(ids.flatten())
         sums = F.embedding_bag(order, gradient.reshape(-1, ctx.shape[1]), starts, mode="sum")
         return None, gradient.new_zeros(ctx.shape).index_copy_(0, rows, sums)
+
+
+LOGITS = 3 << 18
+"""Logits of rows x classes that a CPU holds at once; they stay in the cache between products and softmax."""
+LOGITS_OF_GPU = 1 << 28
+TINY = 1e-30
+"""Share of a target below which its logarithm is computed from the logits."""
+TOGETHER = 4
+"""Blocks of rows whose share of the classes' gradient is one product."""
+
+
+class SoftmaxLoss(torch.autograd.Function):
+    """The sum of -log softmax(rows classes')[target] over rows (P, d), for classes (N, d) and targets (P,).
+
+    Plain torch keeps the logits (P, N), their softmax and its gradient; here a block of them stays in the cache.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, classes: Tensor, targets: Tensor) -> Tensor:
+        device, wide = rows.device.type, classes.dtype
+        is_half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+        with torch.autocast(device, enabled=False):
+            exact_rows = rows.to(wide)
+            ours, theirs = (each.bfloat16() if is_half else each for each in (exact_rows, classes))
+            of_rows = torch.empty_like(exact_rows) if any(ctx.needs_input_grad) else None
+            of_classes = torch.zeros_like(classes) if of_rows is not None else None
+            chosen = torch.empty(len(rows), dtype=wide, device=rows.device)
+            most = LOGITS if device == "cpu" else LOGITS_OF_GPU
+            step = max(16, most // len(classes) // 16 * 16)
+            shares = ours.new_empty(min(len(ours), TOGETHER * step), len(classes))
+            for start in range(0, len(ours), TOGETHER * step):
+                whole = slice(start, min(len(ours), start + TOGETHER * step))
+                for first in range(start, whole.stop, step):
+                    part = slice(first, min(whole.stop, first + step))
+                    share = shares[part.start - start : part.stop - start]
+                    torch.softmax(ours[part] @ theirs.t(), 1, out=share)
+                    chosen[part] = share.gather(1, targets[part, None]).squeeze(1)
+                    if of_rows is not None:
+                        of_rows[part] = share @ theirs
+                if of_classes is not None:
+                    of_classes += shares[: whole.stop - start].t() @ ours[whole]
+            if of_rows is not None and of_classes is not None:
+                of_rows -= classes[targets]
+                of_classes.index_add_(0, targets, exact_rows, alpha=-1)
+            tiny = torch.nonzero(chosen < TINY).squeeze(1)
+            loss = -chosen.clamp(min=TINY).log().sum()
+            if len(tiny):
+                logits = exact_rows[tiny] @ classes.t()
+                logs = logits.log_softmax(1).gather(1, targets[tiny, None])
+                loss += len(tiny) * math.log(TINY) - logs.sum()
+        ctx.of_rows, ctx.of_classes, ctx.dtype = of_rows, of_classes, rows.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return (ctx.of_rows * gradient).to(ctx.dtype), ctx.of_classes * gradient, None
