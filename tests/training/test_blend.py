@@ -142,6 +142,8 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], strange], spec=data)
     with pytest.raises(SettingsError, match="1 run is given; a blend takes two or more"):
         blend_runs(tmp_path / "out", [runs["ease"]], spec=data)
+    with pytest.raises(SettingsError, match="17 runs are given; a blend takes 16 at most"):
+        blend_runs(tmp_path / "out", [runs["ease"]] * 17, spec=data)
     with pytest.raises(SettingsError, match=r"unknown metric 'ndgc@10' \(did you mean 'ndcg@10'\?\)"):
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="full/ndgc@10")
     with pytest.raises(SettingsError, match="rows/auc is no metric of protocol full"):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from recspec.bundle import Bundle, Form, Member, as_part
 from recspec.errors import SettingsError, unknown
-from recspec.evaluation.interactions import interactions_of
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Metrics
@@ -95,7 +94,7 @@ def choose_weights(
 def _scores(trained: Bundle, question: Question) -> Tensor:
     """(R, N) scores of the ranked users, each with the events before the split."""
     assert isinstance(trained.model, ItemModel)
-    model = trained.model.knowing(interactions_of(trained.model, question.spec, question.before))
+    model = trained.model.knowing(question.told(trained.model))
     who = torch.from_numpy(question.ranked_users.astype(np.int64))
     step = max(1, (1 << 22) // question.truth.num_items)
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
-from recspec.evaluation.interactions import history_of_items, interactions_of
+from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
@@ -116,7 +116,7 @@ def informed(model: Scored, question: Question) -> Scored:
     """The model; an item model knows the users' events in the splits that the question names."""
     if not isinstance(model, ItemModel) or not question.known:
         return model
-    return cast(Scored, model.knowing(interactions_of(model, question.spec, question.known)))
+    return cast(Scored, model.knowing(question.told(model)))
 
 
 def evaluate_baselines(

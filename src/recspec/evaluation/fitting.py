@@ -171,7 +171,7 @@ class ItemFit:
 
     def _measure(self, model: FittedItemModel, question: Question) -> Evaluation:
         if question.before and history_of_items(self.spec) is not None:
-            model = model.knowing(interactions_of(model, self.spec, question.before))
+            model = model.knowing(question.told(model))
         return run_protocols(scores_of(model, question))
 
     def _value(self, found: Metrics) -> float:

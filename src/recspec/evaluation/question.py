@@ -14,9 +14,9 @@ from pydantic import Field
 
 from recspec import config
 from recspec.errors import SettingsError, SpecError, listed, unknown
-from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_rows
+from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows
 from recspec.metrics import Ranking
-from recspec.models import Ids, Interactions
+from recspec.models import Ids, Interactions, ItemModel, UserEvents
 from recspec.spec import FeatureSpec
 
 ProtocolName = Literal["rows", "sampled", "full"]
@@ -232,6 +232,19 @@ class Question:
     def known(self) -> tuple[str, ...]:
         """The splits whose events are a model's input."""
         return self.before if self.settings.known == "before" else tuple(x for x in self.before if x == "train")
+
+    def told(self, model: ItemModel) -> Interactions:
+        """What an item model is told of the users: the events of the splits `known`, each read once."""
+        found = self.seen if self.known == self.before else self._positives_known
+        return replace(found, order=self._events_known) if model.reads_order else found
+
+    @cached_property
+    def _positives_known(self) -> Interactions:
+        return positives(self.spec, self.known)
+
+    @cached_property
+    def _events_known(self) -> UserEvents:
+        return read_events(self.spec, self.known)
 
     @cached_property
     def excluded(self) -> Interactions:

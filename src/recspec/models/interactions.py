@@ -70,10 +70,6 @@ class UserEvents:
         times = None if self.times is None else self.times[kept]
         return UserEvents(offsets, self.items[kept], times, None if self.weights is None else self.weights[kept])
 
-    def latest(self, length: int) -> UserEvents:
-        """Each user's latest events."""
-        return self.take(np.arange(len(self.items)) >= np.repeat(self.offsets[1:] - length, self.lengths))
-
     def without_repeats(self, num_items: int) -> UserEvents:
         """Each user's latest event of each item."""
         keys = self.users * num_items + self.items

@@ -110,7 +110,7 @@ class TwoTower(Model):
         rate = LEARNING_RATE * (step / FEWEST_ROWS) ** 0.5
         tables = ("request_tower.embeddings", "item_tower.embeddings")
         return {
-            "hidden": ((128,), "a hidden layer lets features change what an id says"),
+            "hidden": ((128,), "with a hidden layer, other features can change the effect of an id"),
             "id_dropout": (0.1, "so that ids that training never saw are scored by their other features"),
             "train.negatives": (1, "the positives of a batch are negatives too; drawn ones show the rare items"),
             "train.batch_size": (2 * step, f"{step:,} of {facts.rows:,} positives a step, and a draw for each"),

@@ -78,7 +78,10 @@ def _answer(test: Test, array: Column, num_rows: int) -> Mask:
     elif test.operator == "true":
         found = _truth(test, array)
     elif test.operator == "in":
-        found = np.logical_or.reduce([_compared(test.column, "==", array, value) for value in test.values])
+        if is_text(array.type) and all(isinstance(value, str) for value in test.values):
+            found = _true(pc.is_in(array, value_set=pa.array(test.values, array.type)))
+        else:
+            found = np.logical_or.reduce([_compared(test.column, "==", array, value) for value in test.values])
     else:
         found = _compared(test.column, test.operator, array, test.values[0])
     return there & (~found if test.negated else found)

@@ -23,7 +23,7 @@ from recspec.retrieval import index_file
 from recspec.retrieval.flat import Floats, Ids, Mask
 from recspec.retrieval.index import ItemIndex
 from recspec.retrieval.raw_catalogue import RawCatalogue
-from recspec.retrieval.retrievers import Retriever, can_retrieve, has_vectors, scores_unseen
+from recspec.retrieval.retrievers import Retriever, can_retrieve, has_vectors
 
 BLOCK = 1 << 16
 """Items in order of popularity that are tested at once."""
@@ -97,7 +97,7 @@ class Pipeline:
     @property
     def brings_unseen(self) -> bool:
         """Whether a retriever may bring items that nobody acted on."""
-        return any(scores_unseen(each.model) for each in self.retrievers)
+        return any(each.model.scores_unseen_items for each in self.retrievers)
 
     @property
     def popularity_bit(self) -> int:
@@ -156,7 +156,7 @@ class Pipeline:
 def may_bring(model: Model, counts: Ids, first: int) -> Mask:
     """(N,) the items that a retriever may bring: those that users acted on, or all if it reads their features."""
     ids = np.arange(len(counts))
-    return np.asarray((ids >= first) & (counts > 0)) if not scores_unseen(model) else np.asarray(ids >= first)
+    return np.asarray((ids >= first) & (counts > 0)) if not model.scores_unseen_items else np.asarray(ids >= first)
 
 
 def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list[Floats]:
@@ -203,5 +203,5 @@ def _kept(trained: Bundle) -> Mask | None:
 def _index_problems(name: str, index: ItemIndex, mask: Mask) -> list[str]:
     ids = index.rows.ids
     if len(ids) and (int(ids.max()) >= len(mask) or not mask[ids].all()):
-        return [f"the index of retriever '{name}' holds items that the dataset lacks, or that nobody acted on"]
+        return [f"the index of retriever '{name}' holds items that are not in the dataset or have no interactions"]
     return []

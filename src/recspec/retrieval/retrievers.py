@@ -59,11 +59,6 @@ def can_retrieve(model: Model) -> bool:
     return has_vectors(model) or isinstance(model, ItemModel)
 
 
-def scores_unseen(model: Model) -> bool:
-    """Whether a model's scores of items without interactions mean something."""
-    return bool(getattr(model, "scores_unseen_items", False))
-
-
 def request_vectors(model: Model, request: Batch) -> Floats:
     """(R, d) vectors of requests, of a model that has vectors."""
     with torch.inference_mode():

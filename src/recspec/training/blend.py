@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from recspec.bundle import Blend, Bundle, Card, Member, blend_of
+from recspec.bundle import MOST_MEMBERS, Blend, Bundle, Card, Member, blend_of
 from recspec.bundle import folder as bundle
 from recspec.errors import BundleError, SettingsError
 from recspec.evaluation import check_same_features, choose_weights
@@ -91,6 +91,8 @@ def blend_runs(
     started = time.monotonic()
     if like is None and len(runs) < 2:
         raise SettingsError(f"pipeline blend: {len(runs)} run is given; a blend takes two or more")
+    if len(runs) > MOST_MEMBERS:
+        raise SettingsError(f"pipeline blend: {len(runs)} runs are given; a blend takes {MOST_MEMBERS} at most")
     run_folder.start_afresh(local(target, "OUT"))
     trained = [bundle.load(run, device=device) for run in runs]
     _check_together(runs, trained)
