@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.evaluation.interactions import positives
+from recspec.evaluation.interactions import positives, read_events
+from recspec.models import UserEvents
 from tests.evaluation.tables import acted, dataset, with_histories
 
 
@@ -58,3 +59,32 @@ def test_interactions_know_what_they_contain() -> None:
     seen = acted([(2, 3), (0, 4), (2, 1)], 4, 5)
     assert seen.contain(np.arange(4)[:, None], np.arange(5)).tolist() == seen.matrix().toarray().astype(bool).tolist()
     assert acted([], 2, 2).contain(np.array([1]), np.array([1])).tolist() == [False]
+
+
+def events_by_user(events: UserEvents) -> list[list[int]]:
+    return [part.tolist() for part in np.split(events.items, events.offsets[1:-1])]
+
+
+def test_events_are_positives_in_the_order_of_splits_and_rows_with_repeats(tmp_path: Path) -> None:
+    splits = {"train": [(2, 5, 1), (0, 3, 1), (2, 1, 0), (2, 4, 1), (2, 5, 1)], "valid": [(0, 1, 1), (2, 2, 1)]}
+    spec = dataset(tmp_path, splits)
+    assert events_by_user(read_events(spec, ["train", "valid"])) == [[3, 1], [], [5, 4, 5, 2], []]
+    assert events_by_user(read_events(spec, ["valid"])) == [[1], [], [2], []]
+    none = read_events(spec, [])
+    assert (none.num_users, len(none.items)) == (4, 0)
+
+
+def test_events_begin_with_the_history_of_a_users_first_row(tmp_path: Path) -> None:
+    train = [(1, 2, 1, [7, 3]), (1, 5, 0, [7, 3, 2]), (1, 4, 1, [3, 2, 5]), (2, 4, 0, [6]), (3, 1, 1, [])]
+    found = events_by_user(read_events(with_histories(tmp_path, {"train": train}), ["train"]))
+    assert found[:4] == [[], [7, 3, 2, 4], [6], [1]]
+
+
+def test_of_repeated_events_the_latest_is_kept() -> None:
+    events = UserEvents.from_rows(np.array([1, 1, 0, 1, 1]), np.array([4, 2, 4, 4, 3]), 3, times=np.arange(5.0))
+    assert events_by_user(events) == [[4], [4, 2, 4, 3], []]
+    once = events.without_repeats(5)
+    assert events_by_user(once) == [[4], [2, 4, 3], []]
+    assert once.times is not None
+    assert once.times.tolist() == [2, 1, 3, 4]
+    assert events.interactions(5).items.tolist() == [4, 2, 3, 4]
