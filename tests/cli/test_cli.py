@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from recspec.api import process
 from recspec.cli import app as cli
-from recspec.cli import process, recommend_commands
+from recspec.cli import recommend_commands
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
 from tests import made_up

@@ -15,7 +15,7 @@ from recspec.api.process import joined
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures, shown
-from recspec.errors import DataError, RecspecError, SettingsError, unknown
+from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
 from recspec.files import beside, local, read_json, staging
 from recspec.spec import ChunkType, FeatureSpec
 
@@ -215,7 +215,10 @@ def _settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
     own = {"out": 0, "dataset": 0, "engine": 0, "memory_limit": 0, "force": 0, "settings": 0, "progress": 0}
     known = {**kind.model_fields, **kind.old_names, **own}
     if strange := [name for name in values if name.partition(".")[0] not in known]:
-        raise SettingsError(f"prepare: {unknown('setting', strange, known)}; see `recspec datasets`")
+        listing = "see `recspec datasets`"
+        raise SettingsError.of(
+            "prepare", [f"unknown setting '{name}'{nearest(name, known)}; {listing}" for name in strange]
+        )
     return config.build(kind, "prepare", config.assign(values, {"prepare": kind})["prepare"])
 
 
