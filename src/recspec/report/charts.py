@@ -54,9 +54,19 @@ class Series:
 
 
 def lines(
-    name: str, series: Sequence[Series], *, title: str, x: str, y: str, marks: Mapping[str, float] | None = None
+    name: str,
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    marks: Mapping[str, float] | None = None,
+    names: Sequence[str] = (),
 ) -> Markup:
-    """Lines over numbers, with vertical `marks` at places of interest; a figure with its legend."""
+    """Lines over numbers, with vertical `marks` at places of interest; a figure with its legend.
+
+    `names` stand under the axis in place of 0, 1 and so on.
+    """
     with _drawing() as chart:
         for place, each in enumerate(series):
             few = len(each.x) <= MOST_HOVERED
@@ -68,6 +78,8 @@ def lines(
                 chart.hover(each.x, each.y, each.hover)
         for at in (marks or {}).values():
             chart.axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
+        if names:
+            chart.name_places(range(len(names)), names)
         chart.label(x, y)
         svg = chart.svg(name, title, _described(series, x, y))
     keys = [legend(place, each.name) for place, each in enumerate(series)] if len(series) > 1 else []
@@ -76,7 +88,15 @@ def lines(
 
 
 def columns(
-    name: str, edges: Values, heights: Values, *, title: str, x: str, y: str, labels: Sequence[str] = (), log: bool = False
+    name: str,
+    edges: Values,
+    heights: Values,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    labels: Sequence[str] = (),
+    log: bool = False,
 ) -> Markup:
     """A histogram: columns between edges; `labels` name the places instead of numbers."""
     left, right = np.asarray(edges[:-1], float), np.asarray(edges[1:], float)
@@ -86,6 +106,7 @@ def columns(
         chart.hover_patches(bars, [f"{a}: {b:,.4g}" for a, b in zip(told, heights, strict=True)])
         if log:
             chart.axes.set_xscale("log")
+            chart.count_in_tens(float(left[0]), float(right[-1]))
         if labels:
             chart.name_places((left + right) / 2, labels)
         chart.label(x, y)
@@ -94,7 +115,14 @@ def columns(
 
 
 def grouped(
-    name: str, labels: Sequence[str], series: Mapping[str, Values], *, title: str, x: str, y: str, level: float | None = None
+    name: str,
+    labels: Sequence[str],
+    series: Mapping[str, Values],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    level: float | None = None,
 ) -> Markup:
     """Columns side by side for each label, one of each series; `level` is a dashed line to compare with."""
     count = max(1, len(series))
@@ -121,7 +149,9 @@ def ranges(
     middle, down, up = (np.asarray(each, float) for each in (values, low, high))
     with _drawing() as chart:
         chart.axes.axhline(0, color=SOFT, linewidth=1)
-        chart.axes.errorbar(at, middle, [middle - down, up - middle], fmt="o", color=SERIES[0], capsize=4, linewidth=1.8)
+        chart.axes.errorbar(
+            at, middle, [middle - down, up - middle], fmt="o", color=SERIES[0], capsize=4, linewidth=1.8
+        )
         told = [f"{n}: {m:+.4g} ({a:+.4g} to {b:+.4g})" for n, m, a, b in zip(labels, middle, down, up, strict=True)]
         chart.hover(at, middle, told)
         chart.name_places(at, labels)
@@ -160,7 +190,11 @@ def whisker(low: float, value: float, high: float, least: float, most: float, pl
     colour = f"var(--c{place % len(SERIES) + 1})"
     drawn = [
         tag("line", x1=left, x2=right, y1=8, y2=8, stroke=colour, stroke_width=2),
-        *(tag("line", x1=at, x2=at, y1=4, y2=12, stroke=colour, stroke_width=2) for at in (left, right) if left != right),
+        *(
+            tag("line", x1=at, x2=at, y1=4, y2=12, stroke=colour, stroke_width=2)
+            for at in (left, right)
+            if left != right
+        ),
         tag("circle", cx=middle, cy=8, r=4, fill=colour),
     ]
     return tag("svg", *drawn, class_="whisker", viewBox="0 0 200 16", aria_hidden="true")
@@ -207,11 +241,12 @@ def _described(series: Sequence[Series], x: str, y: str) -> str:
         held = np.asarray(each.y, float)
         held = held[np.isfinite(held)]
         if len(held):
-            told.append(f"{plain(each.name, 60)}: {held[0]:.4g} first, {held[-1]:.4g} last, {held.min():.4g} to {held.max():.4g}")
+            span = f"{held.min():.4g} to {held.max():.4g}"
+            told.append(f"{plain(each.name, 60)}: {held[0]:.4g} first, {held[-1]:.4g} last, {span}")
     return f"{y} over {x}. " + "; ".join(told)
 
 
-# --- drawing -----------------------------------------------------------------------------------------------------------
+# --- drawing ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -223,7 +258,7 @@ def _drawing() -> Iterator[_Chart]:
         matplotlib.rcParams.update(
             {
                 "svg.fonttype": "none", "svg.hashsalt": "recspec", "text.parse_math": False,
-                "axes.unicode_minus": False, "axes.formatter.useoffset": False, "font.size": 9, "axes.edgecolor": LINE,
+                "axes.unicode_minus": False, "axes.formatter.useoffset": False, "font.size": 10, "axes.edgecolor": LINE,
                 "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "hatch.linewidth": 0.5,
             }
         )  # fmt: skip
@@ -255,6 +290,12 @@ class _Chart:
         room = (WIDTH - 60) / 5.5  # characters
         step = max(1, math.ceil(sum(len(label) + 2 for label in labels) / room))
         self.axes.set_xticks([*at][::step], [*labels][::step])
+
+    def count_in_tens(self, low: float, high: float) -> None:
+        """Plain numbers under a logarithmic axis."""
+        tens = [10.0**power for power in range(13) if low <= 10.0**power <= high]
+        self.axes.set_xticks(tens, [f"{each:,.0f}" for each in tens])
+        self.axes.minorticks_off()
 
     def hover(self, x: Values, y: Values, texts: Sequence[str]) -> None:
         """Invisible points that tell their numbers."""

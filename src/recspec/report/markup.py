@@ -24,7 +24,7 @@ Child = object
 """A text, a number, `Markup`, None (nothing), or a list or tuple of these."""
 
 
-def tag(name: str, *children: Child, **attributes: object) -> Markup:
+def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
     """An element: `tag("p", "1 < 2", class_="soft")`. None and False leave an attribute out, True gives it no value."""
     opened = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID:

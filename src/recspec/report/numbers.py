@@ -14,10 +14,10 @@ def number(value: object, digits: int = 4) -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return plain(value)
-    if isinstance(value, int) or (value == int(value) if math.isfinite(value) else False) and abs(value) >= 1_000:
-        return f"{int(value):,}"
     if not math.isfinite(value):
         return "infinite" if value > 0 else "-infinite"
+    if isinstance(value, int) or (value == int(value) and abs(value) >= 1_000):
+        return f"{int(value):,}"
     if 0 < abs(value) < 1e-3 or abs(value) >= 1e6:
         return f"{value:.{digits - 1}g}"
     return f"{value:,.{max(0, digits - max(0, len(str(int(abs(value)))) - 1))}f}"

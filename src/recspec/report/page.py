@@ -29,8 +29,11 @@ def page(title: str, lead: Child, sections: Sequence[Section]) -> str:
     Its policy allows the style sheet and the script of this file, by their digests, and nothing else: no request, no
     other script, no form. Whatever a title might smuggle in would stay dead.
     """
-    style, script = (resources.files("recspec.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
-    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
+    style, script = (
+        resources.files("recspec.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+    )
+    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'"
+    policy += "; form-action 'none'"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -62,7 +65,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# --- parts of sections -------------------------------------------------------------------------------------------------
+# --- parts of sections -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,12 @@ def drawing(drawn: Markup) -> Cell:
 
 
 def table(
-    caption: str, heads: Sequence[str], rows: Iterable[Sequence[Child | Cell]], *, sorts: bool = True, named: bool = True
+    caption: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Child | Cell]],
+    *,
+    sorts: bool = True,
+    named: bool = True,
 ) -> Markup:
     """A table that scrolls by itself where the page is narrow. With `named`, the first cell of a row is its head.
 
@@ -116,7 +124,15 @@ def tiles(held: Mapping[str, tuple[str, str] | str]) -> Markup:
     made = []
     for name, value in held.items():
         shown, of = value if isinstance(value, tuple) else (value, "")
-        made.append(tag("div", tag("dt", plain(name)), tag("dd", plain(shown)), tag("dd", plain(of), class_="of") if of else None, class_="tile"))
+        made.append(
+            tag(
+                "div",
+                tag("dt", plain(name)),
+                tag("dd", plain(shown)),
+                tag("dd", plain(of), class_="of") if of else None,
+                class_="tile",
+            )
+        )
     return tag("dl", made, class_="tiles")
 
 
