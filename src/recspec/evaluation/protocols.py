@@ -73,12 +73,12 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         if slices := slices_of_ranking(question, protocol, ranked, partial(values_of, ks=ks)):
             result.slices[protocol] = slices
         if ranked.top is not None:
-            _add_beyond(result, question, ranked, ks)
+            result = _with_beyond(result, question, ranked, ks)
     return result
 
 
-def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> None:
-    """Add the measures of the lists to the evaluation."""
+def _with_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> Evaluation:
+    """The evaluation with the measures of the lists added."""
     assert ranked.top is not None
     assert ranked.users is not None
     measures = measures_of(question, ranked.users)
@@ -86,6 +86,7 @@ def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequ
         found, values = measures.of(ranked.top[:, :k])
         result.beyond.update({f"{name}@{k}": value for name, value in found.items()})
         result.beyond_values.update({f"{name}@{k}": of for name, of in values.items()})
+    return replace(result, exposure=measures.exposure(ranked.top, question.first_item))
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
