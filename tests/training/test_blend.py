@@ -138,7 +138,7 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], runs["neumf"], blended], spec=data)
     assert re.search(r"neumf: neumf scores rows by their features; a blend holds models that rank", str(caught.value))
     assert re.search(r"is a blend; name the runs that it was made of", str(caught.value))
-    with pytest.raises(SettingsError, match=r"strange: was trained on another dataset than "):
+    with pytest.raises(SettingsError, match=r"strange: was trained on other data than "):
         blend_runs(tmp_path / "out", [runs["ease"], strange], spec=data)
     with pytest.raises(SettingsError, match="1 run is given; a blend takes two or more"):
         blend_runs(tmp_path / "out", [runs["ease"]], spec=data)

@@ -66,7 +66,7 @@ def evaluate(
     """Measure a trained model, each metric under a named protocol."""
     from recspec.bundle import folder as bundle
     from recspec.distributed import join
-    from recspec.evaluation import EvaluateSettings
+    from recspec.evaluation import EvaluateSettings, save
     from recspec.evaluation import evaluate as run_evaluation
     from recspec.retrieval import PipelineRanker
 
@@ -84,10 +84,12 @@ def evaluate(
                                     of_all=PipelineRanker)  # fmt: skip
         if not ranks.is_first:
             return
+        kept = save(report, trained, spec)
     if json_output:
         print_json(report.to_dict())
     else:
         print_report(report, trained.card.model)
+    err.print(f"note: {kept.why_not}" if kept.file is None else f"{kept.file}: kept", soft_wrap=True)
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "

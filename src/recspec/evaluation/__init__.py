@@ -11,6 +11,7 @@ from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import Comparison, Evaluation, Interval, Report, Slice, difference, is_lower_better
+from recspec.evaluation.saved import Kept, SavedEvaluation, SavedGroups, save, saved
 from recspec.evaluation.scored_rows import evaluate_rows
 from recspec.evaluation.scoring import (
     FullRanker,
@@ -34,12 +35,15 @@ __all__ = [
     "FullRanker",
     "Interval",
     "ItemFit",
+    "Kept",
     "ModelRanker",
     "ModelWarning",
     "Progress",
     "Question",
     "Report",
     "RowFit",
+    "SavedEvaluation",
+    "SavedGroups",
     "Slice",
     "Tried",
     "as_batch",
@@ -63,6 +67,8 @@ __all__ = [
     "read_events",
     "read_rows",
     "run_protocols",
+    "save",
+    "saved",
     "score_rows",
     "scores_of",
     "silent",

@@ -42,12 +42,25 @@ class Exposure:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Whose values an evaluation holds: users or other groups in order, or the user of each row."""
+
+    feature: str
+    """The feature of the ids; empty if rows have no user."""
+    ids: NDArray[np.integer]
+    """Prepared ids."""
+    events: NDArray[np.integer] | None = None
+    """Items that each user acted on before the split, where they were read."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Metrics of a model or baseline on a split."""
 
     metrics: Metrics
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
     values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)  # of each group or row
+    groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
     beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
     beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
     exposure: Exposure | None = None  # of the longest lists that `beyond` measures
@@ -98,6 +111,18 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What an evaluation was asked for."""
+
+    protocols: tuple[str, ...] | None
+    """None: every protocol that fits the data."""
+    settings: Mapping[str, object]
+    baselines: bool
+    against: tuple[str, ...] = ()
+    """Other runs, as they were named."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A model and the baselines on one split."""
 
@@ -108,6 +133,10 @@ class Report:
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # protocol -> metric
     against: Mapping[str, Mapping[str, Mapping[str, Comparison]]] = field(default_factory=dict)  # run -> protocol ->
     chosen_by: str = ""  # PROTOCOL/METRIC on valid that chose the model, if known
+    asked: Asked | None = None
+    data_notes: tuple[str, ...] = ()
+    """What differs between this dataset and the one that the model was trained on."""
+    seconds: float | None = None
 
     @property
     def metrics(self) -> Metrics:
@@ -169,7 +198,8 @@ class Report:
         by_reason: dict[str, list[str]] = {}
         for name, why in self.not_fitted.items():
             by_reason.setdefault(why, []).append(name)
-        notes = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        notes = [*self.data_notes]
+        notes += [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
         for name, facts in self.model.protocols.items():
             if "stages" in facts:
                 recall = facts.get("candidates_recall")
@@ -234,6 +264,7 @@ class Report:
             },
             "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
+            "notes": list(self.notes),
             "warnings": [each.to_dict() for each in self.warnings],
             "probabilities": asdict(self.model.probabilities) if self.model.probabilities is not None else None,
             "left_out": {**self.model.left_out, **self.not_fitted},

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from recspec import __version__, config, machine
-from recspec.bundle import Card
+from recspec.bundle import Card, DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
@@ -202,9 +202,11 @@ def run_fit(
         if not resume:
             run_folder.start_afresh(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        record = run_record.begin(folder, "fitted", plan.model, DataRecord.of(plan.spec))
         log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard)
         with closing(log):
             result = _fit(plan, folder, log, stop_requested)
+        record.finish(folder, result.seconds)
     ranks.barrier()
     return result
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from recspec.bundle import checkpoint
+from recspec.bundle import checkpoint, run_record
 from recspec.errors import SettingsError, TrainingError
 
 BUNDLE = "bundle"
@@ -20,7 +20,7 @@ CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 JOB = ".job"
 LOG, CURVES = "log.jsonl", "tensorboard"
-WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES)
+WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME)
 """Files and folders that a run writes."""
 
 Event = Mapping[str, object]
