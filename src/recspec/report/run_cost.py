@@ -42,7 +42,9 @@ def _cost(run: RunFacts) -> Iterator[Child]:
     if evaluating := sum(real(each.get("evaluation_seconds")) or 0.0 for each in run.of("epoch")):
         rows.append(["Validation within it", duration(evaluating)])
     if epochs := len([*run.of("epoch")]):
-        rows.append(["Epochs", f"{epochs}, the kept one is {number(trained.get('epoch'))}; stopped: {trained.get('stopped')}"])
+        rows.append(
+            ["Epochs", f"{epochs}, the kept one is {number(trained.get('epoch'))}; stopped: {trained.get('stopped')}"]
+        )
     if speed := real(run.done.get("samples_per_second")):
         rows.append(["Samples a second", number(round(speed))])
     if record is not None and record.peak_memory:
@@ -52,7 +54,12 @@ def _cost(run: RunFacts) -> Iterator[Child]:
             rows.append(["Peak memory of the device", size(held)])
     for saved in run.evaluations[:5]:
         if saved.seconds is not None:
-            rows.append([f"Evaluation on {saved.split}{', with baselines' if saved.baseline_metrics else ''}", duration(saved.seconds)])
+            rows.append(
+                [
+                    f"Evaluation on {saved.split}{', with baselines' if saved.baseline_metrics else ''}",
+                    duration(saved.seconds),
+                ]
+            )
     rows.append(["Model on disk", size(sum(file.stat().st_size for file in run.bundle.rglob("*") if file.is_file()))])
     rows.append(["Device", f"{trained.get('device', '–')}, {number(trained.get('world_size', 1))} process(es)"])
     for name, value in (record.machine if record is not None else {}).items():
@@ -70,7 +77,9 @@ def _reproduce(run: RunFacts) -> Iterator[Child]:
     if record is not None and record.command and getattr(record, "directory", ""):
         yield soft("Run in the folder ", tag("code", str(record.directory)), ".")  # type: ignore[attr-defined]
     if record is None or not record.command:
-        yield soft("The command was not noted; this one has the same settings of the model. Those of training stand under Plan.")
+        yield soft(
+            "The command was not noted; this one has the same settings of the model. Those of training stand under Plan."
+        )
     if record is not None and record.parts:
         yield soft("Made of the runs ", [(tag("code", each), " ") for each in record.parts], ".")
     yield tag("h3", "Evaluate and report")
