@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recspec import config
-from recspec.auto import AutoSearch, cost, ending, main_reason
+from recspec.auto import AutoSearch, beginning, cost, ending, main_reason
 from recspec.auto.beginning import begin
 from recspec.auto.judging import Judged, check_metric, judge
 from recspec.auto.search import MOST_ATTEMPTS
@@ -342,7 +342,7 @@ def test_users_to_rank_by_hand() -> None:
 def test_cheap_fits_come_first_and_long_ones_are_left_out(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "seconds_of_an_operation", lambda: 1.0)
+    monkeypatch.setattr(beginning, "seconds_of_an_operation", lambda: 1.0)
     seconds = {"popularity": 200.0, "ease": 250.0, "ials": 100.0}
     for name, each in seconds.items():
         monkeypatch.setattr(MODELS[name], "operations", lambda _, each=each: each)
