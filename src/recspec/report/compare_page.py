@@ -22,11 +22,13 @@ def compare_page(runs: Sequence[RunFacts]) -> str:
     """The whole page."""
     beside = paired(runs)
     names = [run.name for run in runs]
-    lead = tag("p", tag("strong", names[0]), " beside ", ", ".join(names[1:]), ". All differences are theirs minus that of ",
-               names[0], ".", class_="lead")  # fmt: skip
+    told = f" beside {', '.join(names[1:])}. All differences are theirs minus that of {names[0]}."
+    lead = tag("p", tag("strong", names[0]), told, class_="lead")
     sections = [
         verdict_section(runs, beside), differences_section(runs, beside), users_section(runs, beside),
         slices_section(runs), exposure_section(runs), lists_section(runs, beside), curves_section(runs),
         settings_section(runs), cost_section(runs),
     ]  # fmt: skip
+    if not any(run.has_users for run in runs):  # they score rows and recommend nothing
+        sections = [each for each in sections if each.name not in ("users", "exposure", "lists")]
     return page(f"Comparison of {' and '.join([', '.join(names[:-1]), names[-1]])}", lead, sections)

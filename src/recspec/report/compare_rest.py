@@ -36,8 +36,12 @@ def slices_section(runs: Runs) -> Section:
                     _slices(runs, by, [each[by] for each in held], first.main),
                 ]
     if body:
-        body.append(soft("Intervals of 95 % in brackets. They are of each run alone, so two runs may differ clearly though their "
-                         "intervals overlap."))  # fmt: skip
+        body.append(
+            soft(
+                "Intervals of 95 % in brackets. They are of each run alone, so two runs may differ clearly though "
+                "their intervals overlap."
+            )
+        )
     else:
         body = [
             soft("The runs have no slices in common. For example:"),
@@ -67,7 +71,7 @@ def curves_section(runs: Runs) -> Section:
     drawn: list[Markup] = []
     names = dict.fromkeys(str(run.card.trained.get("valid_metric") or "") for run in runs)
     for place, name in enumerate(filter(None, names)):
-        series = [found for run in runs if (found := curve(run, name)) is not None]
+        series = [each for run in runs if (each := curve(run, name)) is not None]
         if series:
             drawn.append(charts.lines(f"curve-{place}", series, title=f"{plain(name)} on valid", x="epoch", y="value"))
     reliabilities = [found[1] for run in runs if (found := reliability_of(run)) is not None]
@@ -101,8 +105,11 @@ def cost_section(runs: Runs) -> Section:
         seconds = run.card.trained.get("seconds")
         peak = run.record.peak_memory if run.record is not None else None
         whole = run.record.seconds if run.record is not None else None
-        rows.append([tag("strong", run.name), num(seconds, duration(seconds)), num(whole, duration(whole)), num(peak, size(peak)),
-                     num(len([*run.of("epoch")]) or None), num(run.start.get("parameters")), str(run.card.trained.get("device", "–"))])  # fmt: skip
+        device = str(run.card.trained.get("device", "–"))
+        rows.append([
+            tag("strong", run.name), num(seconds, duration(seconds)), num(whole, duration(whole)),
+            num(peak, size(peak)), num(len([*run.of("epoch")]) or None), num(run.start.get("parameters")), device,
+        ])  # fmt: skip
     heads = ["Run", "#Training", "#Whole command", "#Peak memory", "#Epochs", "#Parameters", "Device"]
     body: list[Child] = [table("What the runs took", heads, rows), tag("h3", "Make them again")]
     body.append(command(*(train_command(run) for run in runs), *(evaluate_command(run) for run in runs),
@@ -120,8 +127,8 @@ def _slices(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str)
             values, errors = (numbers(mapping(each, name, of)) for of in ("metrics", "standard_errors"))
             found.append(of_metric(metric, values[metric], errors.get(metric)) if metric in values else None)
         best = max((one.value for one in found if one is not None), default=None)
-        row += [num(None if one is None else one.value, "–" if one is None else f"{number(one.value)} ({interval_text(one)})",
-                    best=one is not None and one.value == best) for one in found]  # fmt: skip
+        row += [num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})",
+                                                  best=one.value == best) for one in found]  # fmt: skip
         rows.append(row)
     return table(
         f"{metric} by {by}; ★ marks the highest", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows

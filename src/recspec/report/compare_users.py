@@ -47,8 +47,9 @@ def _with_users(pairs: Sequence[Pair]) -> Pair | None:
 
 def _gains(name: str, base: RunFacts, other: RunFacts, users: Users) -> Iterator[Child]:
     better, worse = users.shares
-    yield tag("p", f"Of {number(len(users.ids))} users {percent(better)} gain, {percent(worse)} lose, and {percent(1 - better - worse)} "
-              f"have the same {users.metric}. Above 0, {other.name} is better.")  # fmt: skip
+    told = f"Of {number(len(users.ids))} users {percent(better)} gain, {percent(worse)} lose, and "
+    told += f"{percent(1 - better - worse)} have the same {users.metric}. Above 0, {other.name} is better."
+    yield tag("p", told)
     ranges = users.by_activity()
     gains = users.gains
     reach = float(np.abs(gains).max()) or 1.0
@@ -57,9 +58,10 @@ def _gains(name: str, base: RunFacts, other: RunFacts, users: Users) -> Iterator
                             x=f"gain in {_word(users.metric)}", y="users")]  # fmt: skip
     if len(ranges) > 1:
         found = [each.gain for each in ranges]
+        title = "Mean gain by the user's activity, with 95 % intervals"
         drawn.insert(0, charts.ranges(f"{name}-ranges", [each.name for each in ranges], [each.value for each in found],
-                     [each.low for each in found], [each.high for each in found],
-                     title="Mean gain by the user's activity, with 95 % intervals", x=users.what, y="gain"))  # fmt: skip
+                     [each.low for each in found], [each.high for each in found], title=title, x=users.what,
+                     y="gain"))  # fmt: skip
     yield side_by_side(*drawn)
     if ranges:
         rows: list[list[Child | Cell]] = []
@@ -67,9 +69,12 @@ def _gains(name: str, base: RunFacts, other: RunFacts, users: Users) -> Iterator
             up, down = each.users.shares
             gain = each.gain
             told = "gain" if gain.value > 0 else "lose"
-            rows.append([each.name, num(len(each.users.ids)), num(float(each.users.base.mean())), num(float(each.users.other.mean())),
-                         num(gain.value, signed(gain.value)), num(None, f"{signed(gain.low)} to {signed(gain.high)}"),
-                         num(up, percent(up)), num(down, percent(down)), f"they {told}" if gain.is_clear else "not clear"])  # fmt: skip
+            rows.append([
+                each.name, num(len(each.users.ids)), num(float(each.users.base.mean())),
+                num(float(each.users.other.mean())), num(gain.value, signed(gain.value)),
+                num(None, f"{signed(gain.low)} to {signed(gain.high)}"), num(up, percent(up)),
+                num(down, percent(down)), f"they {told}" if gain.is_clear else "not clear",
+            ])  # fmt: skip
         heads = [
             users.what.capitalize(),
             "#Users",
@@ -89,7 +94,7 @@ def _word(metric: str) -> str:
     return "".join(each for each in metric if each.isascii() and (each.isalnum() or each in "@_ "))[:30]
 
 
-# --- lists -------------------------------------------------------------------------------------------------------------
+# --- lists ------------------------------------------------------------------------------------------------------------
 
 
 def _lists(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
@@ -112,7 +117,8 @@ def _lists(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
             lists[run.name] = Examples(run, examples.split).recommended([user for user, _ in wanted])
         except RecspecError as error:
             yield note(tag("strong", f"{run.name}: "), f"no lists could be made: {error}")
-    told = "First users who gain or lose most, which shows what differs and proves nothing; then five users from few events to many."
+    told = "First users who gain or lose most, which shows what differs and proves nothing; then five users from few "
+    told += "events to many."
     yield soft(
         told if chosen else "Five users, from few events to many.",
         f" ✓ marks an item that the user acted on in {examples.split}.",
@@ -137,4 +143,4 @@ def _chosen(runs: Sequence[RunFacts], beside: Paired) -> list[tuple[Raw, str]]:
                 found.setdefault(user, f"{word} with {other.name}")
         if len(beside) > 1:
             break
-    return [(user, why) for user, why in found.items()]
+    return [*found.items()]

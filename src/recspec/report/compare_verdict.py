@@ -13,8 +13,8 @@ from recspec.report.pairing import Pair, pairs_of, ranked
 from recspec.report.run_facts import RunFacts
 from recspec.report.run_metrics import evaluate_command, interval_text, meaning_of
 
-Paired = Sequence[tuple[RunFacts, Sequence[Pair], str]]
-"""Each run but the first, with its pairs with the first and the reason if there are none."""
+Paired = Sequence[tuple[RunFacts, Sequence[Pair], Sequence[str]]]
+"""Each run but the first, with its pairs with the first and the reasons if there are none."""
 
 NOT_JUDGED = ("novelty", "diversity", "popularity_lift", "coverage")
 
@@ -38,10 +38,10 @@ def differences_section(runs: Sequence[RunFacts], beside: Paired) -> Section:
             body += [tag("h3", f"{other.name} beside {runs[0].name}, {pair.title}"), _differences(runs[0], other, pair)]
             names += pair.metrics
     if body:
-        body += [soft(f"Every difference is over the same users or rows: the run's metric minus that of {runs[0].name}. The "
-                      "interval comes from a bootstrap, p from the paired t-test and from a permutation test. “clear” needs "
-                      "both below 0.05. Of twenty metrics one is clear by chance, so look at the first one."),
-                 meaning_of(names)]  # fmt: skip
+        told = f"Every difference is over the same users or rows: the run's metric minus that of {runs[0].name}. The "
+        told += "interval comes from a bootstrap, p from the paired t-test and from a permutation test. “clear” needs "
+        told += "both below 0.05. Of twenty metrics one is clear by chance, so look at the first one."
+        body += [soft(told), meaning_of(names)]
     else:
         body = [soft("There are no two evaluations of the same question; the verdict says how to get them.")]
     return Section("differences", "Differences", tuple(body))
@@ -61,8 +61,8 @@ def _verdict(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
         yield note("These runs were trained on different data. Only evaluations on the same data are compared.")
     for other, pairs, why_not in beside:
         if not pairs:
-            yield note(tag("strong", f"{other.name} and {base.name} can't be compared yet: "), f"{why_not}. Evaluate both in "
-                       "the same way:")  # fmt: skip
+            what = tag("strong", f"{other.name} and {base.name} can't be compared yet: ")
+            yield note(what, " ".join(why_not[:3]), " Evaluate both in the same way:")
             yield command(*(evaluate_command(run) for run in (base, other)))
             continue
         yield _sentence(base, other, pairs[0])
@@ -77,21 +77,20 @@ def _sentence(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
     found, who = pair.comparisons[metric], favoured(pair, metric)
     word = {"base": "is worse than", "other": "is better than", "neither": "can't be told from"}[who]
     kind = {"base": "bad", "other": "good", "neither": ""}[who]
-    lines: list[Child] = [
-        tag("p", tag("strong", f"{other.name} {word} {base.name}."), f" On {pair.title}, {metric} is {number(found.theirs)} "
-            f"against {number(found.ours)}: a difference of {signed(found.difference)} (95 % interval {signed(found.low)} to "
-            f"{signed(found.high)}; p {p_value(found.p_value)}), over {number(pair.base.count)} "
-            f"{'rows' if pair.base.protocol == 'rows' else 'users'}.")
-    ]  # fmt: skip
+    told = f" On {pair.title}, {metric} is {number(found.theirs)} against {number(found.ours)}: a difference of "
+    told += f"{signed(found.difference)} (95 % interval {signed(found.low)} to {signed(found.high)}; p "
+    told += f"{p_value(found.p_value)}), over {number(pair.count)} "
+    told += f"{'rows' if pair.base.protocol == 'rows' else 'users'}."
+    lines: list[Child] = [tag("p", tag("strong", f"{other.name} {word} {base.name}."), told)]
     if (users := pair.users) is not None:
         better, worse = users.shares
         by = f" by {users.metric}" if users.metric != metric else ""
-        lines.append(tag("p", f"{other.name} is better{by} for {percent(better)} of the users, worse for {percent(worse)}, and "
-                         f"equal for the others. {_for_whom(other, pair)}"))  # fmt: skip
+        told = f"{other.name} is better{by} for {percent(better)} of the users, worse for {percent(worse)}, and equal "
+        lines.append(tag("p", f"{told}for the others. {_for_whom(pair)}"))
     return tag("div", lines, class_=f"note {kind}".strip())
 
 
-def _for_whom(other: RunFacts, pair: Pair) -> str:
+def _for_whom(pair: Pair) -> str:
     """Ranges of activity with a clear gain or loss."""
     ranges = pair.users.by_activity() if pair.users is not None else []
     if len(ranges) < 2:
@@ -123,12 +122,14 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
     best = order[0][1].value if order else None
     for run in (*held, *(each for each in runs if each not in held)):
         found = values.get(run.name)
-        record = run.data_record
+        record, drawn = run.data_record, Markup("")
+        if found is not None:
+            drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
         rows.append([
             tag("strong", run.name), run.card.model,
             num(None if found is None else found.value, best=found is not None and found.value == best),
             num(None, "–" if found is None else interval_text(found)),
-            drawing(Markup("") if found is None else charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))),
+            drawing(drawn),
             _apart(runs[0], run, beside), num(run.start.get("parameters")),
             num(run.card.trained.get("seconds"), duration(run.card.trained.get("seconds"))),
             num(_size(run), size(_size(run))), "–" if record is None else record.name,

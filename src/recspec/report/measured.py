@@ -122,13 +122,6 @@ class Answer:
             return None
         return np.asarray(self._table.column(column).to_numpy(), np.float64)
 
-    def ids(self) -> list[str | None] | None:
-        """(G,) the raw ids of the users or groups."""
-        if self._table is None or "id" not in self._table.column_names:
-            return None
-        found: list[str | None] = self._table.column("id").to_pylist()
-        return found
-
     @property
     def count(self) -> int:
         """Users, groups or rows whose values are kept."""

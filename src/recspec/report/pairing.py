@@ -5,25 +5,23 @@ Shapes: G users, groups or rows of an evaluation; U users.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec.errors import RecspecError
 from recspec.report.measured import MODEL, PROTOCOLS, Answer, Measured, is_lower_better
 from recspec.report.run_facts import RunFacts
 
 if TYPE_CHECKING:
-    from recspec.evaluation import Comparison, SavedEvaluation
+    from recspec.evaluation import Comparison, Paired
 
-DRAWS = 1_000
 RANGES = 5  # of users by activity
 FEWEST = 10  # users of a range, and users to speak of ranges at all
-QUESTION = ("num_negatives", "users", "seed", "known", "cold", "repeats")
-"""Settings of an evaluation that decide which users and candidates it has."""
 
 Values = NDArray[np.float64]
 
@@ -97,6 +95,7 @@ class Pair:
 
     base: Answer
     other: Answer
+    values: Paired
 
     @property
     def title(self) -> str:
@@ -112,101 +111,69 @@ class Pair:
     @property
     def metrics(self) -> list[str]:
         """Metrics whose values both evaluations keep."""
-        held = self.other.saved.groups[self.other.protocol].metrics
-        return [name for name in self.base.saved.groups[self.base.protocol].metrics if name in held]
+        return [*self.values.ours]
+
+    @property
+    def count(self) -> int:
+        """Users, groups or rows."""
+        return next((len(of) for of in self.values.ours.values()), 0)
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """The paired comparison of each metric: `ours` is the base."""
-        from recspec.evaluation import compare_values
-
-        found = {}
-        for name in self.metrics:
-            ours, theirs = self.base.values(name), self.other.values(name)
-            if ours is not None and theirs is not None and len(ours):
-                found[name] = compare_values(ours, theirs, DRAWS)
-        return found
+        return self.values.compare()
 
     @cached_property
     def users(self) -> Users | None:
         """Differences user by user; None if the groups are not users."""
-        metric = next((name for name in ("log_loss", *self.metrics) if name in self.metrics), "")
-        metric = metric if self.base.protocol == "rows" else self.main
-        ids = self.base.ids()
-        base, other = self.base.values(metric), self.other.values(metric)
-        if ids is None or base is None or other is None or not self._are_users:
+        of_rows = self.base.protocol == "rows"
+        metric = "log_loss" if of_rows else self.main  # the values of AUC belong to no row alone
+        saved = self.base.saved.groups[self.base.protocol]
+        base, other = self.values.ours.get(metric), self.values.theirs.get(metric)
+        if base is None or other is None or self.values.ids is None or not (saved.feature and saved.raw):
             return None
-        known = np.array([each is not None for each in ids], np.bool_)
-        names = [each for each in ids if each is not None]
-        base, other, events = base[known], other[known], self.base.values("events")
+        known = self.values.ids.is_valid().to_numpy(zero_copy_only=False)
+        names = np.array(self.values.ids.drop_null().to_pylist(), dtype=object)
+        base, other = base[known], other[known]
         if not len(names):
             return None
-        if self.base.protocol != "rows":
+        if not of_rows:
+            events = self.values.events
             if events is None:
                 return None
-            return Users(metric, names, events[known].astype(np.int64), base, other, "events before the split")
-        if metric != "log_loss":
-            return None  # the values of AUC belong to no row alone
-        distinct, place = np.unique(np.array(names), return_inverse=True)
+            return Users(metric, names.tolist(), events[known].astype(np.int64), base, other, "events before the split")
+        distinct, place = np.unique(names, return_inverse=True)
         counts = np.bincount(place)
         base, other = (np.bincount(place, weights=each) / counts for each in (base, other))
         return Users(metric, distinct.tolist(), counts.astype(np.int64), base, other, "rows of the split")
 
-    @property
-    def _are_users(self) -> bool:
-        feature = self.base.saved.groups[self.base.protocol].feature
-        return bool(feature) and self.base.saved.groups[self.base.protocol].raw
 
+def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
+    """The evaluations of two runs that can be compared user by user; or the reasons why there are none."""
+    from recspec.evaluation import pair
 
-def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], str]:
-    """The evaluations of two runs that can be compared user by user; or the reason why there are none."""
     found: dict[tuple[str, str], Pair] = {}
-    reasons = []
+    reasons: dict[str, None] = {}
     for ours in base.evaluations:
         for theirs in other.evaluations:
             for protocol in ours.groups:
-                place = (ours.split, protocol)
-                if protocol not in theirs.groups or place in found or ours.split != theirs.split:
+                if protocol not in theirs.groups or (ours.split, protocol) in found or ours.split != theirs.split:
                     continue
-                if why := _why_not(ours, theirs, protocol):
-                    reasons.append(why)
+                if not (ours.is_current and theirs.is_current):
+                    reasons["An evaluation is of an earlier model that lay in the same folder."] = None
                     continue
-                pair = Pair(Answer(ours, protocol), Answer(theirs, protocol))
-                if _same_order(pair):
-                    found[place] = pair
-                else:
-                    reasons.append("they are about other users or rows")
+                try:
+                    values = pair(ours, theirs, protocol)
+                except RecspecError as error:
+                    reasons[str(error)] = None
+                    continue
+                if values.ours:
+                    found[(ours.split, protocol)] = Pair(Answer(ours, protocol), Answer(theirs, protocol), values)
     order = {name: place for place, name in enumerate(PROTOCOLS)}
     pairs = sorted(found.values(), key=lambda each: (each.base.saved.split != "test", order.get(each.base.protocol, 9)))
-    if pairs:
-        return pairs, ""
-    if not base.evaluations or not other.evaluations:
-        missing = [run.name for run in (base, other) if not run.evaluations]
-        return [], f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no saved evaluation"
-    return [], reasons[0] if reasons else "they were evaluated on different splits or protocols"
-
-
-def _why_not(ours: SavedEvaluation, theirs: SavedEvaluation, protocol: str) -> str:
-    if not (ours.is_current and theirs.is_current):
-        return "an evaluation is of an earlier model"
-    if ours.data.digest != theirs.data.digest:
-        return "they were evaluated on different data"
-    names = QUESTION if protocol != "rows" else ()
-    different = [name for name in names if _of(ours.settings, name) != _of(theirs.settings, name)]
-    return f"their evaluations differ in {', '.join(different)}" if different else ""
-
-
-def _of(settings: Mapping[str, Any], name: str) -> object:
-    return settings.get(name)
-
-
-def _same_order(pair: Pair) -> bool:
-    """Whether both hold the values of the same users or rows, in the same order."""
-    if not pair.base.count or pair.base.count != pair.other.count:
-        return False
-    if pair.base.protocol == "rows":
-        return bool(np.array_equal(pair.base.values("row"), pair.other.values("row")))
-    return pair.base.ids() == pair.other.ids()
+    if missing := [run.name for run in (base, other) if not run.evaluations]:
+        return pairs, [f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no saved evaluation."]
+    return pairs, [*reasons] or ["They were evaluated on different splits or under different protocols."]
 
 
 def ranked(runs: Sequence[RunFacts], answers: Sequence[Answer | None]) -> list[tuple[RunFacts, Measured]]:
@@ -214,6 +181,12 @@ def ranked(runs: Sequence[RunFacts], answers: Sequence[Answer | None]) -> list[t
     first = next((each for each in answers if each is not None), None)
     if first is None:
         return []
-    held = [(run, answer.metrics[MODEL][first.main]) for run, answer in zip(runs, answers, strict=True)
-            if answer is not None and answer.protocol == first.protocol and first.main in answer.metrics.get(MODEL, {})]  # fmt: skip
+    held = [
+        (run, answer.metrics[MODEL][first.main])
+        for run, answer in zip(runs, answers, strict=True)
+        if answer is not None
+        and answer.protocol == first.protocol
+        and answer.saved.split == first.saved.split
+        and first.main in answer.metrics.get(MODEL, {})
+    ]
     return sorted(held, key=lambda each: each[1].value, reverse=not is_lower_better(first.main))

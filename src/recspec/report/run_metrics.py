@@ -96,8 +96,10 @@ def _judged(answer: Answer) -> Iterator[Child]:
     if ours.error is not None:
         reached += f" (95 % interval {interval_text(ours)})"
     if best is None:
-        yield note(f"On {answer.title}, {reached}. No baseline stands beside it: evaluate with --baselines to see whether "
-                   "that is good.")  # fmt: skip
+        yield note(
+            f"On {answer.title}, {reached}. No baseline stands beside it: evaluate with --baselines to see whether "
+            "that is good."
+        )
         return
     theirs, gap = answer.metrics[best][answer.main], answer.difference(best, answer.main)
     lower = is_lower_better(answer.main)
@@ -113,11 +115,10 @@ def _judged(answer: Answer) -> Iterator[Child]:
         if not (clear and ahead)
         else f"; the best, {best}, has {number(theirs.value)}"
     )
-    by = (
-        ""
-        if gap is None or gap.error is None
-        else f" The difference is {signed(raw)} (95 % interval {signed(gap.low)} to {signed(gap.high)}), over the same {number(answer.count)} {_who(answer)}."
-    )
+    by = ""
+    if gap is not None and gap.error is not None:
+        by = f" The difference is {signed(raw)} (95 % interval {signed(gap.low)} to {signed(gap.high)}), over the same "
+        by += f"{number(answer.count)} {_who(answer)}."
     yield note(tag("strong", f"The model {word}{told}."), f" On {answer.title}, {reached}.{by}", kind=kind)
 
 
@@ -207,6 +208,5 @@ def _not_evaluated(run: RunFacts) -> list[Child]:
             for name, value in named.items()
         ]
         body.append(table("What training measured on valid, by which the model was chosen", ["Metric", "#Value"], rows))
-    body += [soft("There is no saved evaluation. This command measures the model on test, with baselines, and keeps it:"),
-             command(evaluate_command(run))]  # fmt: skip
-    return body
+    told = "There is no saved evaluation. This command measures the model on test, with baselines, and keeps it:"
+    return [*body, soft(told), command(evaluate_command(run))]

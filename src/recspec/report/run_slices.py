@@ -44,8 +44,10 @@ def _body(run: RunFacts) -> Iterator[Child]:
             yield tag("h3", WORDS.get(by, f"By {by}"), f", {answer.saved.split}, protocol {answer.protocol}")
             yield _table(answer, by, parts)
     if empty:
-        yield soft("No slices were measured. A slice says for whom a model works: for new or old users, head or tail items, "
-                   "or each value of a column. For example:")  # fmt: skip
+        yield soft(
+            "No slices were measured. A slice says for whom a model works: for new or old users, head or tail items, "
+            "or each value of a column. For example:"
+        )
         wanted = "--slice activity --slice popularity" if run.has_users else "--slice COLUMN"
         yield command(f"recspec evaluate {run.path} {run.data_path} --baselines {wanted}")
 
