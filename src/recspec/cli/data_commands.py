@@ -65,11 +65,26 @@ def check(data: Data, allow_outside: Outside = False) -> None:
     out.print(f"ok: {len(spec.features)} features; {rows or 'no split'}")
 
 
-def describe(data: Data, json_output: Json = False, allow_outside: Outside = False) -> None:
+HTML = Option("--html", metavar="OUT", help="HTML file to write instead: with values, distributions, suspected leaks.")
+
+
+def describe(
+    data: Data,
+    html: Annotated[Path | None, HTML] = None,
+    json_output: Json = False,
+    allow_outside: Outside = False,
+) -> None:
     """Show a dataset summary: rows, features, cardinalities, label rate, history lengths."""
     from recspec.report import dataset_summary as card
+    from recspec.report import write_dataset_page
 
-    figures = card.describe(FeatureSpec.load(data, allow_outside=allow_outside)).to_dict()
+    spec = FeatureSpec.load(data, allow_outside=allow_outside)
+    if html is not None:
+        if json_output:
+            raise SettingsError("describe: --html and --json are two outputs; give one of them")
+        out.print(str(write_dataset_page(spec, html)), soft_wrap=True)
+        return
+    figures = card.describe(spec).to_dict()
     if json_output:
         print_json(figures)
         return
