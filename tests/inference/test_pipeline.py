@@ -162,7 +162,7 @@ def test_a_pipeline_is_its_ranker_with_the_retrievers_in_it(pipeline: Path, runs
     assert record is not None
     assert ranker is not None
     assert (record.kind, record.model, record.data) == ("pipeline", "wide_deep", ranker.data)
-    assert record.parts == tuple(str(runs[name].resolve()) for name in ("wide_deep", "ease", "ials"))
+    assert record.made_of == tuple(str(runs[name].resolve()) for name in ("wide_deep", "ease", "ials"))
 
 
 def test_the_command_builds_and_tells_what_it_built(runs: Mapping[str, Path], tmp_path: Path) -> None:
