@@ -317,7 +317,8 @@ class _Chart:
         return gid
 
     def svg(self, name: str, title: str, description: str) -> Markup:
-        """The chart as an element whose ids begin with `name`."""
+        """The chart as an element whose ids begin with `chart-NAME`."""
+        name = f"chart-{name}"
         written = io.StringIO()
         self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         root = ElementTree.fromstring(written.getvalue())
