@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 HOSTILE = (
@@ -35,7 +36,7 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        raise AssertionError(f"<{tag}/>")
+        raise AssertionError(f"<{tag}/> with {attrs}")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open
@@ -77,12 +78,10 @@ def _is_confined(page: Page) -> None:
         (written,) = page.inside[kind]
         digest = base64.b64encode(hashlib.sha256(written.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
-    known = {
-        "html", "head", "meta", "title", "style", "script", "body", "header", "nav", "main", "section", "footer", "div",
-        "h1", "h2", "h3", "h4", "p", "a", "span", "strong", "code", "pre", "bdi", "ul", "ol", "li", "dl", "dt", "dd",
-        "table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "figure", "figcaption", "svg", "g",
-        "path", "defs", "use", "clippath", "rect", "line", "circle", "polygon", "text", "tspan", "desc", "pattern",
-    }  # fmt: skip
+    html = "html head meta title style script body header nav main section footer div h1 h2 h3 h4 p a span strong code"
+    html += " pre bdi ul ol li dl dt dd table caption thead tbody tr th td details summary figure figcaption"
+    svg = "svg g path defs use clippath rect line circle polygon text tspan desc pattern"
+    known = {*html.split(), *svg.split()}
     for name, attributes in page.elements:
         assert name in known, name
         for key, value in attributes.items():
@@ -103,7 +102,7 @@ def _is_accessible(page: Page) -> None:
     levels = [int(name[1]) for name, _ in page.elements if re.fullmatch("h[1-6]", name)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False)), levels
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
     names = [name for name, _ in page.elements]
     assert names.count("table") == names.count("caption") == names.count("thead")
     for name, attributes in page.elements:

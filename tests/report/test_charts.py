@@ -9,12 +9,20 @@ from recspec.report.markup import Markup
 from tests.report.pages import HOSTILE, Page
 
 DRAWN = {
-    "lines": lambda name: charts.lines("c", [Series(name, [0, 1, 2], [3, 1, 2], ["a", "b", "c"]), Series("two", [0, 1], [1, 2])],
-                                       title=name, x="epoch", y="loss", marks={name: 1.0}),
+    "lines": lambda name: charts.lines(
+        "c", [Series(name, [0, 1, 2], [3, 1, 2], ["a", "b", "c"]), Series("two", [0, 1], [1, 2])],
+        title=name, x="epoch", y="loss", marks={name: 1.0},
+    ),
     "columns": lambda name: charts.columns("c", [1, 2, 4, 8], [3, 0, 1], title=name, x="events", y="users", log=True),
-    "grouped": lambda name: charts.grouped("c", ["top", "tail"], {name: [1, 2], "two": [3, 4]}, title=name, x="x", y="y", level=2),
-    "ranges": lambda name: charts.ranges("c", ["1", "2 to 3"], [0.1, -0.2], [0.0, -0.3], [0.2, -0.1], title=name, x="x", y="y"),
-    "reliability": lambda name: charts.reliability("c", [Series(name, [0.1, 0.9], [0.2, 0.8], ["low", "high"])], title=name),
+    "grouped": lambda name: charts.grouped(
+        "c", ["top", "tail"], {name: [1, 2], "two": [3, 4]}, title=name, x="x", y="y", level=2
+    ),
+    "ranges": lambda name: charts.ranges(
+        "c", ["1", "2 to 3"], [0.1, -0.2], [0.0, -0.3], [0.2, -0.1], title=name, x="x", y="y"
+    ),
+    "reliability": lambda name: charts.reliability(
+        "c", [Series(name, [0.1, 0.9], [0.2, 0.8], ["low", "high"])], title=name
+    ),
 }  # fmt: skip
 
 

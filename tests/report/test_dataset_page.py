@@ -188,5 +188,5 @@ def test_the_page_of_a_dataset_without_files_shows_its_features(tmp_path: Path) 
 
 
 def test_a_page_is_not_written_to_a_url(data: FeatureSpec) -> None:
-    with pytest.raises(DataError, match="the page: .* is a URL"):
+    with pytest.raises(DataError, match=r"the page: .* is a URL"):
         write_dataset_page(data, "s3://bucket/page.html")

@@ -1,4 +1,4 @@
-"""Reports of a run and comparisons of several: every section, hostile texts, gaps that name the command that fills them."""
+"""Reports of a run and comparisons of several: every section, hostile texts, gaps that name a command."""
 
 import json
 import shutil
@@ -72,7 +72,7 @@ def test_a_run_that_was_not_evaluated_names_the_command(runs: tuple[Path, Path],
     assert bundle.load(runs[0]).card.model == "popularity", "the report is no part of the bundle"
 
 
-def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], data: FeatureSpec, tmp_path: Path) -> None:
+def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
     page = report(evaluated[1], out=tmp_path / "report.html")
     assert page.inside["h2"] == [
         "Verdict", "Metrics beside baselines", "Slices", "Coverage and popularity", "Calibration", "Example lists",
@@ -81,9 +81,11 @@ def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], dat
     assert page.inside["h1"] == ["Run knn & co"]
     record = read_runs([evaluated[1]])[0].data_record
     assert record is not None
-    for told in (record.digest, record.path, "ndcg@3", "popularity", "95 % interval", "Density", "Held out, to be found",
-                 "Latest events, the newest first", "recspec prepare table RAW", "Seed", "Peak memory of the process",
-                 "Users by how many events the model knows of them", "By kind"):  # fmt: skip
+    for told in (
+        record.digest, record.path, "ndcg@3", "popularity", "95 % interval", "Density", "Held out, to be found", "Seed",
+        "Latest events, the newest first", "recspec prepare table RAW", "Peak memory of the process", "By kind",
+        "Users by how many events the model knows of them",
+    ):  # fmt: skip
         assert told in page.shown, told
     users = [each for each in page.inside["bdi"] if each.startswith("u ")]
     assert len(users) == 5
@@ -132,14 +134,15 @@ def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path,
     nested = "[" * 5_000
     with (run / "log.jsonl").open("a") as log:
         log.write('{"event": "epoch", "epoch": "<b>", "metrics": [1]}\n{"event": 1}\nno JSON\n' + nested + "\n3\n")
-        log.write(
-            '{"event": "epoch", "epoch": 1, "metrics": {"<b>": {"<i>": "x"}}}\n{"event": "step", "step": 1, "loss": NaN}\n'
-        )
+        log.write('{"event": "epoch", "epoch": 1, "metrics": {"<b>": {"<i>": "x"}}}\n')
+        log.write('{"event": "step", "step": 1, "loss": NaN}\n')
     (kept,) = (run / "evaluations").glob("*.json")
     saved = json.loads(kept.read_text())
-    saved["report"] |= {"slices": 3, "exposure": {"model": {"shares": ["x"], "items": None}}, "beyond_accuracy": [], "notes": "x",
-                        "verdicts": [1], "warnings": [{"message": HOSTILE[0]}, 3], "protocols": {"full": {"candidates": HOSTILE[1]}},
-                        "standard_errors": {"full": {"ndcg@3": "x"}}}  # fmt: skip
+    saved["report"] |= {
+        "slices": 3, "exposure": {"model": {"shares": ["x"], "items": None}}, "beyond_accuracy": [], "notes": "x",
+        "verdicts": [1], "warnings": [{"message": HOSTILE[0]}, 3], "protocols": {"full": {"candidates": HOSTILE[1]}},
+        "standard_errors": {"full": {"ndcg@3": "x"}},
+    }  # fmt: skip
     kept.write_text(json.dumps(saved))
     (run / "evaluations" / "other.json").write_text("{}")
     page = report(run, out=tmp_path / "report.html")
@@ -255,5 +258,5 @@ def test_mistakes_are_told(runs: tuple[Path, Path], tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             write_report(wanted, out)  # type: ignore[arg-type]
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="the report could not be written: .*; give another place with --out"):
+    with pytest.raises(DataError, match=r"the report could not be written: .*; give another place with --out"):
         write_report([runs[0]], tmp_path / "file" / "report.html")
