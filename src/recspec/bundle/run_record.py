@@ -61,7 +61,7 @@ class RunRecord(BaseModel):
     model: str
     data: DataRecord | None = None
     """None if it is not known, as of a blend of runs that don't know theirs."""
-    parts: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
     """The runs that a blend or a pipeline was made of."""
     command: tuple[str, ...] | None = None
     """The command line; None if it was made in Python."""
@@ -95,7 +95,7 @@ def begin(
     model: str,
     data: DataRecord | None,
     *,
-    parts: Sequence[Path] = (),
+    made_of: Sequence[Path] = (),
     device: str = "cpu",
     world_size: int = 1,
 ) -> RunRecord:
@@ -108,7 +108,7 @@ def begin(
         kind=kind,
         model=model,
         data=data,
-        parts=tuple(str(path.resolve()) for path in parts),
+        made_of=tuple(str(path.resolve()) for path in made_of),
         command=machine.command_line(),
         directory=str(Path.cwd()),
         device=device,
@@ -142,7 +142,7 @@ def read(folder: Path) -> RunRecord | None:
             raise BundleError(f"{file}: format {data.get('format')!r}; this recspec reads {FORMAT}")
         return RunRecord.model_validate(data)
     except PathError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
         raise BundleError.of(f"{file}: damaged", problems) from None

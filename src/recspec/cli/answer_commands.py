@@ -10,7 +10,7 @@ from rich.table import Column
 from typer import Argument, Option
 
 from recspec import config
-from recspec.cli.console import err, out, print_json, stages, titled_table
+from recspec.cli.console import err, out, print_json, print_next, stages, titled_table
 from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
@@ -90,6 +90,7 @@ def evaluate(
     else:
         print_report(report, trained.card.model)
     err.print(f"note: {kept.why_not}" if kept.file is None else f"{kept.file}: kept", soft_wrap=True)
+    print_next("serve", run)
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "

@@ -13,6 +13,7 @@ from typer import Option
 from recspec.cli.console import cell, err, out, print_json, titled_table
 from recspec.cli.options import Data, Device, Json, Out, Outside
 from recspec.cli.process import stop_on_signal
+from recspec.cli.training_display import print_next_of
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
@@ -58,6 +59,7 @@ def auto(
         print_json(board.to_dict())
     else:
         print_board(board)
+    print_next_of(board.best, spec, data)
 
 
 def print_board(board: Leaderboard) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, get_args
 from typer import Argument, Option
 
 from recspec import config
-from recspec.cli.console import err, out, print_figures, print_json, print_section, stages
+from recspec.cli.console import err, out, print_figures, print_json, print_next, print_section, stages
 from recspec.cli.options import Data, Json, Out, Outside, Set
-from recspec.cli.process import one_of
+from recspec.cli.process import fresh_folder, one_of
 from recspec.errors import SettingsError, unknown
 from recspec.spec import ChunkType, FeatureSpec
 
@@ -49,6 +49,10 @@ def prepare(
         prepared = chosen.prepare(context, asked)
     err.print(prepared.message)
     print_prepared(prepared.summary)
+    if "valid" in prepared.spec.splits:
+        print_next("auto", out_folder, fresh_folder(out_folder.parent, "auto"), "--minutes", 10)
+    else:
+        print_next("describe", out_folder)
 
 
 def check(data: Data, allow_outside: Outside = False) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_lines
+from recspec.cli.console import err, out, print_figures, print_json, print_lines, print_next
 from recspec.cli.options import Json, Outside, Run, Verify
 from recspec.cli.process import sizes
 from recspec.errors import BundleError
@@ -105,6 +105,7 @@ def export(
         print_json(made.description)
     else:
         _print_sheet(made.folder, made.description)
+    print_next("serve", out_folder)
 
 
 def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from recspec.cli.console import out, print_json, stages, titled_table
+from recspec.cli.console import out, print_json, print_next, stages, titled_table
 from recspec.cli.options import Device, Json, Out, Outside
+from recspec.cli.training_display import print_next_of
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
@@ -58,6 +59,8 @@ def blend(
         out.print(f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
                   f"({made.users:,} users)")  # fmt: skip
     out.print(f"wrote {made.bundle}")
+    if spec is not None and data is not None:
+        print_next_of(target, spec, data)
 
 
 def build(
@@ -88,3 +91,4 @@ def build(
     if made.card.filter is not None:
         out.print(f"the filter keeps {made.kept:,} of {made.items:,} items")
     out.print(f"wrote {made.bundle}")
+    print_next("serve", target)

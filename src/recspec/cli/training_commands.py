@@ -12,7 +12,14 @@ from recspec import config
 from recspec.cli.console import err, print_json, step
 from recspec.cli.options import Data, Device, Json, Out, Outside, Set
 from recspec.cli.process import keep_to_cores, settings_of, stop_on_signal, told_once
-from recspec.cli.training_display import TrainingDisplay, print_found, print_plan, print_result, show_trial
+from recspec.cli.training_display import (
+    TrainingDisplay,
+    print_found,
+    print_next_of,
+    print_plan,
+    print_result,
+    show_trial,
+)
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
@@ -55,10 +62,11 @@ def train(
             return
         with TrainingDisplay(run, live=err.is_terminal and ranks.is_first, verbose=verbose) as display:
             result = run_training(model, spec, run, settings=train_settings, model_settings=model_settings,
-                                  ranks=ranks, resume=resume, on_event=display.show,
+                                  ranks=ranks, resume=resume, baselines=True, on_event=display.show,
                                   stop_requested=stop_requested)  # fmt: skip
         if ranks.is_first:
             print_result(result)
+            print_next_of(run, spec, data)
             if json_output:
                 print_json(result.to_dict())
 
@@ -121,6 +129,8 @@ def tune(
         print_json(found.to_dict())
     else:
         print_found(found)
+    if found.best is not None and not found.left:
+        print_next_of(out_folder / "best", spec, data)
 
 
 def _names(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:

@@ -77,6 +77,7 @@ class FitPlan:
             "train": self.read_settings(),
             "parameters": self.parameters,
             "fitted": True,
+            "chosen": list(self.chosen.value),
             "device": "cpu",
             "world_size": self.world_size,
             "threads": self.threads.value,
