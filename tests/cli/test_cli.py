@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from recspec import datasets
 from recspec.cli import app as cli
 from recspec.cli import process, recommend_commands
+from recspec.datasets import write_movielens_like
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
 from tests import made_up
@@ -503,7 +505,9 @@ def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureS
     assert all(word in printed for word in ("backward", "matrix products", "Python and dispatch", "aten::mm"))
 
 
-def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path) -> None:
+def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"num_users": 150, "num_items": 100, "num_ratings": 4000}
+    monkeypatch.setattr(datasets, "write_movielens_like", lambda raw, **given: write_movielens_like(raw, **given | few))
     status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
     assert status == 0, said
     for part in ("recspec prepare movielens", "recspec train neumf", "recspec evaluate", "recspec recommend"):

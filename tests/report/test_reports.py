@@ -168,7 +168,7 @@ def test_a_comparison_says_which_run_is_better_and_for_whom(evaluated: tuple[Pat
     page = report(*evaluated, out=tmp_path / "comparison.html")
     assert page.inside["h2"] == [
         "Verdict", "Differences", "Who gains and who loses", "Slices", "Coverage and popularity", "Lists side by side",
-        "Learning curves and calibration", "What differs", "Time, memory, and how to make them again",
+        "Curves and calibration", "What differs", "Cost and commands",
     ]  # fmt: skip
     assert any(f"knn & co {word} <i>popularity." in page.shown
                for word in ("is better than", "is worse than", "can't be told from"))  # fmt: skip

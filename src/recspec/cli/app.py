@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from typer import Typer
+from typer import Option, Typer
 from typer.models import ArgumentInfo
 
 from recspec import __version__
@@ -96,9 +96,16 @@ def datasets(json_output: Json = False) -> None:
         print_settings(f"settings of {name}", dataset.Settings)
 
 
-def schema() -> None:
+def schema(
+    columns: Annotated[bool, Option("--columns", help="Print the schema of a file of column types instead.")] = False,
+) -> None:
     """Print the JSON Schema of a specification file, for editors."""
-    print_json(json_schema())
+    if not columns:
+        print_json(json_schema())
+        return
+    from recspec.prepare import columns_schema
+
+    print_json(columns_schema())
 
 
 def version() -> None:
