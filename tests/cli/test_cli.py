@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from recspec import datasets
+from recspec.bench import speed
 from recspec.cli import app as cli
 from recspec.cli import process, recommend_commands
 from recspec.datasets import write_movielens_like
@@ -485,6 +486,14 @@ def test_what_there_is_is_listed(run: Cli) -> None:
     assert run("version")[1].strip() == "0.1.0"
 
 
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own limits, measured in no time."""
+    for name, value in (("MATRIX_SIZE", 16), ("TRIAD_BYTES", 4096), ("LIMIT_SECONDS", 0.0)):
+        monkeypatch.setattr(speed, name, value)
+
+
+@pytest.mark.usefixtures("small_limits")
 def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: FeatureSpec) -> None:
     status, printed, said = run(
         "bench", "train", "neumf", "--data", data.folder, "--steps", "3", "--warmup", "1", "--json"
@@ -495,6 +504,7 @@ def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: Fe
     assert figures["share_of_matrix_rate"] > 0
 
 
+@pytest.mark.usefixtures("small_limits")
 def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureSpec) -> None:
     given = ("bench", "train", "neumf", "--data", data.folder, "--steps", "1", "--warmup", "1", "--profile")
     status, printed, said = run(*given)
