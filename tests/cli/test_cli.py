@@ -472,6 +472,10 @@ def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: Featur
     run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=1")
     assert "name users with --user ID" in run("recommend", tmp_path / "run")[2]
     assert "--all needs --out" in run("recommend", tmp_path / "run", "--all")[2]
+    assert "--items , ,: holds no id" in run("recommend", tmp_path / "run", "--items", ", ,")[2]
+    for option in ("--user", "--items"):  # as Python gives bytes of a command line that are no UTF-8
+        status, _, said = run("recommend", tmp_path / "run", option, "\udcff")
+        assert (status, "'\\udcff' is no UTF-8 text; write it in UTF-8" in said) == (2, True), said
     said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.csv")[2]
     assert "expected a name that ends in .parquet" in said
 
