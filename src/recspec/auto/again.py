@@ -87,7 +87,7 @@ class SecondTraining:
         if not resume:
             shutil.rmtree(again, ignore_errors=True)
         train(spec=self.spec, model_name=line.model, run=again, settings=train_settings, model_settings=own,
-              ranks=self.ranks, resume=resume, stop_requested=self.stop_requested,
+              ranks=self.ranks, resume=resume, part_of=self.out, stop_requested=self.stop_requested,
               on_event=lambda event: self.on_event(f"{line.name}, again", event))  # fmt: skip
         write_again(run, again, asked)
 

@@ -21,7 +21,7 @@ from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.files import confine, local, locked_inside, made
 from recspec.spec import FeatureSpec
-from recspec.training import Event, Result, TrainingPlan, has_checkpoint, plan_run, train
+from recspec.training import Event, Result, TrainingPlan, finish_search, has_checkpoint, plan_run, train
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
@@ -91,7 +91,22 @@ class AutoSearch:
             end = Finish(
                 self.spec, self.state, self.out, self.ranks, self.on_event, self.tell, self.stop_requested
             )  # fmt: skip
-            return end.run(self.left)
+            board = end.run(self.left)
+            self._track(board)
+            return board
+
+    def _track(self, board: Leaderboard) -> None:
+        """Tell MLflow the winner, if candidates are tracked."""
+        best, asked, held = board.lines[0], self.train.get("mlflow"), board.best / "bundle"
+        metrics = {f"valid {board.metric}": best.get("valid"), f"test {board.metric}": best.get("test")}
+        problem = finish_search(
+            asked if isinstance(asked, str) else None, self.out, self.spec.folder,
+            bundle=held if held.is_dir() else board.best,
+            start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
+            done={"metrics": metrics, "seconds": board.seconds},
+        )  # fmt: skip
+        if problem is not None:
+            self.tell(problem)
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
@@ -260,6 +275,7 @@ class AutoSearch:
             resume=resume,
             on_event=lambda event: self._see(line, event),
             stop_requested=self.stop_requested,
+            part_of=self.out,
         )
 
     def _see(self, line: Line, event: Event) -> None:

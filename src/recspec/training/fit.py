@@ -29,6 +29,7 @@ from recspec.training.choices import Choice, check_splits
 from recspec.training.result import Result, inform, seen_of
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
+from recspec.training.tracking import Tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,7 @@ def run_fit(
     stop_requested: Callable[[], bool] = lambda: False,
     *,
     resume: bool = False,
+    part_of: Path | None = None,
 ) -> Result:
     """Fit on the first rank and write the bundle.
 
@@ -202,7 +204,8 @@ def run_fit(
         if not resume:
             run_folder.start_afresh(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard)
+        track = Tracking.of(plan.settings.mlflow, folder, plan.spec.folder, part_of)
+        log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
         with closing(log):
             result = _fit(plan, folder, log, stop_requested)
     ranks.barrier()

@@ -33,6 +33,7 @@ from recspec.training.result import Result, keeps_best, write_bundle
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import TrainingStep
+from recspec.training.tracking import Tracking
 from recspec.training.validation import Validation
 from recspec.training.weight_average import WeightAverage
 
@@ -51,8 +52,11 @@ def train(
     resume: bool = False,
     on_event: Callable[[Event], None] = lambda _: None,
     stop_requested: Callable[[], bool] = lambda: False,
+    part_of: Path | None = None,
 ) -> Result:
     """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints` and `run/log.jsonl`.
+
+    `part_of` is the folder of the search that the run is a part of, for its tracking.
 
     Raises:
         SpecError: if the dataset lacks a role that the model needs, or a split.
@@ -72,8 +76,8 @@ def train(
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
         with _threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume)
-            training = TrainingRun(plan, run, ranks, on_event, stop_requested)
+                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, part_of=part_of)
+            training = TrainingRun(plan, run, ranks, on_event, stop_requested, part_of=part_of)
             with closing(training.log):
                 return training.train(resume)
 
@@ -118,6 +122,7 @@ class TrainingRun:
         ranks: Ranks,
         on_event: Callable[[Event], None] = lambda _: None,
         stop_requested: Callable[[], bool] = lambda: False,
+        part_of: Path | None = None,
     ) -> None:
         self.plan, self.settings, self.folder, self.ranks = plan, plan.settings, folder, ranks
         self.built = build_model(plan, ranks)
@@ -128,7 +133,8 @@ class TrainingRun:
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
         self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
-        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard)
+        track = Tracking.of(self.settings.mlflow, folder, plan.spec.folder, part_of) if ranks.is_first else None
+        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard, track=track)
         self.progress, self.last_loss = Progress(), torch.zeros(())
 
     def train(self, resume: bool) -> Result:

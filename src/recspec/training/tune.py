@@ -38,6 +38,7 @@ from recspec.training.run_folder import Event
 from recspec.training.search_space import Around, OneOf, Planned, Range, assigned, default_of, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
+from recspec.training.tracking import finish_search
 
 if TYPE_CHECKING:
     import optuna
@@ -102,7 +103,21 @@ class Tuning:
             if self.stop_requested():
                 done = f"stopped after {study.ended()} of {self.trials} trials"
                 raise Interrupted(f"{self.out}: {done}; the same command goes on")
-            return study.findings()
+            found = study.findings()
+            self._track(found)
+            return found
+
+    def _track(self, found: Found) -> None:
+        """Tell MLflow the best trial, if trials are tracked."""
+        if found.best is None:
+            return
+        problem = finish_search(
+            self._plan.settings.mlflow, self.out, self.spec.folder, bundle=self.out / BUNDLE,
+            start={"model": self.model, "metric": found.metric, "model_settings": found.best.settings},
+            done={"metrics": {found.metric: found.best.value}, "trials": len(found.trials)},
+        )  # fmt: skip
+        if problem is not None:
+            self.on_event(found.best.number, {"event": "note", "message": problem})
 
     @cached_property
     def space(self) -> dict[str, OneOf | Range]:
@@ -200,6 +215,7 @@ class Tuning:
             resume=resume,
             on_event=watch.see,
             stop_requested=watch.should_stop,
+            part_of=self.out,
         )
 
     def _given(self) -> tuple[config.Settings, TrainSettings]:
