@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, Tuning, tracking, train
 from recspec.training.run_folder import RunLog
-from recspec.training.tracking import Tracking, metric_name, metrics_of, params_of
+from recspec.training.tracking import TrackedSearch, Tracking, metric_name, metrics_of, params_of
 from tests.dataset_cases import prepare_table
 
 HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None
@@ -127,13 +128,32 @@ def test_whatever_breaks_in_the_library_is_one_note(tmp_path: Path, monkeypatch:
 
 
 def test_a_server_that_never_answers_is_given_up_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asleep = Tracking(tmp_path, "http://there:5000")
+    asleep, awake = Tracking(tmp_path, "http://there:5000"), threading.Event()
     monkeypatch.setattr(tracking, "_is_installed", lambda: True)
-    monkeypatch.setattr(tracking, "check_reachable", lambda _: asleep._events.join())  # until the process ends
+    monkeypatch.setattr(tracking, "check_reachable", lambda _: awake.wait())
     asleep._allowed = 0.2
     asleep.send({"event": "start", "time": 1.0})
     asleep.close()
+    awake.set()
     assert asleep.problem == "MLflow at http://there:5000 does not answer"
+
+
+def test_a_search_gives_up_once_and_its_runs_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, awake = TrackedSearch(tmp_path), threading.Event()
+    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
+    monkeypatch.setattr(tracking, "check_reachable", lambda _: awake.wait())
+    monkeypatch.setattr(tracking, "PATIENCE", 0.0)
+    for name in ("first", "second"):
+        part = Tracking.of("http://there:5000", tmp_path / name, tmp_path, search)
+        assert part is not None
+        part._allowed = 0.2
+        part.send({"event": "start", "time": 1.0})
+        part.close()
+        assert part.problem is None
+    said = search.finish("http://there:5000", tmp_path, bundle=tmp_path, start={}, done={})
+    awake.set()
+    assert said == "not tracked: MLflow at http://there:5000 does not answer"
+    assert Tracking.of("http://there:5000", tmp_path / "third", tmp_path, search) is None
 
 
 # --- the real thing --------------------------------------------------------------------------------------------------
@@ -195,7 +215,7 @@ def test_a_run_is_tracked_and_its_bundle_is_a_model_that_opens(data: FeatureSpec
     (version,) = client.search_model_versions("name='shop-neumf'")
     assert (str(version.version), version.run_id) == ("1", run.info.run_id)
     held = download_artifacts(run_id=run.info.run_id, artifact_path="bundle", tracking_uri=client.tracking_uri)
-    assert Predictor(Path(held)) is not None
+    assert Predictor.open(Path(held), device="cpu").bundle.card.model == "neumf"
     (tmp_path / "run" / "report.html").write_text("<p>good</p>")
     assert tracking.send_file(None, tmp_path / "run", tmp_path / "run" / "report.html") is None
     assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"bundle", "report.html"}
@@ -224,13 +244,13 @@ def test_a_fit_and_a_search_with_its_trials_are_tracked(data: FeatureSpec, clien
     go("ease", data, tmp_path / "fitted", own={"l2": 10.0})
     (fitted,) = runs_of(client)
     assert (fitted.info.status, fitted.data.params["settings.l2"]) == ("FINISHED", "10.0")
-    Tuning(
-        "popularity", data, tmp_path / "search", {"settings": {}, "train": {"tensorboard": False}}, {}, trials=2
-    ).run()
+    Tuning("ease", data, tmp_path / "search", {"settings": {}, "train": {"tensorboard": False}}, {}, trials=2).run()
     runs = {run.info.run_name: run for run in runs_of(client)[1:]}
     parent = runs.pop("search")
     assert parent.info.status == "FINISHED"
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert [each.path for each in client.list_artifacts(parent.info.run_id)] == ["bundle"]
     assert not client.list_artifacts(next(iter(runs.values())).info.run_id)
-    assert {model.name for model in client.search_registered_models()} == {"shop-ease", "shop-popularity"}
+    assert {each.run_id for each in client.search_model_versions("name='shop-ease'")} == {
+        fitted.info.run_id, parent.info.run_id,
+    }  # fmt: skip

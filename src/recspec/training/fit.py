@@ -29,7 +29,7 @@ from recspec.training.choices import Choice, check_splits
 from recspec.training.result import Result, inform, seen_of
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
-from recspec.training.tracking import Tracking
+from recspec.training.tracking import TrackedSearch, Tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ def run_fit(
     stop_requested: Callable[[], bool] = lambda: False,
     *,
     resume: bool = False,
-    part_of: Path | None = None,
+    part_of: TrackedSearch | None = None,
 ) -> Result:
     """Fit on the first rank and write the bundle.
 

@@ -33,7 +33,7 @@ from recspec.training.result import Result, keeps_best, write_bundle
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import TrainingStep
-from recspec.training.tracking import Tracking
+from recspec.training.tracking import TrackedSearch, Tracking
 from recspec.training.validation import Validation
 from recspec.training.weight_average import WeightAverage
 
@@ -52,11 +52,11 @@ def train(
     resume: bool = False,
     on_event: Callable[[Event], None] = lambda _: None,
     stop_requested: Callable[[], bool] = lambda: False,
-    part_of: Path | None = None,
+    part_of: TrackedSearch | None = None,
 ) -> Result:
     """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints` and `run/log.jsonl`.
 
-    `part_of` is the folder of the search that the run is a part of, for its tracking.
+    `part_of` is the search that the run is a part of, for its tracking.
 
     Raises:
         SpecError: if the dataset lacks a role that the model needs, or a split.
@@ -122,7 +122,7 @@ class TrainingRun:
         ranks: Ranks,
         on_event: Callable[[Event], None] = lambda _: None,
         stop_requested: Callable[[], bool] = lambda: False,
-        part_of: Path | None = None,
+        part_of: TrackedSearch | None = None,
     ) -> None:
         self.plan, self.settings, self.folder, self.ranks = plan, plan.settings, folder, ranks
         self.built = build_model(plan, ranks)

@@ -132,8 +132,8 @@ class Tracking:
     folder: Path
     uri: str
     dataset: Path | None = None
-    part_of: Path | None = None
-    """The folder of the search that the run is a part of; its bundle is then neither sent nor registered."""
+    part_of: TrackedSearch | None = None
+    """The search that the run is a part of; its bundle is then neither sent nor registered."""
     problem: str | None = field(default=None, init=False)
     """Why the run is not tracked, or no longer."""
     _events: queue.Queue[Mapping[str, object] | None] = field(default_factory=queue.Queue, init=False)
@@ -142,10 +142,15 @@ class Tracking:
     _thread: threading.Thread | None = field(default=None, init=False)
 
     @classmethod
-    def of(cls, asked: str | None, folder: Path, dataset: Path, part_of: Path | None = None) -> Self | None:
-        """The tracking that the setting `asked` or the environment asks for."""
+    def of(cls, asked: str | None, folder: Path, dataset: Path, part_of: TrackedSearch | None = None) -> Self | None:
+        """The tracking that the setting `asked` or the environment asks for; None in a search that has failed before.
+
+        Raises MissingExtraError if the setting asks for MLflow and it is not installed.
+        """
         uri = address(asked)
-        return cls(folder, uri, dataset, part_of) if uri is not None else None
+        if uri is None or (part_of is not None and part_of.problem is not None):
+            return None
+        return cls(folder, uri, dataset, part_of)
 
     def send(self, event: Mapping[str, object]) -> None:
         """Take an event; returns at once."""
@@ -155,23 +160,36 @@ class Tracking:
             self._thread = threading.Thread(target=self._work, name="recspec-mlflow", daemon=True)
             self._thread.start()
         if self._events.qsize() >= MOST_WAITING:
-            self.problem = f"MLflow at {shown(self.uri)} is too slow"
+            self._fail(f"MLflow at {shown(self.uri)} is too slow")
         self._events.put(event)
 
     def close(self) -> None:
-        """Wait until everything is sent, as long as MLflow answers."""
+        """Wait until everything is sent, as long as MLflow answers; of a part of a search, the search waits."""
         if self._thread is None:
             return
         self._events.put(None)
         self._answered = time.monotonic()
+        if self.part_of is None:
+            self.wait()
+        else:
+            self.part_of.parts.append(self)
+
+    def wait(self) -> None:
+        """Wait until everything is sent, as long as MLflow answers."""
+        assert self._thread is not None
         while self._thread.is_alive() and self.problem is None:
             self._thread.join(0.05)
             if time.monotonic() - self._answered > self._allowed:
-                self.problem = f"MLflow at {shown(self.uri)} does not answer"
+                self._fail(f"MLflow at {shown(self.uri)} does not answer")
+
+    def _fail(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        if self.part_of is not None:
+            self.part_of.problem = self.part_of.problem or self.problem
 
     def _work(self) -> None:
         if not _is_installed():
-            self.problem = f"{VARIABLE} is set, and MLflow is not installed: pip install 'recspec[mlflow]'"
+            self._fail(f"{VARIABLE} is set, and MLflow is not installed: pip install 'recspec[mlflow]'")
             return
         try:
             check_reachable(self.uri)
@@ -181,7 +199,7 @@ class Tracking:
                     if self.problem is not None:
                         return
         except Exception as error:  # of a library or of the network: whatever it is, training goes on
-            self.problem = self.problem or f"MLflow at {shown(self.uri)}: {_said(error)}"
+            self._fail(f"MLflow at {shown(self.uri)}: {_said(error)}")
 
     def _waiting(self) -> Iterator[Mapping[str, object]]:
         """The events that wait, up to the end."""
@@ -249,7 +267,7 @@ class _Sender:
         else:
             tags = {"mlflow.source.name": "recspec", "recspec.run": str(folder.resolve())}
             if tracking.part_of is not None:
-                tags["mlflow.parentRunId"] = search_run(self.client, tracking.part_of, tracking.uri)
+                tags["mlflow.parentRunId"] = search_run(self.client, tracking.part_of.folder, tracking.uri)
             self.run = new_run(self.client, folder, tracking.uri, tags)
         told = {"dataset": str(dataset.resolve())} if dataset is not None else {}
         log_params(self.client, self.run, {**params_of(start), **told})
@@ -390,18 +408,36 @@ def search_run(client: Any, folder: Path, uri: str) -> str:
         return new_run(client, folder, uri, {"mlflow.source.name": "recspec", "recspec.run": str(folder.resolve())})
 
 
-def finish_search(
-    asked: str | None, folder: Path, dataset: Path, *, bundle: Path, start: Mapping[str, object],
-    done: Mapping[str, object],
-) -> str | None:  # fmt: skip
-    """Track the end of a search like that of a run: the best settings, values and bundle. Returns what went wrong."""
-    tracking = Tracking.of(asked, folder, dataset)
-    if tracking is None or not (folder / STATE).is_file():
-        return None
-    tracking.send({"event": "start", "time": time.time(), "resumed_at_step": 1, **start})
-    tracking.send({"event": "done", "time": time.time(), "bundle": str(bundle), **done})
-    tracking.close()
-    return tracking.problem and f"not tracked: {tracking.problem}"
+@dataclass
+class TrackedSearch:
+    """The tracking of a search, whose runs belong to one of its own."""
+
+    folder: Path
+    problem: str | None = None
+    """Why its runs are no longer tracked."""
+    parts: list[Tracking] = field(default_factory=list)
+    """Runs that are over, and may not be sent whole yet."""
+
+    def wait(self) -> None:
+        """Wait until all runs are sent, as long as MLflow answers."""
+        for part in self.parts:
+            if self.problem is None:
+                part.answered()
+                part.wait()
+        self.parts.clear()
+
+    def finish(
+        self, asked: str | None, dataset: Path, *, bundle: Path, start: Mapping[str, object], done: Mapping[str, object]
+    ) -> str | None:
+        """Track the end of the search as that of a run: the best settings, values and bundle. Returns what failed."""
+        self.wait()
+        tracking = Tracking.of(asked, self.folder, dataset)
+        if self.problem is None and tracking is not None and (self.folder / STATE).is_file():
+            tracking.send({"event": "start", "time": time.time(), "resumed_at_step": 1, **start})
+            tracking.send({"event": "done", "time": time.time(), "bundle": str(bundle), **done})
+            tracking.close()
+            self.problem = tracking.problem
+        return self.problem and f"not tracked: {self.problem}"
 
 
 def send_file(asked: str | None, run: Path, file: Path) -> str | None:

@@ -38,7 +38,7 @@ from recspec.training.run_folder import Event
 from recspec.training.search_space import Around, OneOf, Planned, Range, assigned, default_of, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
-from recspec.training.tracking import finish_search
+from recspec.training.tracking import TrackedSearch
 
 if TYPE_CHECKING:
     import optuna
@@ -81,6 +81,7 @@ class Tuning:
     """Called with the number of a trial and each of its events."""
     stop_requested: Callable[[], bool] = lambda: False
     """Asked after every step."""
+    _tracked: TrackedSearch = field(init=False)
 
     def run(self) -> Found:
         """Run trials until there are as many as asked for, or the time is over.
@@ -92,6 +93,7 @@ class Tuning:
         """
         started = time.monotonic()
         self.out = local(self.out, "OUT")
+        self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
         with made(self.out), study.opened():
             while not self.is_over(started):
@@ -101,6 +103,7 @@ class Tuning:
                         break
                     self._run_trial(study, trial, started)
             if self.stop_requested():
+                self._tracked.wait()
                 done = f"stopped after {study.ended()} of {self.trials} trials"
                 raise Interrupted(f"{self.out}: {done}; the same command goes on")
             found = study.findings()
@@ -111,8 +114,8 @@ class Tuning:
         """Tell MLflow the best trial, if trials are tracked."""
         if found.best is None:
             return
-        problem = finish_search(
-            self._plan.settings.mlflow, self.out, self.spec.folder, bundle=self.out / BUNDLE,
+        problem = self._tracked.finish(
+            self._plan.settings.mlflow, self.spec.folder, bundle=self.out / BUNDLE,
             start={"model": self.model, "metric": found.metric, "model_settings": found.best.settings},
             done={"metrics": {found.metric: found.best.value}, "trials": len(found.trials)},
         )  # fmt: skip
@@ -215,7 +218,7 @@ class Tuning:
             resume=resume,
             on_event=watch.see,
             stop_requested=watch.should_stop,
-            part_of=self.out,
+            part_of=self._tracked,
         )
 
     def _given(self) -> tuple[config.Settings, TrainSettings]:
