@@ -3,7 +3,9 @@
 from recspec.inference import requests
 from recspec.inference.answer_files import predict_file, predict_split, read_users, recommend_to_parquet
 from recspec.inference.catalogue import ROLES
+from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
 from recspec.inference.directory import Directory
+from recspec.inference.item_fields import MOST_SHOWN, ItemFields
 from recspec.inference.pipeline_building import Built, build_pipeline
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems
@@ -11,7 +13,8 @@ from recspec.inference.request_rows import Row, known_columns, table_of
 from recspec.inference.wanted import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, Wanted
 
 __all__ = [
-    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "ROLES", "Built", "Directory",
-    "Predictor", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "Wanted", "build_pipeline",
-    "known_columns", "predict_file", "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
+    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "Built",
+    "ColumnFacts", "Directory", "ItemFields", "Predictor", "Recommendation", "RecommendedItem", "Row",
+    "SimilarItems", "Wanted", "build_pipeline", "facts_of_encoder", "known_columns", "predict_file",
+    "predict_split", "read_users", "recommend_to_parquet", "requests", "table_of",
 ]  # fmt: skip
