@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome", "chrome")
-PATIENCE = 15.0
+PATIENCE = 120.0
 """Seconds until what a test waits for must have come; it goes on as soon as it has."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -16,17 +17,9 @@ from recspec.inference.requests import predict, recommend, similar
 from recspec.serving.pages import SCRIPTS, page_text
 from tests.asking import asking, serving, sources
 from tests.browser import Page, chromium
-from tests.made_up_models import shop
 
-HOSTILE = "<img src=x onerror=document.title=1>"
 FOLDER = files("recspec.serving").joinpath("page")
 TEXT = page_text()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two models of purchases, and one of impressions, of items with titles that a careless page would run."""
-    return shop(tmp_path_factory.mktemp("shop"), HOSTILE)
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -63,8 +56,8 @@ def policy(asked: Any, target: str) -> dict[str, str]:
     return {name: rest for name, _, rest in (rule.partition(" ") for rule in rules)}
 
 
-def test_its_policy_allows_what_stands_in_it_and_this_server_alone(runs: dict[str, Path]) -> None:
-    with asking(sources(ease=runs["ease"]), token="secret") as asked:  # the page itself needs no token
+def test_its_policy_allows_what_stands_in_it_and_this_server_alone(shop_runs: dict[str, Path]) -> None:
+    with asking(sources(ease=shop_runs["ease"]), token="secret") as asked:  # the page itself needs no token
         assert asked("GET", "/").body.decode() == TEXT
         rules, docs = policy(asked, "/"), policy(asked, "/docs")
         for name in ("default-src", "base-uri", "form-action", "frame-ancestors"):
@@ -76,8 +69,8 @@ def test_its_policy_allows_what_stands_in_it_and_this_server_alone(runs: dict[st
         assert rules["img-src"] == "data:"
 
 
-def test_pictures_of_other_hosts_are_allowed_only_where_they_are_asked_for(runs: dict[str, Path]) -> None:
-    with asking(sources(ease=runs["ease"])) as asked:
+def test_pictures_of_other_hosts_are_allowed_only_where_they_are_asked_for(shop_runs: dict[str, Path]) -> None:
+    with asking(sources(ease=shop_runs["ease"])) as asked:
         assert policy(asked, "/?images=on")["img-src"] == "data: https: http:"
         for other in ("/?images=off", "/?images", "/?image=on"):
             assert policy(asked, other)["img-src"] == "data:"
@@ -102,11 +95,12 @@ def page(browser: Any) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def address(runs: dict[str, Path], browser: Any) -> Iterator[str]:  # noqa: ARG001  # no server without a browser
-    with serving(sources(**runs)) as addresses:
+def address(shop_runs: dict[str, Path], browser: Any) -> Iterator[str]:  # noqa: ARG001  # no server without a browser
+    with serving(sources(**shop_runs)) as addresses:
         yield addresses.http
 
 
+GIF = base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==")
 TITLES = "#lists .item h3"
 
 
@@ -125,9 +119,9 @@ def ids(page: Page, selector: str = TITLES) -> list[str]:
 
 
 def test_a_user_is_found_with_the_keyboard_and_gets_items_with_their_fields(
-    page: Page, runs: dict[str, Path], address: str
+    page: Page, shop_runs: dict[str, Path], address: str
 ) -> None:
-    by_hand = recommend(Predictor.open(runs["ease"], device="cpu"), Wanted(users=("c7",), explain=True), liked=20)
+    by_hand = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(users=("c7",), explain=True), liked=20)
     ready(page, address)
     page.page.focus("#user")
     page.page.keyboard.press("ArrowDown")
@@ -155,18 +149,20 @@ def test_a_user_is_found_with_the_keyboard_and_gets_items_with_their_fields(
     assert page.complaints == []
 
 
-def test_scores_are_shares_of_the_strongest_and_no_logits(page: Page, runs: dict[str, Path], address: str) -> None:
+@pytest.mark.slow
+def test_scores_are_shares_of_the_strongest_and_no_logits(page: Page, shop_runs: dict[str, Path], address: str) -> None:
     ready(page, address + "/#user=c3")
     shown = page.texts("#lists .score b")
     assert page.texts("#lists .score")[0] == "the strongest"
     shares = [float(text.removesuffix(" %")) for text in shown[1:]]
     assert shares == sorted(shares, reverse=True)
     assert all(0 < share <= 100 for share in shares)
-    found = recommend(Predictor.open(runs["ease"], device="cpu"), Wanted(users=("c3",)))["items"]
+    found = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(users=("c3",)))["items"]
     ratios = [100 * 2.718281828 ** (each["score"] - found[0]["score"]) for each in found[1:]]
     assert shares == pytest.approx(ratios, rel=0.01)
 
 
+@pytest.mark.slow
 def test_filters_are_made_from_columns(page: Page, address: str) -> None:
     ready(page, address + "/#user=c1")
     page.page.click("#filter-box summary")
@@ -194,7 +190,8 @@ def test_filters_are_made_from_columns(page: Page, address: str) -> None:
     assert page.complaints == []
 
 
-def test_a_basket_answers_in_place_of_the_history(page: Page, runs: dict[str, Path], address: str) -> None:
+@pytest.mark.slow
+def test_a_basket_answers_in_place_of_the_history(page: Page, shop_runs: dict[str, Path], address: str) -> None:
     ready(page, address + "/#user=c2")
     page.page.click("#lists .item >> nth=1 >> text=Add to basket")
     settled(page, "by the basket")
@@ -209,7 +206,7 @@ def test_a_basket_answers_in_place_of_the_history(page: Page, runs: dict[str, Pa
     page.wait("document.getElementById('status').textContent.startsWith('10 items, by the basket')")
     basket = (chosen[0].rpartition(" ")[2], "11")
     items = tuple(f"p{number}" for number in basket)
-    expected = recommend(Predictor.open(runs["ease"], device="cpu"), Wanted(items=items))["items"]
+    expected = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(items=items))["items"]
     page.wait("!document.querySelector('[aria-busy=true]')")
     assert ids(page) == [each["item"] for each in expected]
     assert page.page.url.endswith("item=".join(["", *(f"{item}&" for item in items)]).rstrip("&").removeprefix("item="))
@@ -219,13 +216,16 @@ def test_a_basket_answers_in_place_of_the_history(page: Page, runs: dict[str, Pa
     assert page.complaints == []
 
 
-def test_similar_items_open_in_a_dialog_that_escape_closes(page: Page, runs: dict[str, Path], address: str) -> None:
+@pytest.mark.slow
+def test_similar_items_open_in_a_dialog_that_escape_closes(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
     ready(page, address + "/#user=c2")
     item = ids(page)[0]
     page.page.focus("#lists .item .foot button")
     page.page.keyboard.press("Enter")
     page.wait("document.querySelectorAll('#similar .item').length == 10")
-    found = similar(Predictor.open(runs["ease"], device="cpu"), item)["items"]
+    found = similar(Predictor.open(shop_runs["ease"], device="cpu"), item)["items"]
     assert ids(page, "#similar .item h3") == [each["item"] for each in found]
     page.page.keyboard.press("Escape")
     assert not page.page.is_visible("#similar")
@@ -233,12 +233,13 @@ def test_similar_items_open_in_a_dialog_that_escape_closes(page: Page, runs: dic
     assert page.complaints == []
 
 
-def test_two_models_stand_side_by_side(page: Page, runs: dict[str, Path], address: str) -> None:
+@pytest.mark.slow
+def test_two_models_stand_side_by_side(page: Page, shop_runs: dict[str, Path], address: str) -> None:
     ready(page, address + "/#model=ease&user=c4")
     page.page.select_option("#beside", "ials")
     page.wait("document.querySelectorAll('#lists .list').length == 2")
     for place, name in enumerate(("ease", "ials"), start=1):
-        expected = recommend(Predictor.open(runs[name], device="cpu"), Wanted(users=("c4",)))["items"]
+        expected = recommend(Predictor.open(shop_runs[name], device="cpu"), Wanted(users=("c4",)))["items"]
         assert ids(page, f"#lists .list:nth-child({place}) h3") == [each["item"] for each in expected]
     left, right = (set(ids(page, f"#lists .list:nth-child({place}) h3")) for place in (1, 2))
     assert f"{len(left & right)} of them in both lists" in page.texts("#status")[0]
@@ -255,22 +256,30 @@ def test_an_unknown_user_is_flagged_and_its_text_is_no_markup(page: Page, addres
     assert page.complaints == []
 
 
-def test_a_situation_is_asked_for_and_probabilities_are_shown(page: Page, runs: dict[str, Path], address: str) -> None:
+@pytest.mark.slow
+def test_a_situation_is_asked_for_and_probabilities_are_shown(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
     ready(page, address + "/#model=clicks&user=c5")
     assert page.page.is_visible("text=In which situation?")
-    page.page.get_by_label("Device").select_option(label="phone")
-    page.page.get_by_label("Hour").fill("2")
+    page.page.locator("#context-fields").get_by_label("Device").select_option(label="phone")
+    page.page.locator("#context-fields").get_by_label("Hour").fill("2")
     page.page.keyboard.press("Enter")
     context = {"device": "phone", "hour": 2}
-    expected = recommend(Predictor.open(runs["clicks"], device="cpu"), Wanted(users=("c5",), context=context))["items"]
+    expected = recommend(Predictor.open(shop_runs["clicks"], device="cpu"), Wanted(users=("c5",), context=context))[
+        "items"
+    ]
     page.wait(f"document.querySelector('#lists .score b').textContent == '{100 * expected[0]['probability']:.3g} %'")
     shown = [float(text.removesuffix(" %")) / 100 for text in page.texts("#lists .score b")]
     assert shown == pytest.approx([each["probability"] for each in expected], rel=0.01)
     assert page.complaints == []
 
 
-def test_rows_are_scored_from_controls_and_from_what_is_pasted(page: Page, runs: dict[str, Path], address: str) -> None:
-    predictor = Predictor.open(runs["clicks"], device="cpu")
+@pytest.mark.slow
+def test_rows_are_scored_from_controls_and_from_what_is_pasted(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
+    predictor = Predictor.open(shop_runs["clicks"], device="cpu")
     ready(page, address + "/#model=clicks&user=c5")
     page.page.click("#rows > summary")
     page.page.click("#many > summary")
@@ -282,7 +291,7 @@ def test_rows_are_scored_from_controls_and_from_what_is_pasted(page: Page, runs:
     page.wait("document.querySelectorAll('#scores tbody tr').length == 1")
     probability = predict(predictor, [row]).probabilities[0]
     assert float(page.texts("#scores td:nth-child(2)")[0]) == pytest.approx(probability, rel=1e-3)
-    rows = [{**row, "user_id": "c3"}, {**row, "user_id": "nobody"}]
+    rows = [{**row, "customer": "c3"}, {**row, "customer": "nobody"}]
     for written in (
         json.dumps(rows),
         "\n".join([",".join(row), *(",".join(f'"{value}"' for value in each.values()) for each in rows)]),
@@ -304,6 +313,7 @@ def test_rows_are_scored_from_controls_and_from_what_is_pasted(page: Page, runs:
     assert page.complaints == []
 
 
+@pytest.mark.slow
 def test_pictures_of_other_hosts_wait_for_the_user(page: Page, address: str) -> None:
     ready(page, address + "/#user=c6")
     page.wait("document.querySelector('#lists .picture img')")
@@ -313,6 +323,7 @@ def test_pictures_of_other_hosts_wait_for_the_user(page: Page, address: str) -> 
     page.wait("document.querySelector('#lists .item')")
     assert not page.page.evaluate("[...document.images].some(each => !each.src.startsWith('data:'))")
     assert not any("pictures.example" in each for each in page.requests)
+    page.page.route("https://pictures.example/**", lambda route: route.fulfill(content_type="image/gif", body=GIF))
     page.page.click("#pictures-button")
     page.wait("location.search == '?images=on' && document.querySelector('#lists .item')")
     page.wait("[...document.images].some(each => each.src.startsWith('https://pictures.example/'))")
@@ -322,10 +333,11 @@ def test_pictures_of_other_hosts_wait_for_the_user(page: Page, address: str) -> 
     assert not page.page.evaluate("[...document.images].some(each => !each.src.startsWith('data:'))")
 
 
-def test_a_token_is_asked_for_once_and_kept_in_the_tab(page: Page, runs: dict[str, Path]) -> None:
-    (runs["ease"] / "report.html").write_text("<title>report</title><p>of the run", encoding="utf-8")
+@pytest.mark.slow
+def test_a_token_is_asked_for_once_and_kept_in_the_tab(page: Page, shop_runs: dict[str, Path]) -> None:
+    (shop_runs["ease"] / "report.html").write_text("<title>report</title><p>of the run", encoding="utf-8")
     try:
-        with serving(sources(ease=runs["ease"]), token="secret") as addresses:
+        with serving(sources(ease=shop_runs["ease"]), token="secret") as addresses:
             page.page.goto(addresses.http)
             page.page.fill("#token", "wrong")
             page.page.keyboard.press("Enter")
@@ -347,9 +359,10 @@ def test_a_token_is_asked_for_once_and_kept_in_the_tab(page: Page, runs: dict[st
             page.wait("!document.getElementById('sign-in').hidden")
             assert page.complaints == []
     finally:
-        (runs["ease"] / "report.html").unlink()
+        (shop_runs["ease"] / "report.html").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
 def test_it_fits_the_window_and_every_control_has_a_name(browser: Any, address: str, width: int) -> None:
     page = Page(browser.new_page(viewport={"width": width, "height": 800}))
@@ -364,6 +377,7 @@ def test_it_fits_the_window_and_every_control_has_a_name(browser: Any, address: 
     page.page.close()
 
 
+@pytest.mark.slow
 def test_every_control_is_reached_with_the_tab_key_and_none_holds_it(page: Page, address: str) -> None:
     ready(page, address + "/#user=c2")
     reached = list[str]()

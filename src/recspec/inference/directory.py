@@ -95,8 +95,8 @@ class Directory:
 
     def _of_words(self, text: str) -> Iterator[int]:
         """Entries that hold every word of a text, in any order."""
-        words = sorted({*text.split()}, key=len, reverse=True)[:MOST_WORDS]
-        if len(words) < 2:
+        words = sorted({*text.split()}, key=lambda word: (-len(word), word))[:MOST_WORDS]
+        if words == [text]:  # looked for already
             return
         others = [word.encode() for word in words[1:]]
         for _, place in zip(range(MOST_LOOKED_AT), self._holding(words[0]), strict=False):

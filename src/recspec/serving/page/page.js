@@ -279,7 +279,9 @@ at('similar-close').addEventListener('click', () => at('similar').close());
 at('pictures-button').addEventListener('click', () => {
   const on = !picturesAllowed();
   kept.set('images', on ? 'on' : '');
-  location.assign(location.pathname + (on ? '?images=on' : '') + location.hash);
+  const search = on ? '?images=on' : ''; /* the policy that the server sends with this address */
+  if (location.search === search) location.reload();
+  else location.assign(location.pathname + search + location.hash);
 });
 at('sign-in').addEventListener('submit', event => {
   event.preventDefault();
