@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from importlib.metadata import version
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 project = "recspec"
 author = "The recspec authors"
-release = version("recspec")
+release = metadata.version("recspec")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
