@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from recspec.api import process
 from recspec.cli import app as cli
-from recspec.cli import process, recommend_commands
+from recspec.cli import recommend_commands
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
 from tests import made_up
@@ -448,7 +449,7 @@ def test_of_many_processes_the_first_tells_a_mistake_and_no_mistake_is_lost(
     run: Cli, tmp_path: Path, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("recspec.cli.process.time.sleep", waited.append)
+    monkeypatch.setattr("recspec.api.process.time.sleep", waited.append)
     for rank, expected in (("0", []), ("1", [process.PATIENCE])):  # nobody ends the second, so it tells after its wait
         monkeypatch.setenv("LOCAL_RANK", rank)
         status, _, said = run("train", "neumf", data.folder, tmp_path / "run", "--set", "epohs=1")

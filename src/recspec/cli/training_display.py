@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from recspec.cli.console import cell, err, first_line, out, print_json, titled_table
 
 if TYPE_CHECKING:
-    from recspec.training import FitPlan, Found, Result, TrainingPlan
+    from recspec.api import Plan
+    from recspec.training import Found, Result
 
 FEW_STEPS = 5
 WHY_STOPPED = {
@@ -192,12 +193,12 @@ def _short(value: object) -> str:
     return str(value) if isinstance(value, list) else cell(value)
 
 
-def print_plan(plan: TrainingPlan | FitPlan, json_output: bool) -> None:
+def print_plan(plan: Plan, json_output: bool) -> None:
     """Every choice of a run and its reason."""
     if json_output:
         print_json(plan.to_dict())
         return
-    for name, choice in plan.choices.items():
+    for name, choice in plan.items():
         out.print(f"{name}: {choice}", soft_wrap=True)
     for note in plan.notes:
         err.print(f"note: {note}")
