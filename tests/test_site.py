@@ -1,4 +1,7 @@
-"""The documentation site: it is built without a warning and without a network, and every page stands by itself."""
+"""The documentation site: it is built without a warning, and its pages load nothing from the network.
+
+Building it takes about ten seconds, so the tests of the built pages are slow ones.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented import PAGES, ROOT
+import recspec
+from tests.documented import PAGES, ROOT, prose_of
 
 LOADED = re.compile(
     r"<(?:script|img|source|iframe|audio|video|embed)\b[^>]*\bsrc(?:set)?=[\"']?(?:https?:)?//"
@@ -18,6 +22,26 @@ LOADED = re.compile(
     re.IGNORECASE,
 )
 """What makes a browser ask another machine: anything but a link that a person follows."""
+
+
+def test_every_page_is_in_the_list_of_contents() -> None:
+    index = prose_of(ROOT / "docs" / "index.md")
+    listed = {
+        line
+        for entries in re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL)
+        for line in entries.splitlines()
+        if line and not line.startswith(":")
+    }
+    inside = (page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs"))
+    assert listed == {page.with_suffix("").as_posix() for page in inside} - {"index"}
+
+
+def test_the_reference_holds_every_name_of_the_api() -> None:
+    text = prose_of(ROOT / "docs" / "reference" / "api.md")
+    errors = {"Interrupted", "RecspecError"}  # of recspec.errors, which stands there as a whole
+    shown = set(re.findall(r"^\.\. auto(?:class|function):: recspec\.api\.(\w+)$", text, re.MULTILINE))
+    assert shown == set(recspec.__all__) - errors
+    assert "automodule:: recspec.errors" in text
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +53,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "html"
 
 
+@pytest.mark.slow
 def test_every_document_is_a_page(site: Path) -> None:
     for page in PAGES:
         if page.is_relative_to(ROOT / "docs"):
             assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert not (found := LOADED.search(page.read_text(encoding="utf-8"))), f"{page.name}: {found and found[0]}"
@@ -55,6 +81,7 @@ def test_what_is_loaded_is_recognised() -> None:
         assert not LOADED.search(followed), followed
 
 
+@pytest.mark.slow
 def test_the_search_finds_commands_settings_and_functions(site: Path) -> None:
     """The index is a script, so it also works from file://, where a page may not fetch."""
     text = (site / "searchindex.js").read_text(encoding="utf-8")
