@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         Note,
         PipelineModel,
         Plan,
+        Report,
+        Runs,
         Search,
         Serving,
         auto,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
         open_data,
         pipeline,
         prepare,
+        report,
+        runs,
         serve,
         synthesize,
         train,
@@ -56,12 +60,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Interrupted",
-    "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Search", "Serving", "auto", "blend", "check",
-    "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models", "open", "open_data", "pipeline",
-    "prepare", "serve", "synthesize", "train", "transcode", "tune", "verify",
+    "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "auto",
+    "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models", "open",
+    "open_data", "pipeline", "prepare", "report", "runs", "serve", "synthesize", "train", "transcode", "tune",
+    "verify",
 ]  # fmt: skip
 
-_FOLDERS = frozenset({"auto", "datasets", "export", "models", "prepare"})
+_FOLDERS = frozenset({"auto", "datasets", "export", "models", "prepare", "report"})
 """Verbs that are folders of the package too: `rs.prepare(...)`, and `from recspec.prepare import ...`."""
 _OF_ERRORS = frozenset({"Interrupted", "RecspecError"})
 

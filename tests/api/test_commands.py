@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
+import pandas as pd
 import pytest
 from typer.models import OptionInfo
 
@@ -16,14 +19,13 @@ from recspec import api
 from recspec.cli import app as cli
 from recspec.spec import FeatureSpec
 from tests import made_up
-from tests.cli.test_cli import Cli, run  # noqa: F401
 
 VERBS: dict[str, Callable[..., object]] = {
     "prepare": api.prepare, "check": api.check, "describe": api.describe, "synthesize": api.synthesize,
     "transcode": api.transcode, "auto": api.auto, "train": api.train, "tune": api.tune, "evaluate": api.evaluate,
     "predict": api.Model.predict, "recommend": api.Model.recommend, "similar": api.Model.similar,
     "verify": api.verify, "import-tf": api.import_tf, "export": api.export, "serve": api.serve, "models": api.models,
-    "datasets": api.datasets, "pipeline blend": api.blend, "pipeline build": api.pipeline,
+    "datasets": api.datasets, "runs": api.runs, "pipeline blend": api.blend, "pipeline build": api.pipeline,
 }  # fmt: skip
 OF_COMMANDS_ALONE = {"demo", "version", "schema", "bench train", "bench infer", "bench serve"}
 """`demo` is a script of the others, and `bench` measures processes."""
@@ -33,9 +35,11 @@ FORM = {"json", "verbose", "search"}
 """Options about what is printed, and the former name of one."""
 API_ALONE = {"progress", "kind", "settings", "tell", "block", "ready", "self", "named"}
 """How progress and answers are handed over; `settings` and keywords are the command's `--set`."""
-OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType({
-    "recommend": {"user": "users"},  # one id or several
-})
+OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "recommend": {"user": "users"},  # one id or several
+    }
+)
 OF_THE_MODEL = {"run", "device", "verify"}
 """Given once, when a model is opened."""
 NOT_THE_SAME: Mapping[tuple[str, str], str] = MappingProxyType({
@@ -72,7 +76,17 @@ def options(command: Callable[..., object]) -> dict[str, object]:
 
 def test_every_command_is_a_verb_and_every_verb_a_command() -> None:
     assert set(commands()) == {*VERBS, *OF_COMMANDS_ALONE}
-    own = {"open", "open_data", "compare", "verify_at", "keep_to_cores", "settings_of", "shown", "stop_on_signal"}
+    own = {
+        "open",
+        "report",
+        "open_data",
+        "compare",
+        "verify_at",
+        "keep_to_cores",
+        "settings_of",
+        "shown",
+        "stop_on_signal",
+    }
     functions = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))} - own
     assert functions == {each.__name__ for each in VERBS.values()} - {"predict", "recommend", "similar"}
 
@@ -91,7 +105,8 @@ def test_a_command_and_its_verb_have_the_same_names_and_defaults(name: str) -> N
         if (name, each) in NOT_THE_SAME:
             continue
         ours = verb[each].default
-        assert ours == default or (default is None and ours is None), f"{each}: {ours!r}, on the command line {default!r}"
+        default = str(default) if isinstance(default, Path) else default
+        assert ours == default, f"{each}: {ours!r}, on the command line {default!r}"
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -100,6 +115,23 @@ def test_every_keyword_of_a_verb_is_described(name: str) -> None:
     for each, parameter in inspect.signature(VERBS[name]).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and len(inspect.signature(VERBS[name]).parameters) > 4:
             assert f"    {each}: " in text, each
+
+
+Typed = Callable[..., str]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Runs a command that succeeds, in this process; returns what it prints."""
+
+    def run(*arguments: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["recspec", *map(str, arguments)])
+        capsys.readouterr()
+        with suppress(SystemExit):
+            cli.main()
+        return capsys.readouterr().out
+
+    return run
 
 
 # --- the same results ------------------------------------------------------------------------------------------------
@@ -111,46 +143,46 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def test_a_command_and_its_verb_give_the_same_bundle_and_the_same_figures(
-    run: Cli, tmp_path: Path, data: FeatureSpec  # noqa: F811
+    typed: Typed, tmp_path: Path, data: FeatureSpec
 ) -> None:
-    folder, typed = data.folder, tmp_path / "typed"
-    settings = ("--set", "l2=50", "--set", "recency=0.5")
-    assert run("train", "ease", folder, typed, *settings)[0] == 0
-    model = api.train("ease", folder, tmp_path / "called", l2=50, recency=0.5, progress=False)
-    weights = [(each / "bundle" / "weights.safetensors").read_bytes() for each in (typed, model.path)]
+    folder, by_command = data.folder, tmp_path / "typed"
+    settings = ("--set", "settings.l2=50", "--set", "recency=0.5")
+    typed("train", "ease", folder, by_command, *settings)
+    model = api.train("ease", folder, tmp_path / "called", settings={"settings.l2": 50}, recency=0.5, progress=False)
+    weights = [(each / "bundle" / "weights.safetensors").read_bytes() for each in (by_command, model.path)]
     assert weights[0] == weights[1]
-    assert run("verify", typed)[1].split()[0] == api.verify(typed)
-    status, printed, _ = run("evaluate", typed, folder, "--baselines", "--protocol", "full", "-k", "5", "--json")
-    assert status == 0
-    result = api.evaluate(typed, folder, baselines=True, protocol="full", k=5, progress=False)
-    assert json.loads(printed) == json.loads(json.dumps(result.to_dict()))
+    assert typed("verify", by_command).split()[0] == api.verify(by_command)
+    printed = json.loads(
+        typed("evaluate", by_command, folder, "--baselines", "--protocol", "full", "-k", "5", "--json")
+    )
+    result = api.evaluate(by_command, folder, baselines=True, protocol="full", k=5, progress=False)
+    assert printed == json.loads(json.dumps(result.to_dict()))
     user = str(model.predictor.busiest_user())
-    printed = run("recommend", typed, "--user", user, "-k", "3", "--json")[1]
+    printed = json.loads(typed("recommend", by_command, "--user", user, "-k", "3", "--json"))
     rows = model.recommend(user, k=3, kind="rows")
-    assert [each["item"] for each in json.loads(printed)[0]["items"]] == [row["item"] for row in rows]
+    assert [each["item"] for each in printed[0]["items"]] == [row["item"] for row in rows]
     item = rows[0]["item"]
-    printed = run("similar", typed, str(item), "-k", "2", "--json")[1]
-    assert [each["item"] for each in json.loads(printed)["items"]] == model.similar(item, k=2, kind="dict")["item"]
-    assert json.loads(run("describe", folder, "--json")[1]) == json.loads(json.dumps(api.describe(folder).to_dict()))
-    assert json.loads(run("models", "--json")[1]) == json.loads(json.dumps(api.models().to_dict()))
-    plans = [json.loads(run("train", "ease", folder, tmp_path / "no", *settings, "--plan", "--json")[1]),
-             api.train("ease", folder, tmp_path / "no", plan=True, l2=50, recency=0.5).to_dict()]  # fmt: skip
-    assert plans[0]["choices"] == plans[1]["choices"]
+    printed = json.loads(typed("similar", by_command, str(item), "-k", "2", "--json"))
+    assert [each["item"] for each in printed["items"]] == model.similar(item, k=2, kind="dict")["item"]
+    assert json.loads(typed("describe", folder, "--json")) == json.loads(json.dumps(api.describe(folder).to_dict()))
+    assert json.loads(typed("models", "--json")) == json.loads(json.dumps(api.models().to_dict()))
+    printed = json.loads(typed("train", "ease", folder, tmp_path / "no", *settings, "--plan", "--json"))
+    planned = api.train("ease", folder, tmp_path / "no", plan=True, settings={"settings.l2": 50, "recency": 0.5})
+    assert printed["choices"] == json.loads(json.dumps(planned.to_dict()["choices"]))
 
 
-def test_the_same_raw_rows_are_the_same_dataset_from_a_file_and_from_a_frame(run: Cli, tmp_path: Path) -> None:  # noqa: F811
-    made_up.TITLED(tmp_path)
-    import pandas as pd
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_the_same_raw_rows_are_the_same_dataset_from_a_file_and_from_a_frame(typed: Typed, tmp_path: Path) -> None:
+    made_up.write_films(tmp_path, 30, "film", kinds=True)
     rows, items = (pd.read_csv(tmp_path / name, dtype={"item_id": str}) for name in ("rows.csv", "items.csv"))
-    data: dict[str, Any] = {}
-    status, _, said = run("prepare", "table", tmp_path / "rows.csv", tmp_path / "typed", "--set", "items=items.csv")
-    assert status == 0, said
-    data["frame"] = api.prepare(rows, tmp_path / "called", items=items, progress=False)
-    pq.write_table(pa.table(rows.assign(item_id=rows.item_id)), tmp_path / "rows.parquet")
-    typed = api.open_data(tmp_path / "typed")
-    for split in typed.splits:
-        assert data["frame"].to_frame(split, kind="dict") == typed.to_frame(split, kind="dict")
-    assert data["frame"].kind == "pandas"
+    typed("prepare", "table", tmp_path / "rows.csv", tmp_path / "typed", "--set", "items=items.csv",
+          "--set", "item_features=[kind]")  # fmt: skip
+    (tmp_path / "items.csv").unlink()
+    framed = api.prepare(rows, tmp_path / "called", items=items, item_features=["kind"], progress=False)
+    filed = api.open_data(tmp_path / "typed")
+    assert framed.kind == "pandas"
+    assert framed.splits == filed.splits == ("train", "valid", "test")
+    for split in filed.splits:
+        assert framed.to_frame(split, kind="dict") == filed.to_frame(split, kind="dict")
+    catalogues = [(each.path / "items.parquet").read_bytes() for each in (framed, filed)]
+    assert catalogues[0] == catalogues[1]
+    assert sorted(each.name for each in tmp_path.iterdir() if "frames" in each.name) == []

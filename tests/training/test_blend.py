@@ -126,7 +126,7 @@ def test_weights_of_another_blend_are_taken(
         blend_runs(tmp_path / "none", [runs["popularity"], runs["ease"]], like=blended)
     with pytest.raises(BundleError, match="holds ease, not a blend"):
         blend_runs(tmp_path / "none", [runs["popularity"], runs["ease"]], like=runs["ease"])
-    assert not (tmp_path / "none" / "bundle").exists()
+    assert not (tmp_path / "none").exists()
 
 
 def test_all_that_is_wrong_with_the_runs_is_said_at_once(
@@ -138,7 +138,7 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], runs["neumf"], blended], spec=data)
     assert re.search(r"neumf: neumf scores rows by their features; a blend holds models that rank", str(caught.value))
     assert re.search(r"is a blend; name the runs that it was made of", str(caught.value))
-    with pytest.raises(SettingsError, match=r"strange: was trained on another dataset than "):
+    with pytest.raises(SettingsError, match=r"strange: was trained on other data than "):
         blend_runs(tmp_path / "out", [runs["ease"], strange], spec=data)
     with pytest.raises(SettingsError, match="1 run is given; a blend takes two or more"):
         blend_runs(tmp_path / "out", [runs["ease"]], spec=data)
@@ -148,6 +148,7 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="full/ndgc@10")
     with pytest.raises(SettingsError, match="rows/auc is no metric of protocol full"):
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="rows/auc")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(SettingsError, match="holds a run already"):
         blend_runs(blended, [runs["ease"], runs["item_knn"]], spec=data)
 

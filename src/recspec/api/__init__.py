@@ -5,6 +5,7 @@ from recspec.api.evaluating import EvaluationResult, compare, evaluate
 from recspec.api.exporting import Exported, Imported, export, import_tf, verify, verify_at
 from recspec.api.frames import KINDS, Kind
 from recspec.api.joining import BlendedModel, PipelineModel, blend, pipeline
+from recspec.api.kept import Report, Runs, report, runs
 from recspec.api.listing import Listing, datasets, models
 from recspec.api.model import Model, Note, Plan
 from recspec.api.model import open_model as open
@@ -15,8 +16,8 @@ from recspec.api.views import shown
 
 __all__ = [
     "KINDS", "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Kind",
-    "Listing", "Model", "Note", "PipelineModel", "Plan", "Search", "Serving", "auto", "blend", "check", "compare",
-    "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores", "models", "open", "open_data",
-    "pipeline", "prepare", "serve", "settings_of", "shown", "stop_on_signal", "synthesize", "train", "transcode",
-    "tune", "verify", "verify_at",
+    "Listing", "Model", "Note", "PipelineModel", "Plan", "Report", "Runs", "Search", "Serving", "auto", "blend",
+    "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores", "models", "open",
+    "open_data", "pipeline", "prepare", "report", "runs", "serve", "settings_of", "shown", "stop_on_signal",
+    "synthesize", "train", "transcode", "tune", "verify", "verify_at",
 ]  # fmt: skip

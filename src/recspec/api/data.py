@@ -332,6 +332,7 @@ def synthesize(
         rows: Rows of the train split; other splits get a tenth.
         to: Chunk type to write.
         distribution: Distribution of the ids, uniform or power_law.
+        seed: Random seed.
 
     Raises:
         SettingsError: for an unknown chunk type or distribution.

@@ -26,10 +26,15 @@ class EvaluationResult(Viewed):
         report: Everything that was measured.
         model: The model's name.
         kind: The kind of frame in which `to_frame` answers by default.
+        file: The JSON file in the run's folder that keeps it; None if it could not be kept.
+        why_not_kept: The reason then.
     """
 
-    def __init__(self, report: Report, model: str, kind: Kind = "pyarrow") -> None:
+    def __init__(
+        self, report: Report, model: str, kind: Kind = "pyarrow", *, file: Path | None = None, why_not_kept: str = ""
+    ) -> None:
         self.report, self.model, self.kind = report, model, kind
+        self.file, self.why_not_kept = file, why_not_kept
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -85,7 +90,9 @@ class EvaluationResult(Viewed):
                 for protocol, named in compared.items() for name, each in named.items()
             ]  # fmt: skip
             sections.append(Section(f"{self.model} against {run}", columns, lines))
-        notes = (*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings))
+        notes = [*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)]
+        if self.why_not_kept:
+            notes.append(f"not kept in the run: {self.why_not_kept}")
         return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes)
 
 
@@ -127,7 +134,7 @@ def evaluate(
     verify: bool = True,
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
-    """Measure a trained model, each metric under a named protocol.
+    """Measure a trained model, each metric under a named protocol, and keep the result in the run's folder.
 
     Args:
         run: A model, or the folder of a run or bundle.
@@ -156,7 +163,7 @@ def evaluate(
     """
     from recspec.bundle import folder as bundle
     from recspec.distributed import join
-    from recspec.evaluation import EvaluateSettings
+    from recspec.evaluation import EvaluateSettings, save
     from recspec.evaluation import evaluate as run_evaluation
     from recspec.retrieval import PipelineRanker
 
@@ -175,7 +182,9 @@ def evaluate(
             report = run_evaluation(trained, spec, split, protocols=_several(protocol) or None, baselines=baselines,
                                     settings=chosen, against=others, ranks=trained.shards.evaluating, progress=show,
                                     of_all=PipelineRanker)  # fmt: skip
-    return EvaluationResult(report, trained.card.model, kind_of_object(data))
+        kept = save(report, trained, spec) if ranks.is_first else None
+    file, why_not = (kept.file, kept.why_not) if kept is not None else (None, "the first process keeps it")
+    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, why_not_kept=why_not or "")
 
 
 @verb

@@ -13,6 +13,7 @@ from recspec.api.data import Data, load_spec
 from recspec.api.evaluating import EvaluationResult, evaluate
 from recspec.api.exporting import Exported, export
 from recspec.api.frames import Kind, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.kept import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
 from recspec.api.verbs import Place, verb
@@ -37,7 +38,6 @@ class Model(Viewed):
 
     Attributes:
         path: The folder of the run or bundle.
-        data: The dataset that it was trained on, if it is known.
         kind: The kind of frame in which answers go out, unless the question is a frame itself.
         result: What training reached, right after a training.
     """
@@ -53,7 +53,7 @@ class Model(Viewed):
         result: Result | None = None,
     ) -> None:
         self.path, self._device, self._verify = Path(path), device, verify
-        self.kind, self.data, self.result = kind, data, result
+        self.kind, self._data, self.result = kind, data, result
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -69,6 +69,21 @@ class Model(Viewed):
     def name(self) -> str:
         """The model's name, such as sasrec."""
         return self.predictor.bundle.card.model
+
+    @property
+    def data(self) -> Data | None:
+        """The dataset that it was trained on, where its run says that it lies; None if it does not say.
+
+        Raises:
+            SpecError: if it is no longer there.
+        """
+        if self._data is None:
+            from recspec.bundle import run_record
+
+            record = run_record.read(run_record.home(self.predictor.bundle.folder))
+            if record is not None and record.data is not None:
+                self._data = Data(load_spec(record.data.path), kind=self.kind)
+        return self._data
 
     @property
     def plan(self) -> Plan:
@@ -316,7 +331,10 @@ class Model(Viewed):
     def evaluate(self, data: Place | None = None, split: str = "test", **named: Any) -> EvaluationResult:
         """Measure the model on a dataset, by default the one that it was trained on; see `evaluate`."""
         named = {"device": self._device, "verify": self._verify, **named}
-        return evaluate(self, self._dataset() if data is None else data, split, **named)
+        used = self.data if data is None else data
+        if used is None:
+            raise SettingsError(f"{self.path}: does not say which data trained it; pass them, as in evaluate('data')")
+        return evaluate(self, used, split, **named)
 
     def export(self, out: Place, **named: Any) -> Exported:
         """Export the model, by default to ONNX, and check it against the bundle; see `export`."""
@@ -326,10 +344,9 @@ class Model(Viewed):
         """Serve the model over HTTP and gRPC, beside other work of this process; see `serve`."""
         return serve(self, **named)
 
-    def _dataset(self) -> Data:
-        if self.data is None:
-            raise SettingsError(f"{self.path}: the model's dataset is not known here; pass it, as in evaluate('data')")
-        return self.data
+    def report(self, out: Place | None = None, *, data: Place | None = None) -> Report:
+        """Write the report of the run as one HTML file that needs no network; see `report`."""
+        return report(self, out=out, data=data if data is not None else self._data)
 
     def _view(self) -> View:
         card = self.predictor.bundle.card

@@ -57,7 +57,7 @@ class View:
     def to_text(self) -> str:
         """The view as text."""
         return "\n".join([_line(self.title), *(each.to_text() for each in self.sections),
-                          *(f"note: {note}" for note in self.notes)])  # fmt: skip
+                          *(f"note: {_printable(note)}" for note in self.notes)])  # fmt: skip
 
     def to_html(self) -> str:
         """The view as HTML, without scripts."""
@@ -107,9 +107,14 @@ def shown(value: object) -> str:
 
 
 def _line(text: str) -> str:
-    """One line of bounded length, in which nothing moves the cursor of a terminal."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in str(text))
+    """A printable line of bounded length."""
+    plain = _printable(text)
     return plain if len(plain) <= WIDEST * 3 else f"{plain[: WIDEST * 3]}..."
+
+
+def _printable(text: str) -> str:
+    """One line, in which nothing moves the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))
 
 
 def _cell(value: object) -> str:

@@ -79,6 +79,7 @@ def evaluate(
         print_json(result.to_dict())
     else:
         print_report(result.report, result.model)
+    err.print(f"{result.file}: kept" if result.file else f"note: {result.why_not_kept}", soft_wrap=True)
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "

@@ -22,6 +22,7 @@ from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
 from recspec.cli.pipeline_commands import blend, build
 from recspec.cli.recommend_commands import recommend, similar
+from recspec.cli.runs_command import runs
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
 from recspec.errors import Interrupted, RecspecError, of_the_machine
@@ -120,8 +121,8 @@ app.add_typer(bench_app, name="bench")
 pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
 app.add_typer(pipeline_app, name="pipeline")
 for command in (
-    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, predict, recommend, similar, verify,
-    import_tf, export, serve, models, datasets, schema, version, demo,
+    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, runs, predict, recommend, similar,
+    verify, import_tf, export, serve, models, datasets, schema, version, demo,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 for name, measure in (("train", bench_train), ("infer", bench_infer), ("serve", bench_serve)):

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from recspec import __version__, config, machine
-from recspec.bundle import Card
+from recspec.bundle import Card, DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
@@ -202,9 +202,11 @@ def run_fit(
         if not resume:
             run_folder.start_afresh(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        record = run_record.begin(folder, "fitted", plan.model, DataRecord.of(plan.spec))
         log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard)
         with closing(log):
             result = _fit(plan, folder, log, stop_requested)
+        record.finish(folder, result.seconds)
     ranks.barrier()
     return result
 
@@ -236,8 +238,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
     seconds = time.monotonic() - started
-    inform(found.model, plan.spec)
-    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
+    seen = seen_of(plan.spec, inform(found.model, plan.spec))
+    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
     result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings)
     for warning in result.warnings:

@@ -99,9 +99,8 @@ def _beside_popularity(validation: Validation, found: Evaluation) -> Sequence[Mo
     plan, protocol = validation.plan, validation.metric.partition("/")[0]
     if protocol == "rows" or plan.model == "popularity" or not validation.built.ranks.is_first:
         return ()
-    question = validation.question((protocol,))
     try:
-        beside, _ = evaluate_baselines(question, plan.settings.train_splits, names=("popularity",))
+        beside, _ = evaluate_baselines(validation.question, plan.settings.train_splits, names=("popularity",))
     except RecspecError:  # data without users or items has no popularity
         return ()
     name = validation.metric.partition("/")[2]

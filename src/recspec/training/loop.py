@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from recspec import config
+from recspec.bundle import DataRecord, RunRecord, run_record
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, TrainingError
 from recspec.files import confine, local, locked_inside
@@ -130,6 +131,7 @@ class TrainingRun:
         self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
         self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard)
         self.progress, self.last_loss = Progress(), torch.zeros(())
+        self.record: RunRecord | None = None
 
     def train(self, resume: bool) -> Result:
         """Run from the first step, or from the newest checkpoint, to the bundle."""
@@ -142,6 +144,10 @@ class TrainingRun:
             run_folder.start_afresh(self.folder)
         if self.ranks.is_first:
             run_folder.sign(self.folder)
+            self.record = run_record.begin(
+                self.folder, "trained", self.plan.model, DataRecord.of(self.plan.spec),
+                device=str(self.ranks.device), world_size=self.ranks.world_size,
+            )  # fmt: skip
         self.ranks.barrier()
         if self.ranks.is_first:
             self.log.open()
@@ -287,6 +293,8 @@ class TrainingRun:
             for note in judgement.notes:
                 self.log.write("note", message=note)
             result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)
+        if self.record is not None:
+            self.record.finish(self.folder, state.seconds)
         for warning in result.warnings:
             self.log.write("warning", **warning.to_dict())
         self.log.write(
