@@ -41,8 +41,7 @@ LEARNING_RATE = 0.001
 DIFFERENCES = (
     "RecTools pads every user of a batch to 50 events, and computes logits of padding too; recspec packs them",
     "RecTools drops attention weights too; recspec drops nothing inside attention",
-    "recspec's products are in bf16 where the CPU has units for it; RecTools computes in fp32, or with torch's `medium` "
-    "precision (helped)",
+    "recspec's products are in bf16 where the CPU has units for it; RecTools has fp32, or torch's `medium` (helped)",
     "RecTools' optimizer is Adam, recspec's is AdamW without decay, which is the same",
 )
 

@@ -25,7 +25,8 @@ VERBS: dict[str, Callable[..., object]] = {
     "transcode": api.transcode, "auto": api.auto, "train": api.train, "tune": api.tune, "evaluate": api.evaluate,
     "predict": api.Model.predict, "recommend": api.Model.recommend, "similar": api.Model.similar,
     "verify": api.verify, "import-tf": api.import_tf, "export": api.export, "serve": api.serve, "models": api.models,
-    "datasets": api.datasets, "runs": api.runs, "pipeline blend": api.blend, "pipeline build": api.pipeline,
+    "datasets": api.datasets, "runs": api.runs, "report": api.report, "pipeline blend": api.blend,
+     "pipeline build": api.pipeline,
 }  # fmt: skip
 OF_COMMANDS_ALONE = {"demo", "version", "schema", "bench train", "bench infer", "bench serve"}
 """`demo` is a script of the others, and `bench` measures processes."""

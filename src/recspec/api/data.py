@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -58,9 +59,9 @@ class Data(Viewed):
         """Names of the splits: train, valid, test."""
         return tuple(self.spec.splits)
 
-    def describe(self) -> Description:
+    def describe(self, *, html: Place | None = None) -> Description:
         """See `describe`."""
-        return describe(self)
+        return describe(self, html=html)
 
     def check(self) -> dict[str, int]:
         """See `check`."""
@@ -95,10 +96,20 @@ class Data(Viewed):
 
 
 class Description(Viewed):
-    """What the splits and features of a dataset hold."""
+    """What the splits and features of a dataset hold.
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
+    Attributes:
+        page: The HTML file that was asked for.
+    """
+
+    def __init__(self, spec: FeatureSpec, page: Path | None = None) -> None:
+        self._spec, self.page = spec, page
+
+    @cached_property
+    def _values(self) -> dict[str, object]:
+        from recspec.report import dataset_summary
+
+        return dataset_summary.describe(self._spec).to_dict()
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -305,15 +316,25 @@ def check(data: Place, *, allow_outside: bool = False) -> dict[str, int]:
 
 
 @verb
-def describe(data: Place, *, allow_outside: bool = False) -> Description:
+def describe(data: Place, *, html: Place | None = None, allow_outside: bool = False) -> Description:
     """Summarise a dataset: rows, features, cardinalities, label rate, history lengths. Reads every row once.
+
+    Args:
+        data: A prepared dataset, or its path.
+        html: HTML file to write: with values, distributions, suspected leaks.
+        allow_outside: Allow files outside the specification's folder.
 
     Raises:
         DataError: the first values found that contradict the specification.
     """
-    from recspec.report import dataset_summary
+    from recspec.report import write_dataset_page
 
-    return Description(dataset_summary.describe(load_spec(data, allow_outside=allow_outside)).to_dict())
+    spec = load_spec(data, allow_outside=allow_outside)
+    if html is not None:
+        return Description(spec, write_dataset_page(spec, os.fspath(html)))
+    found = Description(spec)
+    found.to_dict()
+    return found
 
 
 @verb

@@ -101,7 +101,7 @@ def train(
             return Plan(f"plan of {model} on {spec.folder}", choices, planned.to_dict(), planned.notes)
         with events(progress if ranks.is_first else False) as show:
             result = run_training(model, spec, folder, settings=train_settings, model_settings=model_settings,
-                                  ranks=ranks, resume=resume, on_event=show,
+                                  ranks=ranks, resume=resume, baselines=True, on_event=show,
                                   stop_requested=stop_requested)  # fmt: skip
     opened = data if isinstance(data, Data) else Data(spec)
     return Model(folder, device=device, kind=kind_of_object(data), data=opened, result=result)
@@ -113,17 +113,18 @@ class Search(Viewed):
     Attributes:
         found: The trials, the best one, and what mattered.
         recipe: The best recipe, a YAML file.
+        data: The dataset.
     """
 
     def __init__(self, folder: Path, found: Found, data: Data) -> None:
-        self.found, self.recipe, self._folder, self._data = found, found.recipe, folder, data
+        self.found, self.recipe, self._folder, self.data = found, found.recipe, folder, data
 
     @property
     def model(self) -> Model:
         """The model of the best trial."""
         if self.found.best is None:
             raise SettingsError(f"{self._folder}: no trial is complete yet; the same call goes on")
-        return Model(self._folder / "best", kind=self._data.kind, data=self._data)
+        return Model(self._folder / "best", kind=self.data.kind, data=self.data)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""

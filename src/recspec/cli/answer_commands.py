@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Column
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_json, stages, titled_table
+from recspec.cli.console import err, out, print_json, print_next, stages, titled_table
 from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
 from recspec.cli.process import is_first
 from recspec.errors import SettingsError
@@ -80,6 +80,7 @@ def evaluate(
     else:
         print_report(result.report, result.model)
     err.print(f"{result.file}: kept" if result.file else f"note: {result.why_not_kept}", soft_wrap=True)
+    print_next("serve", run)
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "

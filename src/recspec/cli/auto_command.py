@@ -12,6 +12,7 @@ from typer import Option
 
 from recspec.cli.console import cell, err, out, print_json, titled_table
 from recspec.cli.options import Data, Device, Json, Out, Outside
+from recspec.cli.training_display import print_next_of
 from recspec.machine import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ def auto(
     keep_freed_memory()
     only = None if models is None else [name.strip() for name in models.split(",") if name.strip()]
     with _Display(minutes) as display:
-        board = api.auto(data, out_folder, minutes=minutes, metric=metric, models=only, seed=seed, device=device,
-                         allow_outside=allow_outside, progress=display).board  # fmt: skip
+        result = api.auto(data, out_folder, minutes=minutes, metric=metric, models=only, seed=seed, device=device,
+                         allow_outside=allow_outside, progress=display)  # fmt: skip
+    board = result.board
     if json_output:
         print_json(board.to_dict())
     else:
         print_board(board)
+    print_next_of(board.best, result.model.data, data)
 
 
 def print_board(board: Leaderboard) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel
@@ -107,6 +109,12 @@ def print_figures(title: str, figures: Mapping[str, object]) -> None:
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_next(*command: object, note: str = "") -> None:
+    """The command to run next, quoted for a POSIX shell; a path that starts with a hyphen is not read as an option."""
+    parts = [f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part) for part in command]
+    err.print(f"next: {shlex.join(('recspec', *parts))}{f'  # {note}' if note else ''}")
 
 
 def step(text: str) -> None:

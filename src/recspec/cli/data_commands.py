@@ -9,8 +9,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from recspec import config
-from recspec.cli.console import err, out, print_figures, print_json, print_section, stages
+from recspec.cli.console import err, out, print_figures, print_json, print_next, print_section, stages
 from recspec.cli.options import Data, Json, Out, Outside, Set
+from recspec.cli.process import fresh_folder
+from recspec.errors import SettingsError
 
 NOTES = ("inferred", "dropped", "changed")
 
@@ -40,6 +42,10 @@ def prepare(
                            engine=engine, memory_limit=memory_limit, force=force, progress=progress)  # fmt: skip
     err.print(made.message)
     print_prepared(made.prepared)
+    if "valid" in made.splits:
+        print_next("auto", out_folder, fresh_folder(out_folder.parent, "auto"), "--minutes", 10)
+    else:
+        print_next("describe", out_folder)
 
 
 def check(data: Data, allow_outside: Outside = False) -> None:
@@ -51,11 +57,25 @@ def check(data: Data, allow_outside: Outside = False) -> None:
     out.print(f"ok: {len(data_set.spec.features)} features; {rows or 'no split'}")
 
 
-def describe(data: Data, json_output: Json = False, allow_outside: Outside = False) -> None:
+HTML = Option("--html", metavar="OUT", help="HTML file to write instead: with values, distributions, suspected leaks.")
+
+
+def describe(
+    data: Data,
+    html: Annotated[Path | None, HTML] = None,
+    json_output: Json = False,
+    allow_outside: Outside = False,
+) -> None:
     """Show a dataset summary: rows, features, cardinalities, label rate, history lengths."""
     from recspec import api
 
-    figures = api.describe(data, allow_outside=allow_outside).to_dict()
+    if html is not None and json_output:
+        raise SettingsError("describe: --html and --json are two outputs; give one of them")
+    described = api.describe(data, html=html, allow_outside=allow_outside)
+    if html is not None:
+        out.print(str(described.page), soft_wrap=True)
+        return
+    figures = described.to_dict()
     if json_output:
         print_json(figures)
         return

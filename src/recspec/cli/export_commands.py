@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_lines
+from recspec.cli.console import err, out, print_figures, print_json, print_lines, print_next
 from recspec.cli.options import Json, Outside, Run, Verify
 from recspec.cli.process import sizes
 from recspec.machine import keep_freed_memory
@@ -94,6 +94,7 @@ def export(
         _print_sheet(made.folder, made.description)
     for note in made.notes:
         err.print(f"note: {note}")
+    print_next("serve", out_folder)
 
 
 def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:

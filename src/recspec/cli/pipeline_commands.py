@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from recspec.cli.console import out, print_json, stages, titled_table
+from recspec.cli.console import out, print_json, print_next, stages, titled_table
 from recspec.cli.options import Device, Json, Out, Outside
+from recspec.cli.training_display import print_next_of
 from recspec.machine import keep_freed_memory
 
 RUNS = Argument(help="Runs or bundles of models trained on the same dataset.", metavar="RUN...")
@@ -38,8 +39,9 @@ def blend(
 
     keep_freed_memory()
     with stages() as progress:
-        made = api.blend(target, runs, data, like=like, metric=metric, device=device, allow_outside=allow_outside,
-                         progress=progress).blended  # fmt: skip
+        model = api.blend(target, runs, data, like=like, metric=metric, device=device, allow_outside=allow_outside,
+                          progress=progress)  # fmt: skip
+    made = model.blended
     if json_output:
         print_json(made.to_dict())
         return
@@ -52,6 +54,8 @@ def blend(
         out.print(f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
                   f"({made.users:,} users)")  # fmt: skip
     out.print(f"wrote {made.bundle}")
+    if data is not None:
+        print_next_of(target, model.data, data)
 
 
 def build(
@@ -81,3 +85,4 @@ def build(
     if made.card.filter is not None:
         out.print(f"the filter keeps {made.kept:,} of {made.items:,} items")
     out.print(f"wrote {made.bundle}")
+    print_next("serve", target)

@@ -11,7 +11,14 @@ from recspec import config
 from recspec.cli.console import err, print_json, step
 from recspec.cli.options import Data, Device, Json, Out, Outside, Set
 from recspec.cli.process import is_first
-from recspec.cli.training_display import TrainingDisplay, print_found, print_plan, print_result, show_trial
+from recspec.cli.training_display import (
+    TrainingDisplay,
+    print_found,
+    print_next_of,
+    print_plan,
+    print_result,
+    show_trial,
+)
 from recspec.machine import keep_freed_memory
 
 
@@ -45,9 +52,10 @@ def train(
             print_plan(planned, json_output)
         return
     with TrainingDisplay(run, live=err.is_terminal and is_first(), verbose=verbose) as display:
-        result = api.train(model, data, run, progress=display.show, **asked).result
-    if is_first() and result is not None:
+        trained = api.train(model, data, run, progress=display.show, **asked)
+    if is_first() and (result := trained.result) is not None:
         print_result(result)
+        print_next_of(run, trained.data, data)
         if json_output:
             print_json(result.to_dict())
 
@@ -85,12 +93,15 @@ def tune(
     keep_freed_memory()
     if search:
         err.print("note: --search is now --space; the old name ends with the next release")
-    found = api.tune(
+    searched = api.tune(
         model, data, out_folder, trials=trials, budget=budget, space=[*(space or []), *(search or [])], only=only,
         like=like, recipe=recipe, settings=config.parse_assignments(settings or []), seed=seed, device=device,
         allow_outside=allow_outside, progress=show_trial, tell=step,
-    ).found  # fmt: skip
+    )  # fmt: skip
+    found = searched.found
     if json_output:
         print_json(found.to_dict())
     else:
         print_found(found)
+    if found.best is not None and not found.left:
+        print_next_of(out_folder / "best", searched.data, data)

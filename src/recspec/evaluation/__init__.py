@@ -25,6 +25,7 @@ from recspec.evaluation.scoring import (
     scores_of,
     silent,
 )
+from recspec.evaluation.timing import seconds_of, seconds_of_an_operation
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
@@ -79,6 +80,8 @@ __all__ = [
     "saved",
     "score_rows",
     "scores_of",
+    "seconds_of",
+    "seconds_of_an_operation",
     "silent",
     "warnings",
 ]

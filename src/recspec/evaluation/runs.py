@@ -184,7 +184,7 @@ class _Search:
         if self.links:
             told.append(f"{_first(self.links)} links to folders, which are not followed")
         if self.deep:
-            told.append(f"{_first(self.deep)} more than {self.depth} folders deep; not looked into (see --depth)")
+            told.append(f"{_first(self.deep)} what is in them is too deep and was not looked at; see --depth")
         return told
 
     def _folders(self, path: Path) -> list[Path]:

@@ -265,7 +265,7 @@ def _read(folder: Path, name: str) -> SavedEvaluation:
             raise BundleError(f"{file}: format {data.get('format')!r}; this recspec reads {FORMAT}")
         return SavedEvaluation.model_validate(data)
     except PathError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
         raise BundleError.of(f"{file}: damaged", problems) from None

@@ -30,9 +30,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None, *, d
     from recspec.report import reports
 
     paths = [Path(run) for run in runs]
-    return reports.write_report(
-        paths, None if out is None else Path(out), data=None if data is None else Path(data)
-    )
+    return reports.write_report(paths, None if out is None else Path(out), data=None if data is None else Path(data))
 
 
 def write_dataset_page(spec: FeatureSpec, out: str | Path) -> Path:

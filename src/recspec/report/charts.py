@@ -186,7 +186,9 @@ def bar(share: float, place: int = 0) -> Markup:
 def whisker(low: float, value: float, high: float, least: float, most: float, place: int = 0) -> Markup:
     """An interval for a table cell, on the scale from `least` to `most`; the numbers stand in other cells."""
     span = (most - least) or 1.0
-    left, middle, right = (round(2 + 196 * (each - least) / span, 1) for each in (low, value, high))
+    if value < least or value > most:
+        return tag("svg", class_="whisker", viewBox="0 0 200 16", aria_hidden="true")
+    left, middle, right = (round(4 + 192 * (each - least) / span, 1) for each in (low, value, high))
     colour = f"var(--c{place % len(SERIES) + 1})"
     drawn = [
         tag("line", x1=left, x2=right, y1=8, y2=8, stroke=colour, stroke_width=2),

@@ -145,9 +145,15 @@ class Examples:
 def history_list(shown: Shown, *, has_order: bool) -> Markup:
     """A user's history, and the items that were held out."""
     head = "Latest events, the newest first" if has_order else "Acted on, among others, the most popular first"
-    parts = [tag("h4", head), tag("ul", [tag("li", plain(each)) for each in shown.history]) if shown.history else tag("p", "none")]
+    parts = [
+        tag("h4", head),
+        tag("ul", [tag("li", plain(each)) for each in shown.history]) if shown.history else tag("p", "none"),
+    ]
     if shown.target_titles:
-        parts += [tag("h4", "Held out, to be found"), tag("ul", [tag("li", plain(each)) for each in shown.target_titles[:HISTORY]])]
+        parts += [
+            tag("h4", "Held out, to be found"),
+            tag("ul", [tag("li", plain(each)) for each in shown.target_titles[:HISTORY]]),
+        ]
     return tag("div", *parts)
 
 

@@ -49,16 +49,25 @@ class Measured:
 
     value: float
     error: float | None = None
+    is_share: bool = False
+    """Whether it lies between 0 and 1, as its interval then does."""
 
     @property
     def low(self) -> float:
         """Lower end of the 95 % interval; the value itself without one."""
-        return self.value - NORMAL * (self.error or 0.0)
+        low = self.value - NORMAL * (self.error or 0.0)
+        return max(0.0, low) if self.is_share else low
 
     @property
     def high(self) -> float:
         """Upper end of the 95 % interval."""
-        return self.value + NORMAL * (self.error or 0.0)
+        high = self.value + NORMAL * (self.error or 0.0)
+        return min(1.0, high) if self.is_share else high
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a difference is not 0 at 95 %."""
+        return self.error is not None and abs(self.value) > NORMAL * self.error
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +91,10 @@ class Answer:
         """Model and baselines -> metric -> value."""
         errors = numbers(mapping(self.saved.report, "standard_errors", self.protocol))
         own = self.saved.metrics.get(self.protocol, {})
-        found = {MODEL: {name: Measured(value, errors.get(name)) for name, value in own.items()}}
+        found = {MODEL: {name: of_metric(name, value, errors.get(name)) for name, value in own.items()}}
         for who, held in self.saved.baseline_metrics.items():
             values = held.get(self.protocol, {})
-            found[who] = {name: Measured(value, self._error(f"{who}/{name}")) for name, value in values.items()}
+            found[who] = {name: of_metric(name, value, self._error(f"{who}/{name}")) for name, value in values.items()}
         return {who: held for who, held in found.items() if held}
 
     @cached_property
@@ -112,13 +121,6 @@ class Answer:
         if self._table is None or column not in self._table.column_names:
             return None
         return np.asarray(self._table.column(column).to_numpy(), np.float64)
-
-    def ids(self) -> list[str | None] | None:
-        """(G,) the raw ids of the users or groups."""
-        if self._table is None or "id" not in self._table.column_names:
-            return None
-        found: list[str | None] = self._table.column("id").to_pylist()
-        return found
 
     @property
     def count(self) -> int:
@@ -170,6 +172,11 @@ def first_answer(run: RunFacts) -> Answer | None:
     wanted = str(run.card.trained.get("valid_metric") or "").partition("/")[0]
     of_test = [each for each in found if each.saved.split == "test"] or found
     return next((each for each in of_test if each.protocol == wanted), next(iter(of_test), None))
+
+
+def of_metric(name: str, value: float, error: float | None) -> Measured:
+    """A value of a metric by its name."""
+    return Measured(value, error, is_share=not name.startswith(("log_loss", "novelty", "popularity_lift")))
 
 
 def is_lower_better(metric: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recspec.errors import DataError, SettingsError, of_the_machine
 from recspec.files import local, whole_file
+from recspec.report.compare_page import compare_page
 from recspec.report.run_facts import read_runs
 from recspec.report.run_page import run_page
 
@@ -23,12 +24,14 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, data: Path | 
         raise SettingsError(f"report: {repeated[0]} is given twice")
     out = _place(runs, out)
     found = read_runs(runs, data)
-    text = run_page(found[0])
+    text = run_page(found[0]) if len(found) == 1 else compare_page(found)
     try:
         with whole_file(out) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{out}: the report could not be written: {of_the_machine(error) or error}; give another place with --out") from None
+        raise DataError(
+            f"{out}: the report could not be written: {of_the_machine(error) or error}; give another place with --out"
+        ) from None
     return out
 
 

@@ -33,8 +33,10 @@ def _body(run: RunFacts) -> Iterator[Child]:
     found = reliability_of(run)
     if found is None:
         why = "it ranks, and its scores are no probabilities of labels in this dataset" if run.has_users else ""
-        yield soft(f"There are no probabilities to judge{f': {why}' if why else ''}. Calibration is measured under protocol "
-                   "rows, on splits whose negatives were not drawn.")  # fmt: skip
+        yield soft(
+            f"There are no probabilities to judge{f': {why}' if why else ''}. Calibration is measured under "
+            "protocol rows, on splits whose negatives were not drawn."
+        )
         return
     answer, series = found
     held = mapping(answer.saved.report, "probabilities")
@@ -51,7 +53,8 @@ def _judged(held: Mapping[str, object]) -> Iterator[Child]:
     if error is None or chance is None or spread is None:
         return
     beyond = error > chance + 3 * spread
-    told = f"Calibration error {number(error)}; perfect probabilities would have {number(chance)} by chance on as many rows."
+    told = f"Calibration error {number(error)}; perfect probabilities would have {number(chance)} by chance on as "
+    told += "many rows."
     if beyond:
         yield note(f"The probabilities are {of.get('lean')}. {told} `recspec train --resume --set "
                    "train.calibration=temperature` mends that without changing any ranking.", kind="bad")  # fmt: skip
@@ -60,8 +63,10 @@ def _judged(held: Mapping[str, object]) -> Iterator[Child]:
     loss, constant = real(held.get("log_loss")), real(held.get("log_loss_of_constant"))
     rows, positives = real(held.get("rows")), real(held.get("positives"))
     if loss is not None and constant is not None and rows and positives is not None:
-        yield soft(f"Log loss {number(loss)}; the rate of all rows, {percent(positives / rows)}, as every row's probability "
-                   f"has {number(constant)}.")  # fmt: skip
+        yield soft(
+            f"Log loss {number(loss)}; the rate of all rows, {percent(positives / rows)}, as every row's "
+            f"probability has {number(constant)}."
+        )
 
 
 def _bins(answer: Answer) -> list[tuple[int, float, float]]:

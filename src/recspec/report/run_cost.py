@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -42,7 +41,9 @@ def _cost(run: RunFacts) -> Iterator[Child]:
     if evaluating := sum(real(each.get("evaluation_seconds")) or 0.0 for each in run.of("epoch")):
         rows.append(["Validation within it", duration(evaluating)])
     if epochs := len([*run.of("epoch")]):
-        rows.append(["Epochs", f"{epochs}, the kept one is {number(trained.get('epoch'))}; stopped: {trained.get('stopped')}"])
+        rows.append(
+            ["Epochs", f"{epochs}, the kept one is {number(trained.get('epoch'))}; stopped: {trained.get('stopped')}"]
+        )
     if speed := real(run.done.get("samples_per_second")):
         rows.append(["Samples a second", number(round(speed))])
     if record is not None and record.peak_memory:
@@ -52,7 +53,12 @@ def _cost(run: RunFacts) -> Iterator[Child]:
             rows.append(["Peak memory of the device", size(held)])
     for saved in run.evaluations[:5]:
         if saved.seconds is not None:
-            rows.append([f"Evaluation on {saved.split}{', with baselines' if saved.baseline_metrics else ''}", duration(saved.seconds)])
+            rows.append(
+                [
+                    f"Evaluation on {saved.split}{', with baselines' if saved.baseline_metrics else ''}",
+                    duration(saved.seconds),
+                ]
+            )
     rows.append(["Model on disk", size(sum(file.stat().st_size for file in run.bundle.rglob("*") if file.is_file()))])
     rows.append(["Device", f"{trained.get('device', '–')}, {number(trained.get('world_size', 1))} process(es)"])
     for name, value in (record.machine if record is not None else {}).items():
@@ -67,26 +73,29 @@ def _reproduce(run: RunFacts) -> Iterator[Child]:
         yield command(prepare)
     yield tag("h3", "Train")
     yield command(train_command(run))
-    if record is not None and record.command and getattr(record, "directory", ""):
-        yield soft("Run in the folder ", tag("code", str(record.directory)), ".")  # type: ignore[attr-defined]
+    if record is not None and record.command and record.directory:
+        yield soft("Run in the folder ", tag("code", record.directory), ".")
     if record is None or not record.command:
-        yield soft("The command was not noted; this one has the same settings of the model. Those of training stand under Plan.")
+        yield soft(
+            "The command was not noted; this one has the same settings of the model. Those of training stand under "
+            "Plan."
+        )
     if record is not None and record.parts:
         yield soft("Made of the runs ", [(tag("code", each), " ") for each in record.parts], ".")
     yield tag("h3", "Evaluate and report")
     yield command(evaluate_command(run), f"recspec report {run.path}")
-    versions = [
-        ["recspec", run.card.recspec], ["torch", trained.get("torch", "–")],
-        ["Python", (record.machine if record is not None else {}).get("python", platform.python_version())],
-        ["Seed", run.card.train.get("seed", "–")],
-    ]  # fmt: skip
+    machine = record.machine if record is not None else {}
+    versions: list[tuple[str, object]] = [("recspec", run.card.recspec), ("torch", trained.get("torch", "–"))]
+    versions += [("Python", machine.get("python", "–")), ("Seed", run.card.train.get("seed", "–"))]
     if run.card.recspec != __version__:
-        versions.append(["recspec of this report", __version__])
+        versions.append(("recspec of this report", __version__))
     if record is not None:
-        versions.append(["Started", record.started])
+        versions.append(("Started", record.started))
     yield table("Versions and seed", ["", "Value"], [[name, str(value)] for name, value in versions], sorts=False)
-    yield soft("The same seed, data and versions on the same kind of machine give the same model, up to the rounding of "
-               "parallel sums.")  # fmt: skip
+    yield soft(
+        "The same seed, data and versions on the same kind of machine give the same model, up to the rounding of "
+        "parallel sums."
+    )
 
 
 def _prepare_command(run: RunFacts) -> str:

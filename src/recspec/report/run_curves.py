@@ -9,6 +9,7 @@ from typing import Any
 from recspec.report import charts
 from recspec.report.charts import Series
 from recspec.report.markup import Child, Markup, plain
+from recspec.report.measured import real
 from recspec.report.numbers import number
 from recspec.report.page import Section, details, soft, table
 from recspec.report.page import charts as side_by_side
@@ -40,7 +41,7 @@ def _body(run: RunFacts) -> Iterator[Child]:
     names = [name for each in epochs[:1] for name in _metrics(each)][:MOST_CURVES]
     wanted = str(run.card.trained.get("valid_metric") or "")
     for place, name in enumerate(sorted(names, key=lambda name: name != wanted)):
-        if found := _series(name, epochs, "epoch", lambda each, name=name: _metric(each, name), name):  # type: ignore[misc]
+        if found := _series(name, epochs, "epoch", lambda each, name=name: _metric(each, name), name):
             title = f"{plain(name)} on valid" + (", which chose the epoch" if name == wanted else "")
             drawn.append(charts.lines(f"curve-{place}", [found], title=title, x="epoch", y="value", marks=marks))
     if (rate := _series("rate", steps, "epoch", lambda each: each.get("learning_rate"), "rate")) and _varies(rate.y):
@@ -82,8 +83,8 @@ def _metric(epoch: Mapping[str, Any], name: str) -> object:
 
 def _series(name: str, events: Sequence[Mapping[str, Any]], x: str, value: Any, what: str) -> Series | None:
     pairs = [(each.get(x), value(each)) for each in events]
-    held = [(float(a), float(b)) for a, b in pairs
-            if isinstance(a, (int, float)) and isinstance(b, (int, float)) and math.isfinite(a) and math.isfinite(b)]  # fmt: skip
+    numbers = [(real(a), real(b)) for a, b in pairs]
+    held = [(a, b) for a, b in numbers if a is not None and b is not None]
     if len(held) < 2:
         return None
     told = [f"epoch {number(a)}: {plain(what)} {number(b)}" for a, b in held]
@@ -91,7 +92,7 @@ def _series(name: str, events: Sequence[Mapping[str, Any]], x: str, value: Any, 
 
 
 def _varies(values: Any) -> bool:
-    return max(values) > min(values)
+    return bool(max(values) > min(values))
 
 
 def _table(epochs: Sequence[Mapping[str, Any]]) -> Markup:

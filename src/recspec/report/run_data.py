@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from recspec.report.dataset_page import distributions, overview, splits_table
 from recspec.report.markup import Child, tag
+from recspec.report.measured import real
 from recspec.report.numbers import number, percent
 from recspec.report.page import Section, command, details, note, soft, table, tiles
 from recspec.report.run_facts import RunFacts
@@ -48,8 +49,8 @@ def _summary(run: RunFacts) -> Iterator[Child]:
     held = summary if isinstance(summary, dict) else {}
     shown = {name.replace("_", " ").capitalize(): number(value) for name, value in held.items()
              if isinstance(value, (int, float, str))}  # fmt: skip
-    users, items, events = (held.get(name) for name in ("users", "items", "interactions"))
-    if all(isinstance(each, int) and each for each in (users, items, events)):
+    users, items, events = (real(held.get(name)) for name in ("users", "items", "interactions"))
+    if users and items and events:
         shown["Density"] = percent(events / (users * items), 2)
     if shown:
         yield soft("As the preparation counted it:")

@@ -26,7 +26,9 @@ def held_out(run: RunFacts) -> str:
 
 def _body(run: RunFacts) -> Iterator[Child]:
     if not run.has_users:
-        yield soft("This model scores rows and recommends no items; `recspec predict` writes a probability for each row.")
+        yield soft(
+            "This model scores rows and recommends no items; `recspec predict` writes a probability for each row."
+        )
         return
     try:
         examples = Examples(run, held_out(run))

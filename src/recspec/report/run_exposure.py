@@ -55,8 +55,11 @@ def _body(run: RunFacts) -> Iterator[Child]:
         return
     beyond = beyond_of(answer)
     names = list(beyond.get(MODEL, {}))
-    rows = [[tag("strong", f"{run.card.model} (this model)") if who == MODEL else who,
-             *(num(of.get(name), _shown(name, of.get(name))) for name in names)] for who, of in beyond.items()]  # fmt: skip
+    own = tag("strong", f"{run.card.model} (this model)")
+    rows = [
+        [own if who == MODEL else who, *(num(of.get(name), _shown(name, of.get(name))) for name in names)]
+        for who, of in beyond.items()
+    ]
     yield table(f"Measures of the lists of {answer.saved.split}", ["Model", *(f"#{name}" for name in names)], rows)
     others = [who for who in mapping(answer.saved.report, "exposure") if who != MODEL]
     best = answer.best_baseline
@@ -66,12 +69,15 @@ def _body(run: RunFacts) -> Iterator[Child]:
     if (chart := exposure_chart(shown)) is not None:
         items = [int(each) for each in _reals(mapping(answer.saved.report, "exposure", MODEL).get("items"))]
         yield side_by_side(chart)
-        yield tag("p", "Each range of items but the last holds a tenth of training's interactions. So a model that recommends "
-                  "items as often as users choose them has 10 % everywhere (dashed). A high first column means that a few "
-                  "hits fill the lists.")  # fmt: skip
+        yield tag(
+            "p",
+            "Each range of items but the last holds a tenth of training's interactions. So a model that recommends "
+            "items as often as users choose them has 10 % everywhere (dashed). A high first column means that a few "
+            "hits fill the lists.",
+        )
         if len(items) == len(PARTS):
-            yield soft(f"The first range has {number(items[0])} items, the tenth {number(items[9])}; {number(items[10])} "
-                       "items have no interaction in training.")  # fmt: skip
+            first, tail, none = number(items[0]), number(items[9]), number(items[10])
+            yield soft(f"The first range has {first} items, the tenth {tail}; {none} have no interaction in training.")
     yield meaning_of(names)
 
 

@@ -6,10 +6,22 @@ from collections.abc import Iterator, Sequence
 
 from recspec.report import charts
 from recspec.report.markup import Child, Markup, tag
-from recspec.report.measured import MODEL, Answer, Measured, answers_of, first_answer, is_lower_better, meanings, texts
+from recspec.report.measured import (
+    MODEL,
+    NORMAL,
+    Answer,
+    Measured,
+    answers_of,
+    first_answer,
+    is_lower_better,
+    meanings,
+    texts,
+)
 from recspec.report.numbers import duration, number, signed, size
 from recspec.report.page import Cell, Section, command, details, drawing, note, num, soft, table, tiles
 from recspec.report.run_facts import RunFacts
+
+CONSTANT = "constant"
 
 
 def verdict_section(run: RunFacts) -> Section:
@@ -58,7 +70,10 @@ def _verdict(run: RunFacts) -> Iterator[Child]:
         ours = answer.metrics[MODEL][answer.main]
         facts[f"{answer.main} on {answer.saved.split}"] = (number(ours.value), _plus_minus(ours))
         if (best := answer.best_baseline) is not None:
-            facts[f"best baseline: {best}"] = (number(answer.metrics[best][answer.main].value), f"the same {answer.main}")
+            facts[f"best baseline: {best}"] = (
+                number(answer.metrics[best][answer.main].value),
+                f"the same {answer.main}",
+            )
     if (parameters := run.start.get("parameters")) is not None:
         facts["Parameters"] = number(parameters)
     facts["Training took"] = duration(run.card.trained.get("seconds"))
@@ -81,20 +96,29 @@ def _judged(answer: Answer) -> Iterator[Child]:
     if ours.error is not None:
         reached += f" (95 % interval {interval_text(ours)})"
     if best is None:
-        yield note(f"On {answer.title}, {reached}. No baseline stands beside it: evaluate with --baselines to see whether "
-                   "that is good.")  # fmt: skip
+        yield note(
+            f"On {answer.title}, {reached}. No baseline stands beside it: evaluate with --baselines to see whether "
+            "that is good."
+        )
         return
     theirs, gap = answer.metrics[best][answer.main], answer.difference(best, answer.main)
     lower = is_lower_better(answer.main)
     raw = ours.value - theirs.value if gap is None else gap.value
-    clear = gap is not None and gap.error is not None and abs(gap.value) > 1.959964 * gap.error
+    clear = gap is not None and gap.is_clear
     ahead = (raw < 0) == lower and raw != 0
     if not clear:
         word, kind = "is level with the best baseline", ""
     else:
         word, kind = ("is better than every baseline", "good") if ahead else ("is worse than the best baseline", "bad")
-    told = f", {best} with {number(theirs.value)}" if not (clear and ahead) else f"; the best, {best}, has {number(theirs.value)}"
-    by = "" if gap is None or gap.error is None else f" The difference is {signed(raw)} (95 % interval {signed(gap.low)} to {signed(gap.high)}), over the same {number(answer.count)} {_who(answer)}."
+    told = (
+        f", {best} with {number(theirs.value)}"
+        if not (clear and ahead)
+        else f"; the best, {best}, has {number(theirs.value)}"
+    )
+    by = ""
+    if gap is not None and gap.error is not None:
+        by = f" The difference is {signed(raw)} (95 % interval {signed(gap.low)} to {signed(gap.high)}), over the same "
+        by += f"{number(answer.count)} {_who(answer)}."
     yield note(tag("strong", f"The model {word}{told}."), f" On {answer.title}, {reached}.{by}", kind=kind)
 
 
@@ -121,8 +145,9 @@ def _table(run: RunFacts, answer: Answer) -> Markup:
     others = [name for name in answer.metrics.get(MODEL, {}) if name != main]
     held = {who: of for who, of in answer.metrics.items() if main in of}
     order = sorted(held, key=lambda who: held[who][main].value, reverse=not lower)
-    least = min(of[main].low for of in held.values())
-    most = max(of[main].high for of in held.values())
+    scale = {who: of for who, of in held.items() if who != CONSTANT} or held  # it is too far away to compare the others
+    least = min(of[main].low for of in scale.values())
+    most = max(of[main].high for of in scale.values())
     best = {name: (min if is_lower_better(name) else max)(of[name].value for of in held.values() if name in of)
             for name in (main, *others)}  # fmt: skip
     rows: list[list[Child | Cell]] = []
@@ -132,19 +157,23 @@ def _table(run: RunFacts, answer: Answer) -> Markup:
         apart = "" if who == MODEL else _apart(gap)
         shown: list[Child | Cell] = [tag("strong", f"{run.card.model} (this model)") if who == MODEL else who]
         shown += [num(of[main].value, best=of[main].value == best[main]), num(None, interval_text(of[main]))]
-        shown += [drawing(charts.whisker(of[main].low, of[main].value, of[main].high, least, most, 0 if who == MODEL else 5))]
-        shown += [apart]
-        shown += [num(of[name].value, best=of[name].value == best[name]) if name in of else num(None) for name in others]
+        shown += [
+            drawing(charts.whisker(of[main].low, of[main].value, of[main].high, least, most, 0 if who == MODEL else 5))
+        ]
+        shown += [num(None if gap is None else gap.value, apart)]
+        shown += [
+            num(of[name].value, best=of[name].value == best[name]) if name in of else num(None) for name in others
+        ]
         rows.append(shown)
-    heads = ["Model", f"#{main}", "#95 % interval", "", f"Model minus this: {main}", *(f"#{name}" for name in others)]
+    heads = ["Model", f"#{main}", "#95 % interval", "", f"#{run.card.model} minus it", *(f"#{name}" for name in others)]
     return table(f"Sorted by {main}, the best first; ★ marks the best of a column", heads, rows)
 
 
-def _apart(gap: Measured | None) -> Child:
+def _apart(gap: Measured | None) -> str:
     if gap is None or gap.error is None:
         return "–"
-    clear = abs(gap.value) > 1.959964 * gap.error
-    return f"{signed(gap.value)} ({signed(gap.low)} to {signed(gap.high)}){'' if clear else ', not clear'}"
+    unclear = "" if gap.is_clear else ", not clear"
+    return f"{signed(gap.value)} ({signed(gap.low)} to {signed(gap.high)}){unclear}"
 
 
 def _described(answer: Answer) -> str:
@@ -162,7 +191,7 @@ def _who(answer: Answer) -> str:
 
 
 def _plus_minus(found: Measured) -> str:
-    return "" if found.error is None else f"± {number(1.959964 * found.error)}, a 95 % interval"
+    return "" if found.error is None else f"± {number(NORMAL * found.error)}, a 95 % interval"
 
 
 def _dicts(answer: Answer | None) -> list[dict[str, str]]:
@@ -173,8 +202,11 @@ def _dicts(answer: Answer | None) -> list[dict[str, str]]:
 def _not_evaluated(run: RunFacts) -> list[Child]:
     body: list[Child] = []
     if run.card.metrics:
-        rows = [[f"{protocol}/{name}", num(value)] for protocol, named in run.card.metrics.items() for name, value in named.items()]
+        rows = [
+            [f"{protocol}/{name}", num(value)]
+            for protocol, named in run.card.metrics.items()
+            for name, value in named.items()
+        ]
         body.append(table("What training measured on valid, by which the model was chosen", ["Metric", "#Value"], rows))
-    body += [soft("There is no saved evaluation. This command measures the model on test, with baselines, and keeps it:"),
-             command(evaluate_command(run))]  # fmt: skip
-    return body
+    told = "There is no saved evaluation. This command measures the model on test, with baselines, and keeps it:"
+    return [*body, soft(told), command(evaluate_command(run))]

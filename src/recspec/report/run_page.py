@@ -28,4 +28,5 @@ def run_page(run: RunFacts) -> str:
     when = run.record.started if run.record is not None else ""
     lead = tag("p", "Model ", tag("strong", run.card.model), data, f", {when[:10]}" if when else "", ". Folder ",
                tag("code", str(run.path)), ".", class_="lead")  # fmt: skip
-    return page(f"Run {run.name}", lead, [section(run) for section in SECTIONS])
+    left_out = () if run.has_users else (exposure_section, examples_section)
+    return page(f"Run {run.name}", lead, [section(run) for section in SECTIONS if section not in left_out])

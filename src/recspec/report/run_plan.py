@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 
 from recspec.report.markup import Child, tag
+from recspec.report.measured import is_lower_better, real
 from recspec.report.numbers import number
-from recspec.report.page import Section, details, soft, table
+from recspec.report.page import Section, details, num, soft, table
 from recspec.report.run_facts import RunFacts
 
 
@@ -27,15 +28,24 @@ def _body(run: RunFacts) -> Iterator[Child]:
         yield table("Choices that recspec made, and why", ["Choice", "Value", "Reason"], rows, sorts=False)
     else:
         yield soft("There is no log.jsonl, so the reasons of the choices are not known.")
-    tried = [each for each in run.card.trained.get("tried", ()) if isinstance(each, dict)]  # type: ignore[attr-defined]
-    if tried:
-        best = max((_value(each) for each in tried), default=0.0)
-        rows = [[_settings_text(each.get("settings")), number(each.get("value")), "chosen" if _value(each) == best else ""]
-                for each in tried]  # fmt: skip
-        yield table("Settings that were tried on valid", ["Settings", "#Value", ""], rows)
+    yield _tried(run)
     yield details("All settings of the model", _settings(run.card.settings))
     if run.card.train:
         yield details("All settings of training", _settings(run.card.train))
+
+
+def _tried(run: RunFacts) -> Child:
+    """Settings that were tried, and which were chosen; None if none were."""
+    held = run.card.trained.get("tried")
+    tried = [(_settings_text(each.get("settings")), real(each.get("value"))) for each in held if isinstance(each, dict)
+             ] if isinstance(held, list) else []  # fmt: skip
+    known = [value for _, value in tried if value is not None]
+    if not known:
+        return None
+    lower = is_lower_better(str(run.card.trained.get("valid_metric") or ""))
+    best = min(known) if lower else max(known)
+    rows = [[settings, num(value), "chosen" if value == best else ""] for settings, value in tried]
+    return table("Settings that were tried on valid", ["Settings", "#Value", "Chosen"], rows)
 
 
 def _splits(run: RunFacts) -> str:
@@ -46,11 +56,6 @@ def _splits(run: RunFacts) -> str:
 def _parted(told: str) -> tuple[str, str]:
     value, _, reason = told.partition(": ")
     return value, reason
-
-
-def _value(tried: Mapping[str, object]) -> float:
-    value = tried.get("value")
-    return float(value) if isinstance(value, (int, float)) else float("-inf")
 
 
 def _settings_text(settings: object) -> str:

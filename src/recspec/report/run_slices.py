@@ -7,7 +7,7 @@ from typing import Any
 
 from recspec.report import charts
 from recspec.report.markup import Child, Markup, tag
-from recspec.report.measured import MODEL, NORMAL, Answer, Measured, answers_of, mapping, numbers, real
+from recspec.report.measured import MODEL, NORMAL, Answer, Measured, answers_of, mapping, numbers, of_metric, real
 from recspec.report.numbers import number
 from recspec.report.page import Cell, Section, command, drawing, num, soft, table
 from recspec.report.run_facts import RunFacts
@@ -44,8 +44,10 @@ def _body(run: RunFacts) -> Iterator[Child]:
             yield tag("h3", WORDS.get(by, f"By {by}"), f", {answer.saved.split}, protocol {answer.protocol}")
             yield _table(answer, by, parts)
     if empty:
-        yield soft("No slices were measured. A slice says for whom a model works: for new or old users, head or tail items, "
-                   "or each value of a column. For example:")  # fmt: skip
+        yield soft(
+            "No slices were measured. A slice says for whom a model works: for new or old users, head or tail items, "
+            "or each value of a column. For example:"
+        )
         wanted = "--slice activity --slice popularity" if run.has_users else "--slice COLUMN"
         yield command(f"recspec evaluate {run.path} {run.data_path} --baselines {wanted}")
 
@@ -57,7 +59,7 @@ def _table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
     for name, part in list(parts.items())[:MOST_PARTS]:
         values, errors = numbers(mapping(part, "metrics")), numbers(mapping(part, "standard_errors"))
         if main in values:
-            held.append((str(name), part, values, Measured(values[main], errors.get(main))))
+            held.append((str(name), part, values, of_metric(main, values[main], errors.get(main))))
     least = min((each.low for *_, each in held), default=0.0)
     most = max((each.high for *_, each in held), default=1.0)
     others = [name for name in (held[0][2] if held else {}) if name != main][:4]
