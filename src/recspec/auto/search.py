@@ -178,7 +178,10 @@ class AutoSearch:
         made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
         if not defaults or made_so_far >= self.most_variants:
             return False
-        best = sorted(defaults, key=lambda line: -self._best_of(line.model))[:OF_MODELS]
+        reached: dict[str, float] = {}
+        for line in self.state.lines:
+            reached[line.model] = max(line.best, reached.get(line.model, line.best))
+        best = sorted(defaults, key=lambda line: -reached[line.model])[:OF_MODELS]
         added = 0
         for line in islice(cycle(best), min(TOGETHER, self.most_variants - made_so_far)):
             number = sum(other.model == line.model for other in self.state.lines)
@@ -198,9 +201,6 @@ class AutoSearch:
             assert isinstance(made, TrainingPlan)
             plan = self.plans[line.model] = made
         return candidates.variants(line.model, plan, line.train, self.seed)
-
-    def _best_of(self, model: str) -> float:
-        return max(line.best for line in self.state.lines if line.model == model)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
