@@ -33,7 +33,7 @@ class Stream:
 
 def _polars(lazy: bool) -> Any:
     polars = pytest.importorskip("polars")
-    frame = polars.DataFrame(COLUMNS)
+    frame = polars.DataFrame(COLUMNS, schema_overrides={"user": polars.Categorical})
     return frame.lazy() if lazy else frame
 
 
@@ -79,6 +79,25 @@ def test_categories_views_decimals_and_named_indexes_become_plain_columns() -> N
                       "c": pa.array([["x"]], pa.list_(pa.string_view()))})  # fmt: skip
     kinds = frames.to_table(views).schema.types
     assert kinds == [pa.large_string(), pa.float64(), pa.large_list(pa.large_string())]
+
+
+def test_lists_and_dictionaries_of_any_layout_keep_their_values_and_nulls() -> None:
+    lists = [["x", "y"], None, [], ["y"]]
+    words = pa.array(["x", "y", None, "x"], pa.string()).dictionary_encode()
+    views = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None, 0], pa.uint32()), pa.array(["x", "y"], pa.string_view())
+    )
+    vectors = [[1.0, 2.0], None, [3.0, 4.0], [5.0, 6.0]]
+    table = pa.table({
+        "words": words, "views": views, "lists": pa.array(lists, pa.list_(pa.string())),
+        "large": pa.array(lists, pa.large_list(pa.string_view())),
+        "fixed": pa.array(vectors, pa.list_(pa.float32(), 2)),
+        "list_views": pa.array(lists, pa.list_view(pa.string())),
+    })  # fmt: skip
+    texts = ["x", "y", None, "x"]
+    expected = {"words": texts, "views": texts, "lists": lists, "large": lists, "fixed": vectors, "list_views": lists}
+    for shown, rows in ((table, slice(None)), (table.slice(1, 2), slice(1, 3)), (table.slice(0, 0), slice(0, 0))):
+        assert frames.to_table(shown).to_pydict() == {name: values[rows] for name, values in expected.items()}
 
 
 def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
