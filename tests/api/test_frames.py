@@ -77,6 +77,8 @@ def test_categories_views_decimals_and_named_indexes_become_plain_columns() -> N
     assert frames.to_table(unnamed).column_names == ["kind", "n"]
     views = pa.table({"a": pa.array(["x"], pa.string_view()), "b": pa.array([1], pa.decimal128(5, 2)),
                       "c": pa.array([["x"]], pa.list_(pa.string_view()))})  # fmt: skip
+    large = {"a": np.array([1, 2**63], np.uint64), "b": np.array([1, 2], np.uint64)}
+    assert frames.to_table(large).to_pydict() == {"a": ["1", "9223372036854775808"], "b": [1, 2]}
     kinds = frames.to_table(views).schema.types
     assert kinds == [pa.large_string(), pa.float64(), pa.large_list(pa.large_string())]
 
@@ -112,6 +114,8 @@ def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
     ({"a": [1, 2], "b": [1]}, "the data frame: can't be read"),
     ({"a": ["x", 1]}, "each column of one type"),
     ({"a": "abc"}, "expected a list of values"),
+    ({"a": [2**70]}, "too large"),
+    (pd.Series([1]), "found Series of pandas"),
     (pa.table([[1], [2]], ["a", "a"]), "more than one column 'a'"),
 ])  # fmt: skip
 def test_what_is_no_frame_is_refused_in_one_sentence(frame: object, said: str) -> None:

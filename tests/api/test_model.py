@@ -158,6 +158,12 @@ def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.
         api.train("eas", data, "nowhere")
     with pytest.raises(BundleError, match="nowhere"):
         api.open("nowhere")
+    with pytest.raises(
+        SettingsError, match="train: data: found DataFrame; expected a path; prepare a data frame first"
+    ):
+        api.train("ease", events(), "nowhere")  # type: ignore[call-overload]
+    with pytest.raises(SettingsError, match="open: run: found int; expected a path"):
+        api.open(7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("keywords", "said"), [

@@ -85,6 +85,8 @@ def _read(frame: object) -> pa.Table:
         case "polars_lazy":
             return pa.table(frame.collect())  # type: ignore[attr-defined]
         case "pandas":  # its own stream would hold an index without a name as a column too
+            if not hasattr(frame, "columns"):
+                raise TypeError(f"found {type(frame).__name__} of pandas")
             table = pa.Table.from_pandas(frame)
             return table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
         case "dict":
@@ -137,6 +139,9 @@ def _plain_array(array: pa.Array) -> pa.Array:
         return array.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
     if types.is_decimal(kind):
         return array.cast(pa.float64())
+    if types.is_uint64(kind):  # ids of hashes do not fit into 63 bits
+        fits = (pc.max(array).as_py() or 0) < 1 << 63
+        return array.cast(pa.int64() if fits else pa.string())
     of_lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view,
                 types.is_large_list_view)  # fmt: skip
     if any(is_list(kind) for is_list in of_lists):
