@@ -63,7 +63,8 @@ class Runs(Viewed):
         problems = [f"{each.path}: {each.problem}" for each in self.found.runs if each.problem]
         differing = [f"{each.path}: on {split} with {choices}" for each in self.found.runs
                      for split, choices in each.choices.items()]  # fmt: skip
-        return View(f"{len(self)} runs in {self.found.folder}", [Section("", columns, self._rows())],
+        counted = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        return View(f"{counted} in {self.found.folder}", [Section("", columns, self._rows())],
                     [*differing, *problems, *self.found.problems])  # fmt: skip
 
 
