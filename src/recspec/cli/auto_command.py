@@ -59,7 +59,7 @@ def auto(
         print_json(board.to_dict())
     else:
         print_board(board)
-    print_next_of(board.best, spec, data)
+    print_next_of(board.best, data, allow_outside=allow_outside)
 
 
 def print_board(board: Leaderboard) -> None:

@@ -59,8 +59,8 @@ def blend(
         out.print(f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
                   f"({made.users:,} users)")  # fmt: skip
     out.print(f"wrote {made.bundle}")
-    if spec is not None and data is not None:
-        print_next_of(target, spec, data)
+    if data is not None:
+        print_next_of(target, data, allow_outside=allow_outside)
 
 
 def build(

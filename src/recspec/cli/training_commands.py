@@ -66,7 +66,7 @@ def train(
                                   stop_requested=stop_requested)  # fmt: skip
         if ranks.is_first:
             print_result(result)
-            print_next_of(run, spec, data)
+            print_next_of(run, data, allow_outside=allow_outside)
             if json_output:
                 print_json(result.to_dict())
 
@@ -130,7 +130,7 @@ def tune(
     else:
         print_found(found)
     if found.best is not None and not found.left:
-        print_next_of(out_folder / "best", spec, data)
+        print_next_of(out_folder / "best", data, allow_outside=allow_outside)
 
 
 def _names(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:

@@ -249,10 +249,10 @@ def print_result(result: Result) -> None:
         err.print(f"warning: {warning.message}", soft_wrap=True)
 
 
-def print_next_of(run: Path, spec: FeatureSpec, data: Path) -> None:
+def print_next_of(run: Path, data: Path, *, allow_outside: bool = False) -> None:
     """The command that measures a run on test, or, without that split, the one that serves it."""
-    outside = ["--allow-outside"] if spec.allow_outside else []
-    if "test" in spec.splits:
+    outside = ["--allow-outside"] if allow_outside else []
+    if "test" in FeatureSpec.load(data, allow_outside=allow_outside).splits:
         print_next("evaluate", run, data, "--baselines", *outside)
     else:
         print_next("serve", run)
