@@ -16,7 +16,7 @@ demo: .venv/ready-demo$(key)
 	@$(bin)/recspec demo $(if $(RAW),--raw "$(RAW)")
 
 test: .venv/ready-dev$(key)
-	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/ready-dev$(key)
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -m slow

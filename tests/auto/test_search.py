@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -268,9 +269,18 @@ def test_known_metrics_pass(metric: str) -> None:
     check_metric(metric)
 
 
-def test_a_stored_metric_of_no_evaluation_is_damage_told_once(data: FeatureSpec, tmp_path: Path) -> None:
-    a_search(data, tmp_path / "out", ("popularity",)).run()
-    file = tmp_path / "out" / STATE
+@pytest.fixture(scope="module")
+def searched(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that has ended."""
+    folder = tmp_path_factory.mktemp("searched") / "out"
+    a_search(data, folder, ("popularity",)).run()
+    return folder
+
+
+def test_a_stored_metric_of_no_evaluation_is_damage_told_once(
+    data: FeatureSpec, searched: Path, tmp_path: Path
+) -> None:
+    file = shutil.copytree(searched, tmp_path / "out") / STATE
     state = json.loads(file.read_text())
     for text in (json.dumps({**state, "metric": "full/foo"}), "{", json.dumps({**state, "size": -1})):
         file.write_text(text)
@@ -297,9 +307,8 @@ def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "users", "each", "nan"]
 )
-def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str) -> None:
-    a_search(data, tmp_path / "out", ("popularity",)).run()
-    file = tmp_path / "out" / STATE
+def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Path, damage: str) -> None:
+    file = shutil.copytree(searched, tmp_path / "out") / STATE
     state = json.loads(file.read_text())
     if damage == "name":
         state["lines"][0]["name"] = "../../outside"

@@ -211,6 +211,17 @@ def test_a_filter_that_keeps_nothing_or_cannot_be_read_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_whose_folder_has_an_equals_sign_is_taken_as_it_is(
+    runs: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("l2=20").symlink_to(runs["ease"])
+    made = build_pipeline(tmp_path / "out", ["l2=20", "twice=l2=20"], runs["wide_deep"])
+    assert [each.name for each in made.retrievers] == ["ease", "twice"]
+    with pytest.raises(BundleError, match=r"^30: no such folder"):
+        build_pipeline(tmp_path / "none", ["l2=30"], runs["wide_deep"])
+
+
 def test_names_twice_strange_names_and_pipelines_in_pipelines_are_refused(
     runs: Mapping[str, Path], pipeline: Path, tmp_path: Path
 ) -> None:

@@ -140,7 +140,7 @@ def test_weights_of_another_blend_are_taken(
         blend_runs(tmp_path / "none", [runs["popularity"], runs["ease"]], like=blended)
     with pytest.raises(BundleError, match="holds ease, not a blend"):
         blend_runs(tmp_path / "none", [runs["popularity"], runs["ease"]], like=runs["ease"])
-    assert not (tmp_path / "none" / "bundle").exists()
+    assert not (tmp_path / "none").exists()
 
 
 def test_all_that_is_wrong_with_the_runs_is_said_at_once(
@@ -162,6 +162,7 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="full/ndgc@10")
     with pytest.raises(SettingsError, match="rows/auc is no metric of protocol full"):
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="rows/auc")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(SettingsError, match="holds a run already"):
         blend_runs(blended, [runs["ease"], runs["item_knn"]], spec=data)
 

@@ -80,7 +80,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         if beyond:
             result.groups[protocol] = _groups(question, protocol, ranked)
         if ranked.top is not None:
-            _add_beyond(result, question, ranked, ks)
+            result = _with_beyond(result, question, ranked, ks)
     return result
 
 
@@ -95,8 +95,8 @@ def _groups(question: Question, protocol: str, ranked: Ranked) -> Groups:
     return Groups(feature or "", ids, np.diff(question.seen.offsets)[ids] if are_users and reads else None)
 
 
-def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> None:
-    """Add the measures of the lists to the evaluation."""
+def _with_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> Evaluation:
+    """The evaluation with the measures of the lists added."""
     assert ranked.top is not None
     assert ranked.users is not None
     measures = measures_of(question, ranked.users)
@@ -104,6 +104,7 @@ def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequ
         found, values = measures.of(ranked.top[:, :k])
         result.beyond.update({f"{name}@{k}": value for name, value in found.items()})
         result.beyond_values.update({f"{name}@{k}": of for name, of in values.items()})
+    return replace(result, exposure=measures.exposure(ranked.top, question.first_item))
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:

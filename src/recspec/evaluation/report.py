@@ -33,6 +33,16 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Exposure:
+    """How recommendations spread over popular and rare items; see `beyond.exposure`."""
+
+    shares: tuple[float, ...]
+    """Of the places of all lists, from the part of the most popular items to that of items without interactions."""
+    items: tuple[int, ...]
+    """Number of items in each part."""
+
+
+@dataclass(frozen=True)
 class Groups:
     """Whose values an evaluation holds: users or other groups in order, or the user of each row."""
 
@@ -54,6 +64,7 @@ class Evaluation:
     groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
     beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
     beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
+    exposure: Exposure | None = None  # of the longest lists that `beyond` measures
     slices: dict[str, dict[str, dict[str, Slice]]] = field(default_factory=dict)  # protocol -> slice by -> its value
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
@@ -244,6 +255,11 @@ class Report:
             "baselines": self.baselines,
             "beyond_accuracy": {"model": self.model.beyond}
             | {name: found.beyond for name, found in self.beside.items() if found.beyond},
+            "exposure": {
+                name: asdict(found.exposure)
+                for name, found in {"model": self.model, **self.beside}.items()
+                if found.exposure is not None
+            },
             "slices": {
                 protocol: {by: {value: asdict(part) for value, part in parts.items()} for by, parts in found.items()}
                 for protocol, found in self.model.slices.items()

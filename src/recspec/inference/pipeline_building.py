@@ -18,7 +18,7 @@ from recspec.bundle import folder as bundle
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, RequestError, SettingsError, listed, shortened
 from recspec.evaluation import id_feature
-from recspec.files import PathError, copy, local, manifest, whole_folder
+from recspec.files import PathError, copy, local, manifest, named_path, whole_folder
 from recspec.inference.catalogue import Catalogues
 from recspec.models import ItemModel
 from recspec.retrieval import (
@@ -107,7 +107,7 @@ def build_pipeline(
     if (target / BUNDLE).exists():
         raise SettingsError(f"{target}: holds a run already; name another folder")
     first = bundle.load(ranker, device=device)
-    named = [_named(text) for text in retrievers]
+    named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
     _check(ranker, first, [path for _, path in named], trained)
     names = _names([name for name, _ in named], [each.card.model for each in trained], candidates)
@@ -142,12 +142,6 @@ def build_pipeline(
     record = run_record.begin(target, "pipeline", first.card.model, data, made_of=parts)
     record.finish(target, time.monotonic() - started)
     return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept)
-
-
-def _named(text: str) -> tuple[str, Path]:
-    """The name of `NAME=PATH`, empty for a path alone, and the path."""
-    name, equals, path = text.partition("=")
-    return (name, Path(path)) if equals and "/" not in name else ("", Path(text))
 
 
 def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list[str]:

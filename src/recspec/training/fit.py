@@ -244,8 +244,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
     seconds = time.monotonic() - started
-    inform(found.model, plan.spec)
-    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
+    seen = seen_of(plan.spec, inform(found.model, plan.spec))
+    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
     beside = _beside(plan, fit, found, seconds) if baselines else {}
     result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric,

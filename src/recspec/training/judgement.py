@@ -110,7 +110,7 @@ def _others(validation: Validation, seconds: float) -> dict[str, Evaluation]:
     plan, protocol = validation.plan, validation.metric.partition("/")[0]
     if protocol == "rows" or not validation.built.ranks.is_first:
         return {}
-    return item_baselines(validation.question((protocol,)), plan.settings.train_splits, plan.model, seconds)
+    return item_baselines(validation.question, plan.settings.train_splits, plan.model, seconds)
 
 
 def _beside(validation: Validation, found: Evaluation, others: Mapping[str, Evaluation]) -> Sequence[ModelWarning]:

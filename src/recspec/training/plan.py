@@ -190,7 +190,7 @@ def make_plan(
     if issubclass(kind, TrainedItemModel):
         choices.check_users(kind, settings)
         interactions = interactions_of(kind, spec, settings.train_splits)
-        loader: Loader = choices.open_users(spec, settings, kind.trained_users(interactions), ranks)
+        loader = choices.open_users(spec, settings, kind.trained_users(interactions), ranks)
     else:
         loader = choices.open_rows(
             spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles

@@ -29,9 +29,14 @@ Event = Mapping[str, object]
 
 def start_afresh(folder: Path) -> None:
     """Make the folder, unless it holds a run already."""
+    refuse_another(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_another(folder: Path) -> None:
+    """Refuse a folder that holds a run already."""
     if (folder / BUNDLE).exists() or has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def has_checkpoint(folder: Path) -> bool:
