@@ -1,18 +1,23 @@
 """Reports of a run and comparisons of several: every section, hostile texts, gaps that name a command."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from typer.main import get_command
 
 from recspec.bundle import folder as bundle
+from recspec.cli import app as cli
 from recspec.errors import BundleError, DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.models import MODELS
 from recspec.report import write_report
 from recspec.report.pairing import Users
+from recspec.report.run_cost import as_set
 from recspec.report.run_facts import main_metric, read_runs
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
@@ -68,7 +73,7 @@ def test_a_run_that_was_not_evaluated_names_the_command(runs: tuple[Path, Path],
     assert path == runs[0] / "report.html"
     page = read(path)
     assert "This run has not been evaluated on a test split yet" in page.shown
-    assert f"recspec evaluate {runs[0]} {data.folder.resolve()} --baselines" in page.shown
+    assert shlex.join(["recspec", "evaluate", str(runs[0]), str(data.folder.resolve()), "--baselines"]) in page.shown
     assert bundle.load(runs[0]).card.model == "popularity", "the report is no part of the bundle"
 
 
@@ -189,7 +194,7 @@ def test_runs_that_were_not_evaluated_alike_name_the_commands(
 ) -> None:
     page = report(evaluated[0], runs[1], out=tmp_path / "comparison.html")
     assert "knn & co and <i>popularity can't be compared yet: knn & co has no saved evaluation." in page.shown
-    assert f"recspec evaluate {runs[1]} " in page.shown
+    assert shlex.join(["recspec", "evaluate", str(runs[1])]) in page.shown
 
 
 def test_models_of_rows_are_compared_without_lists(clicks: Path, tmp_path: Path) -> None:
@@ -260,3 +265,25 @@ def test_mistakes_are_told(runs: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"the report could not be written: .*; give another place with --out"):
         write_report([runs[0]], tmp_path / "file" / "report.html")
+
+
+# --- commands ---
+
+
+def test_every_command_of_a_page_is_one_that_recspec_takes(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    """A shell takes each line apart into the words that were meant, and the command line knows its options."""
+    pages = report(*evaluated, out=tmp_path / "comparison.html"), report(evaluated[0], out=tmp_path / "report.html")
+    texts = [text for page in pages for text in page.inside["pre code"]]
+    commands = [line for text in texts for line in text.splitlines()]
+    assert len(commands) >= 8
+    for line in commands:
+        program, name, *words = shlex.split(line)
+        assert program == "recspec"
+        known = get_command(cli.app)
+        known.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+    assert any(str(evaluated[1]) in shlex.split(line) for line in commands), "a name with & and a blank is one word"
+
+
+def test_a_setting_is_written_as_set_reads_it() -> None:
+    for value in (None, True, 3, 0.5, "auto", "null", "7", "a: b", "[x", [64, 32], ["a", "b"], {"a": {"b": 1e-3}}):
+        assert yaml.safe_load(as_set(value)) == value

@@ -51,10 +51,10 @@ def interval_text(found: Measured) -> str:
     return "–" if found.error is None else f"{number(found.low)} to {number(found.high)}"
 
 
-def evaluate_command(run: RunFacts) -> str:
+def evaluate_command(run: RunFacts) -> list[str]:
     """The command that fills the sections of an evaluation."""
-    slices = " --slice activity --slice popularity" if run.has_users else ""
-    return f"recspec evaluate {run.path} {run.data_path} --baselines{slices}"
+    slices = ["--slice", "activity", "--slice", "popularity"] if run.has_users else []
+    return ["recspec", "evaluate", str(run.path), run.data_path, "--baselines", *slices]
 
 
 def _verdict(run: RunFacts) -> Iterator[Child]:
