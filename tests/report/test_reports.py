@@ -65,6 +65,16 @@ def report(*runs: Path, out: Path) -> Page:
     return read(write_report(runs, out))
 
 
+@pytest.fixture(scope="session")
+def page_of_run(evaluated: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(evaluated[1], out=tmp_path_factory.mktemp("pages") / "report.html")
+
+
+@pytest.fixture(scope="session")
+def comparison(evaluated: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(*evaluated, out=tmp_path_factory.mktemp("pages") / "comparison.html")
+
+
 # --- one run ---
 
 
@@ -77,8 +87,8 @@ def test_a_run_that_was_not_evaluated_names_the_command(runs: tuple[Path, Path],
     assert bundle.load(runs[0]).card.model == "popularity", "the report is no part of the bundle"
 
 
-def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    page = report(evaluated[1], out=tmp_path / "report.html")
+def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], page_of_run: Page) -> None:
+    page = page_of_run
     assert page.inside["h2"] == [
         "Verdict", "Metrics beside baselines", "Slices", "Coverage and popularity", "Calibration", "Example lists",
         "Learning curves", "Data", "Plan", "Time and memory", "Make it again",
@@ -99,9 +109,8 @@ def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], tmp
     assert len(shown & listed) > 10, "titles as they are"
 
 
-def test_a_hit_is_marked_in_words(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    page = report(evaluated[1], evaluated[0], out=tmp_path / "report.html")
-    assert "✓ hit" in page.shown
+def test_a_hit_is_marked_in_words(comparison: Page) -> None:
+    assert "✓ hit" in comparison.shown
 
 
 def test_the_report_of_a_model_with_steps_has_curves_and_calibration(clicks: Path, tmp_path: Path) -> None:
@@ -169,8 +178,8 @@ def test_an_evaluation_of_an_earlier_model_is_told_apart(evaluated: tuple[Path, 
 # --- several runs ---
 
 
-def test_a_comparison_says_which_run_is_better_and_for_whom(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    page = report(*evaluated, out=tmp_path / "comparison.html")
+def test_a_comparison_says_which_run_is_better_and_for_whom(comparison: Page) -> None:
+    page = comparison
     assert page.inside["h2"] == [
         "Verdict", "Differences", "Who gains and who loses", "Slices", "Coverage and popularity", "Lists side by side",
         "Curves and calibration", "What differs", "Cost and commands",
@@ -270,16 +279,17 @@ def test_mistakes_are_told(runs: tuple[Path, Path], tmp_path: Path) -> None:
 # --- commands ---
 
 
-def test_every_command_of_a_page_is_one_that_recspec_takes(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+def test_every_command_of_a_page_is_one_that_recspec_takes(
+    evaluated: tuple[Path, Path], page_of_run: Page, comparison: Page
+) -> None:
     """A shell takes each line apart into the words that were meant, and the command line knows its options."""
-    pages = report(*evaluated, out=tmp_path / "comparison.html"), report(evaluated[0], out=tmp_path / "report.html")
-    texts = [text for page in pages for text in page.inside["pre code"]]
+    texts = [text for page in (page_of_run, comparison) for text in page.inside["pre code"]]
     commands = [line for text in texts for line in text.splitlines()]
     assert len(commands) >= 8
+    known = get_command(cli.app)
     for line in commands:
         program, name, *words = shlex.split(line)
         assert program == "recspec"
-        known = get_command(cli.app)
         known.commands[name].make_context(name, words)  # type: ignore[attr-defined]
     assert any(str(evaluated[1]) in shlex.split(line) for line in commands), "a name with & and a blank is one word"
 
