@@ -118,7 +118,14 @@ def test_the_report_of_a_model_with_steps_has_curves_and_calibration(clicks: Pat
     named = " ".join(page.inside["figcaption"])
     for chart in ("Loss in training", "on valid, which chose the epoch", "Probabilities and what came true"):
         assert chart in named, chart
-    for told in ("Calibration error", "perfectly calibrated", "Samples a second", "By gender", "batch size"):
+    for told in (
+        "Calibration error",
+        "perfectly calibrated",
+        "Samples a second",
+        "By gender",
+        "batch size",
+        "The lists are made for the most usual context: hour ",
+    ):
         assert told in page.shown, told
 
 
