@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from importlib.metadata import version
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,19 +13,23 @@ if TYPE_CHECKING:
 
 project = "recspec"
 author = "The recspec authors"
-release = version("recspec")
+release = metadata.version("recspec")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # reference pages begin some sections two levels down, as GitHub shows them
+suppress_warnings = [
+    "myst.header",  # reference pages begin some sections two levels down, as GitHub shows them
+    "ref.python",  # `Model` is both the class of the API and that of the models
+]
 
 default_role = "code"  # docstrings write code in single backquotes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"

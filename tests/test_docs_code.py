@@ -23,7 +23,7 @@ from tests.documented import PAGES, ROOT, Fence, fences
 
 FENCES = [fence for page in PAGES for fence in fences(page)]
 
-OTHERS = {".", "[", "cd", "curl", "echo", "make", "pip", "spark-submit", "srun", "torchrun", "tritonserver"}
+OTHERS = {".", "[", "cd", "curl", "echo", "make", "pip", "python", "spark-submit", "srun", "torchrun", "tritonserver"}
 """Programs, besides recspec, that a block may begin a command with; `_BESIDES` checks what we know of them."""
 
 

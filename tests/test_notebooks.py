@@ -30,7 +30,13 @@ def test_it_keeps_small_outputs_of_its_own_code(path: Path) -> None:
     assert "/tmp/" not in text, "an output names a folder of the machine on which it ran"
 
 
-@every_notebook
+SLOW = {"2_click_prediction", "3_sequences", "5_serve_and_export"}
+each_notebook = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else []) for path in NOTEBOOKS
+]
+
+
+@pytest.mark.parametrize("path", each_notebook)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     notebook = json.loads(path.read_text(encoding="utf-8"))
     outputs = run_notebooks.run(notebook, tmp_path, path.name)

@@ -450,5 +450,5 @@ def test_items_that_nobody_acted_on_come_from_retrievers_that_read_features(tmp_
     new, old = ([item for item in answer.items if item.title == "New one"] for answer in answers)
     assert [item.retrieved_by for item in new] == [("two_tower",)]
     assert not old
-    assert not any("nobody acted on" in note for note in answers[0].notes)
-    assert any("nobody acted on" in note for note in answers[1].notes)
+    assert not any("without interactions" in note for note in answers[0].notes)
+    assert any("without interactions" in note for note in answers[1].notes)

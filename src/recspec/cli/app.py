@@ -74,9 +74,9 @@ def models(json_output: Json = False) -> None:
     from recspec.training import TrainSettings
 
     if json_output:
-        listing = {name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
-                   for name, model in MODELS.items()}  # fmt: skip
-        print_json({"models": listing, "train": TrainSettings.model_json_schema()["properties"]})
+        from recspec import api
+
+        print_json(api.models().to_dict())
         return
     for name, model in MODELS.items():
         out.print(f"[bold]{name}[/bold]  {first_line(model.__doc__)}  needs: {', '.join(model.needs)}", markup=True)
@@ -89,7 +89,9 @@ def datasets(json_output: Json = False) -> None:
     from recspec.datasets import DATASETS
 
     if json_output:
-        print_json({name: dataset.Settings.model_json_schema()["properties"] for name, dataset in DATASETS.items()})
+        from recspec import api
+
+        print_json(api.datasets().to_dict())
         return
     for name, dataset in DATASETS.items():
         out.print(f"[bold]{name}[/bold]  {dataset.about}", markup=True)

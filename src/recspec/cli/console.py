@@ -17,6 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from recspec.api import shown
+
+cell = shown
+"""A value as a table shows it."""
+
 WIDE = 160  # columns of a table in a file or a pipe
 out = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -100,23 +105,6 @@ def print_figures(title: str, figures: Mapping[str, object]) -> None:
     for name, value in figures.items():
         table.add_row(name, cell(value))
     out.print(table)
-
-
-def cell(value: object) -> str:
-    """A value as a table shows it."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {cell(part)}" for name, part in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(cell(part) for part in value)
-    return str(value)
 
 
 def print_json(value: object) -> None:

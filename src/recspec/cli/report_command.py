@@ -27,7 +27,7 @@ def report(
     data: Annotated[Path | None, DATA] = None,
 ) -> None:
     """Write a report of a run, or a comparison of several, as one HTML file."""
-    from recspec.report import write_report
+    from recspec import api
 
     keep_freed_memory()
-    out.print(str(write_report(runs, out_file, data=data)), soft_wrap=True)
+    out.print(str(api.report(runs, out=out_file, data=data).path), soft_wrap=True)

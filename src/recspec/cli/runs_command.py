@@ -29,9 +29,9 @@ def runs(
     json_output: Json = False,
 ) -> None:
     """List the runs in a folder: data, model, metric, time and size."""
-    from recspec.evaluation import find_runs
+    from recspec import api
 
-    found = find_runs(folder, sort=sort, split=split, depth=depth)
+    found = api.runs(folder, sort=sort, split=split, depth=depth).found
     if json_output:
         print_json(found.to_dict())
     else:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from recspec.cli.console import cell, err, first_line, out, print_json, print_next, titled_table
-from recspec.spec import FeatureSpec
 
 if TYPE_CHECKING:
-    from recspec.training import FitPlan, Found, Result, TrainingPlan
+    from recspec.api import Data, Plan
+    from recspec.training import Found, Result
 
 FEW_STEPS = 5
 WHY_STOPPED = {
@@ -223,12 +223,12 @@ def _short(value: object) -> str:
     return str(value) if isinstance(value, list) else cell(value)
 
 
-def print_plan(plan: TrainingPlan | FitPlan, json_output: bool) -> None:
+def print_plan(plan: Plan, json_output: bool) -> None:
     """Every choice of a run and its reason."""
     if json_output:
         print_json(plan.to_dict())
         return
-    for name, choice in plan.choices.items():
+    for name, choice in plan.items():
         out.print(f"{name}: {choice}", soft_wrap=True)
     for note in plan.notes:
         err.print(f"note: {note}")
@@ -249,10 +249,10 @@ def print_result(result: Result) -> None:
         err.print(f"warning: {warning.message}", soft_wrap=True)
 
 
-def print_next_of(run: Path, spec: FeatureSpec, data: Path) -> None:
+def print_next_of(run: Path, opened: Data | None, data: Path) -> None:
     """The command that measures a run on test, or, without that split, the one that serves it."""
-    outside = ["--allow-outside"] if spec.allow_outside else []
-    if "test" in spec.splits:
+    outside = ["--allow-outside"] if opened is not None and opened.spec.allow_outside else []
+    if opened is not None and "test" in opened.splits:
         print_next("evaluate", run, data, "--baselines", *outside)
     else:
         print_next("serve", run)
