@@ -54,6 +54,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
+def shop_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs on a made-up shop, whose titles a careless page would run; see `made_up_models.shop`."""
+    from tests.made_up_models import shop
+
+    return shop(tmp_path_factory.mktemp("shop"), "<img src=x onerror=document.title=1>")
+
+
+@pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
     """Folder of a real data set: `real_data("movielens-100k")`; the test skips where it is not there."""
     root = Path(os.environ.get("RECSPEC_DATA", REAL_DATA))

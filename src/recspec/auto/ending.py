@@ -23,6 +23,7 @@ from recspec.auto.judging import Judged, judge, question_of
 from recspec.auto.leaderboard import AGAIN, Leaderboard, second_of
 from recspec.auto.state import BEST, RUNS, Blending, Ending, Line, Place, State
 from recspec.bundle import folder as bundle
+from recspec.bundle import run_record
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Question
@@ -157,7 +158,8 @@ class Finish:
         run = self.run_of(AGAIN if ending.trained_again else winner.name)
         with staging(self.out / BEST) as copied:
             best = copied / "run"
-            shutil.copytree(run, best, ignore=shutil.ignore_patterns("checkpoints", ".*"))
+            shutil.copytree(run, best, ignore=shutil.ignore_patterns("checkpoints", "evaluations", "report.html", ".*"))
+            run_record.hand_over(run, best, "auto")
             put_in_place(best, self.out / BEST)
 
     # --- figures -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from recspec.bundle import checkpoint
+from recspec.bundle import checkpoint, run_record
 from recspec.errors import SettingsError, TrainingError
 from recspec.training import tracking
 from recspec.training.tracking import Tracking
@@ -22,7 +22,9 @@ CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 JOB = ".job"
 LOG, CURVES = "log.jsonl", "tensorboard"
-WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, tracking.STATE)
+WRITTEN = (
+    BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME, tracking.STATE,
+)  # fmt: skip
 """Files and folders that a run writes."""
 
 Event = Mapping[str, object]
@@ -31,9 +33,14 @@ Event = Mapping[str, object]
 
 def start_afresh(folder: Path) -> None:
     """Make the folder, unless it holds a run already."""
+    refuse_another(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_another(folder: Path) -> None:
+    """Refuse a folder that holds a run already."""
     if (folder / BUNDLE).exists() or has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def has_checkpoint(folder: Path) -> bool:

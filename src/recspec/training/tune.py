@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, cast
 import yaml
 
 from recspec import __version__, config
+from recspec.bundle import run_record
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError
 from recspec.files import local, made, put_in_place, turn, whole_file
@@ -196,6 +197,7 @@ class Tuning:
             self._end(study, run, lambda: study.complete(trial, best * watch.sign, chosen))
         for left in ("checkpoints", "bundle"):
             shutil.rmtree(run / left, ignore_errors=True)
+        (run / run_record.FILE_NAME).unlink(missing_ok=True)  # a trial without its bundle is no run
 
     def _end(self, study: Study, run: Path, record: Callable[[], object]) -> None:
         """Record how a trial ended; its bundle is kept before another worker looks for the best one."""
@@ -256,6 +258,7 @@ class Tuning:
             return
         if study.run_of(f"{best.number:04d}") == run and (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
+            run_record.hand_over(run, self.out / BUNDLE, "tuned")
         # A recipe is complete: it holds what the plan chose for the data too.
         model_settings, train_settings = self._settings(best.settings)
         curves = {} if CURVES in self.fixed else {"tensorboard": TrainSettings.model_fields["tensorboard"].default}
