@@ -31,7 +31,7 @@ from recspec.prepare.prepared import Prepared
 from recspec.prepare.raw_files import Reading
 from recspec.prepare.tables import fetch
 from recspec.prepare.text_files import ROW
-from recspec.prepare.times import check_time_format
+from recspec.prepare.time_formats import check_time_format
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
@@ -197,7 +197,7 @@ def test_ids_may_be_declared_numbers(tmp_path: Path) -> None:
     vocabulary = Encoders.load(tmp_path / "out").vocabulary_of("item_id")
     assert vocabulary.values.to_pylist() == [1, 2, 10]
     with pytest.raises(
-        DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared int64; expected a whole num"
+        DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared integer; expected a whole num"
     ):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", HEAD + "1,1,1\n1,2x,2\n", types={"item_id": "int64"})
 

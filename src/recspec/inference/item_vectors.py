@@ -30,7 +30,7 @@ def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
         name, ids = known.spec.item_id, known.items.features[known.spec.item_id]
         if (rows := getattr(model, "item_embeddings", None)) is not None:
             embedded: Tensor = rows(ids)
-            return embedded.float()
+            return embedded.detach().float()
         tables = [each for each in model.modules() if isinstance(each, Embeddings) and name in each.widths]
         parts = [each({name: ids}, (name,)).float() for each in tables if each.widths[name] > 1]
         return torch.cat(parts, dim=1) if parts else None

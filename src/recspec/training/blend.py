@@ -9,7 +9,17 @@ from pathlib import Path
 
 import torch
 
-from recspec.bundle import MOST_MEMBERS, Blend, Bundle, Card, Member, blend_of
+from recspec.bundle import (
+    MOST_MEMBERS,
+    Blend,
+    Bundle,
+    Card,
+    DataRecord,
+    Member,
+    blend_of,
+    meaning_digest,
+    run_record,
+)
 from recspec.bundle import folder as bundle
 from recspec.errors import BundleError, SettingsError
 from recspec.evaluation import check_same_features, choose_weights
@@ -122,7 +132,10 @@ def blend_runs(
             metrics=metrics,
         )
         card = card.model_copy(update={"train": {"train_splits": card.trained["splits"]}})
+        data = DataRecord.of(spec) if spec is not None else run_record.common_data(each.folder for each in trained)
+        record = run_record.begin(target, "blend", Blend.name, data, made_of=runs)
         where = bundle.save(target / run_folder.BUNDLE, blend, card, seen=trained[0].seen)
+        record.finish(target, time.monotonic() - started)
         return Blended(where, runs, members, metric, value, alone, users)
 
 
@@ -151,12 +164,12 @@ def _check_together(runs: Sequence[Path], trained: Sequence[Bundle]) -> None:
     ]
     if problems:
         raise SettingsError.of("pipeline blend", problems)
-    first = trained[0]
-    for run, each in zip(runs[1:], trained[1:], strict=True):
-        same = each.spec.metadata.get("summary") == first.spec.metadata.get("summary")
-        if each.spec.features != first.spec.features or not same:
-            problems.append(f"{run}: was trained on another dataset than {runs[0]}")
-    if problems:
+    meanings = [meaning_digest(each.spec) for each in trained]
+    if problems := [
+        f"{run}: was trained on other data than {runs[0]}; train both on one prepared folder"
+        for run, meaning in zip(runs, meanings, strict=True)
+        if meaning != meanings[0]
+    ]:
         raise SettingsError.of("pipeline blend", problems)
 
 

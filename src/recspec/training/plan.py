@@ -101,6 +101,8 @@ class TrainingPlan:
         return {
             "recspec": __version__,
             "torch": torch.__version__,
+            "data": str(self.spec.folder),
+            "dataset": str(self.spec.metadata.get("dataset") or ""),
             "model": self.model,
             "model_settings": self.model_settings.model_dump(mode="json"),
             "train": self.settings.model_dump(mode="json"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -36,6 +36,16 @@ class Result:
     """What is wrong with the model, by valid."""
     calibration: Calibration | None = None
     """The map that calibrates its probabilities."""
+    metric: str = ""
+    """PROTOCOL/METRIC on valid that chose it; empty if nothing was measured."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """The same metric of baselines with their default settings, on valid."""
+
+    @property
+    def value(self) -> float | None:
+        """The metric on valid."""
+        protocol, _, name = self.metric.partition("/")
+        return self.metrics.get(protocol, {}).get(name)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -96,6 +106,8 @@ def write_bundle(
         progress.trace,
         judgement.warnings,
         judgement.calibration,
+        metric if progress.best is not None else "",
+        judgement.baselines,
     )
 
 
