@@ -96,21 +96,10 @@ class AutoSearch:
                 self._tracked,
             )  # fmt: skip
             board = end.run(self.left)
-            self._track(board)
+            asked = self.train.get("mlflow")
+            if problem := _track(self._tracked, asked if isinstance(asked, str) else None, self.spec, board):
+                self.tell(problem)
             return board
-
-    def _track(self, board: Leaderboard) -> None:
-        """Tell MLflow the winner, if candidates are tracked."""
-        best, asked, held = board.lines[0], self.train.get("mlflow"), board.best / "bundle"
-        metrics = {split: {board.metric: best.get(split)} for split in ("valid", "test")}
-        problem = self._tracked.finish(
-            asked if isinstance(asked, str) else None, self.spec.folder,
-            bundle=held if held.is_dir() else board.best,
-            start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
-            done={"metrics": metrics, "seconds": board.seconds},
-        )  # fmt: skip
-        if problem is not None:
-            self.tell(problem)
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
@@ -293,3 +282,14 @@ class AutoSearch:
     def run_of(self, name: str) -> Path:
         """The folder of a candidate's run."""
         return self.out / RUNS / name
+
+
+def _track(search: TrackedSearch, asked: str | None, spec: FeatureSpec, board: Leaderboard) -> str | None:
+    """Tell MLflow the winner, if candidates are tracked. Returns what failed."""
+    best, bundle = board.lines[0], board.best / "bundle"
+    return search.finish(
+        asked, spec.folder, bundle=bundle if bundle.is_dir() else board.best,
+        start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
+        done={"metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
+              "seconds": board.seconds},
+    )  # fmt: skip
