@@ -9,14 +9,14 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 # Settings of the user's own shell that would send packages elsewhere or change what the tests do.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
-.PHONY: demo test test-slow check bench bench-all docs sbom lock
+.PHONY: demo test test-slow check bench bench-all docs notebooks sbom lock
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
 	@$(bin)/recspec demo $(if $(RAW),--raw "$(RAW)")
 
 test: .venv/ready-dev$(key)
-	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/ready-dev$(key)
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -m slow
@@ -36,9 +36,15 @@ bench-all: bench
 	for file in $(filter-out benchmarks/training.py benchmarks/gpu.py benchmarks/same_results.py %_vs_peers.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$file" && $(bin)/python "$$file" || exit 1; done
 
+# The documentation site: its generated tables, then the pages. It opens in a browser without a server.
 docs: .venv/ready-dev$(key)
 	$(bin)/python -m scripts.write_tables
-	$(bin)/python -m pytest tests/test_docs.py
+	$(bin)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/site
+	@echo "build/site/index.html"
+
+# The outputs that the notebooks keep, anew: run it after a change of a notebook.
+notebooks: .venv/ready-dev$(key)
+	$(bin)/python -m scripts.run_notebooks
 
 # requirements.lock anew, after a change of constraints.txt.
 lock: .venv/ready-demo$(key)

@@ -47,7 +47,7 @@ _COMMANDS_PLACE = re.compile(r"(<!-- commands[^>]*-->\n).*", re.DOTALL)
 
 def documents() -> list[Path]:
     """Every document of the project."""
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def with_sections(path: Path, text: str) -> str:
@@ -174,7 +174,7 @@ def _describe(command: Command) -> str:
     usage = " ".join([command.name, *arguments, *(["[OPTIONS]"] if command.options else [])])
     rows = "".join(f"| `{_cell(each.shown)}` | {_cell(_meaning(each))} |\n" for each in command.parameters)
     table = f"\n| | |\n|---|---|\n{rows}" if rows else ""
-    return f"\n## {command.name}\n\n```\n{usage}\n```\n\n{command.about}\n{table}"
+    return f"\n## {command.name}\n\n```text\n{usage}\n```\n\n{command.about}\n{table}"
 
 
 def _meaning(parameter: Parameter) -> str:

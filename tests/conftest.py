@@ -25,7 +25,7 @@ MEANT_FOR_OTHERS = {
     # memory, threads and Spark, which some tests set themselves
     "glibc_tunables", "gomp_spincount", "omp_wait_policy", "spark_home", "spark_conf_dir", "pyspark_submit_args",
 }  # fmt: skip
-OF_OTHERS = ("MALLOC_", "TORCHELASTIC_")
+OF_OTHERS = ("MALLOC_", "MLFLOW_", "TORCHELASTIC_")
 """Variables of the environment, in lower case, that change what is tested and say nothing about the machine."""
 
 for variable in list(os.environ):

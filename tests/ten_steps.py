@@ -1,21 +1,19 @@
 """The first steps of a run: in one process, in micro-batches, or on two ranks.
 
-`python -m tests.ten_steps CASES RANK STORE` is one of two ranks. They meet through a file, so that no port has to be
-free.
+`main` is one of two ranks.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-import torch.distributed as dist
 
+from recspec.distributed import join
 from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
@@ -62,11 +60,10 @@ def _steps(run: TrainingRun) -> Iterator[torch.Tensor]:
         run.progress.epoch, run.progress.batch = run.progress.epoch + 1, 0
 
 
-if __name__ == "__main__":
-    cases, number, store = sys.argv[1:]
+def main(cases: str, store: str) -> None:
+    """Save what this rank has after the steps of each of `cases`, a JSON file, as `STORE.RANK.PLACE`."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(number), world_size=2)
-    rank = Ranks(int(number), 2, local_world_size=2)
-    for place, each in enumerate(json.loads(Path(cases).read_text())):
-        torch.save(first_steps(each, Path(store).parent / f"{place}", rank), f"{store}.{number}.{place}")
-    dist.destroy_process_group()
+    with join("cpu") as ranks:
+        for place, each in enumerate(json.loads(Path(cases).read_text())):
+            found = first_steps(each, Path(store).parent / f"{place}", ranks)
+            torch.save(found, f"{store}.{ranks.rank}.{place}")

@@ -36,6 +36,8 @@ def test_calibration_error_by_hand() -> None:
     assert found.chance_std == pytest.approx(math.sqrt(2 * 0.25 * std**2 * (1 - 2 / math.pi)))
     assert not found.is_beyond_chance
     assert found.lean == "too high"  # by 1/4 on the whole
+    assert [(each.rows, each.true) for each in found.bins] == [(2, 0.0), (2, 0.5)]
+    assert [each.expected for each in found.bins] == pytest.approx([0.25, 0.75])
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from recspec.spec import CHUNK_TYPES, SPLITS, Chunk, Feature, FeatureSpec, json_
 from recspec.spec.sections import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, ROLES
 from recspec.storage import check as dataset_check
 from recspec.training.settings import TrainSettings
+from tests.documented import PAGES, ROOT, anchors, links, name_of
 from tests.spec.files import BROKEN, EXAMPLE, refused
 
-ROOT = Path(__file__).parents[1]
 DOCUMENTS = documents()
 
 
@@ -180,7 +180,7 @@ def test_every_check_of_the_files_is_documented_with_its_message(case: str, tmp_
 # --- commands, datasets, models, settings ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_what_the_code_knows_stands_in_the_document_as_it_is(path: Path) -> None:
     """Tables of settings and the reference of commands; `make docs` writes them."""
     text = path.read_text(encoding="utf-8")
@@ -228,36 +228,15 @@ def test_every_setting_says_what_it_is(name: str) -> None:
         assert field.description, f"{name}: {setting}"
 
 
-def test_commands_that_documents_show_exist() -> None:
-    for path in DOCUMENTS:
-        for block in blocks(path.read_text(encoding="utf-8"), "", "sh", "bash", "console"):
-            for shown in re.findall(r"^(?:\$ )?(recspec [a-z-]+(?: [a-z]+)?)", block, re.M):
-                names = {shown, " ".join(shown.split()[:2])}
-                assert names & set(COMMANDS), f"{path.name} shows `{shown}`"
-
-
-def test_options_that_documents_show_exist() -> None:
-    known = {option for command in COMMANDS.values() for option in command.options} | {"--help"}
-    for path in DOCUMENTS:
-        for block in blocks(path.read_text(encoding="utf-8"), "", "sh", "bash", "console"):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.removeprefix("$ ").startswith("recspec "):
-                    shown = set(re.findall(r"(?<=[\s\[])--?[a-z][a-z-]*", line.split("#")[0]))
-                    assert shown <= known, f"{path.name} shows {sorted(shown - known)}: {line}"
-
-
-def test_links_between_documents_lead_somewhere() -> None:
-    for path in DOCUMENTS:
-        text = path.read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^)\s]+)\)", text):
-            target, _, anchor = link.partition("#")
-            if "://" in target:
-                continue
-            linked = (path.parent / target) if target else path
-            assert linked.exists(), f"{path.name} links to {link}"
-            if anchor:
-                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
-                assert anchor in {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in headings}
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_and_anchor_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        if re.match(r"(https?|mailto):", target):
+            continue
+        linked = (page.parent / target) if target else page
+        assert linked.exists(), f"{name_of(page)} links to {link}"
+        assert not anchor or anchor in anchors(linked), f"{name_of(page)} links to {link}, a heading that is not there"
 
 
 def test_the_lines_that_make_a_submission_rank_each_displays_ads(

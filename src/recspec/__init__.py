@@ -1,3 +1,117 @@
-"""recspec: raw interaction and click logs to trained, measured and served recommenders."""
+"""recspec: raw interaction and click logs to trained, measured and served recommenders.
+
+    import recspec as rs
+
+    data = rs.prepare(frame, user="customer", item="sku", timestamp="bought_at", out="data")
+    model = rs.train("ease", data, "run")
+    model.recommend(["alice", "bob"], k=10)
+
+The names below are loaded when they are first used, so that the import itself takes no time.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recspec.api import (
+        AutoResult,
+        BlendedModel,
+        Data,
+        Description,
+        EvaluationResult,
+        Exported,
+        Imported,
+        Listing,
+        Model,
+        Note,
+        PipelineModel,
+        Plan,
+        Report,
+        Runs,
+        Search,
+        Serving,
+        auto,
+        blend,
+        check,
+        compare,
+        datasets,
+        describe,
+        evaluate,
+        export,
+        import_tf,
+        models,
+        open,
+        open_data,
+        pipeline,
+        prepare,
+        report,
+        runs,
+        serve,
+        synthesize,
+        train,
+        transcode,
+        tune,
+        verify,
+    )
+    from recspec.errors import Interrupted, RecspecError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Interrupted",
+    "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "auto",
+    "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models", "open",
+    "open_data", "pipeline", "prepare", "report", "runs", "serve", "synthesize", "train", "transcode", "tune",
+    "verify",
+]  # fmt: skip
+
+_FOLDERS = frozenset({"auto", "datasets", "export", "models", "prepare", "report"})
+"""Verbs that are folders of the package too: `rs.prepare(...)`, and `from recspec.prepare import ...`."""
+_OF_ERRORS = frozenset({"Interrupted", "RecspecError"})
+
+
+class _Verb(ModuleType):
+    """A folder of the package that can be called as the verb of the same name."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return _from_api(self.__name__.rpartition(".")[2])(*given, **named)
+
+    @property
+    def __signature__(self) -> Any:
+        import inspect
+
+        return inspect.signature(_from_api(self.__name__.rpartition(".")[2]))
+
+
+class _Package(ModuleType):
+    """The package, which makes callable those of its folders that are verbs."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FOLDERS and type(value) is ModuleType:
+            value.__class__ = _Verb
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def _from_api(name: str) -> Any:
+    from importlib import import_module
+
+    return getattr(import_module("recspec.errors" if name in _OF_ERRORS else "recspec.api"), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        from importlib import import_module
+
+        return import_module(f"recspec.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'recspec' has no attribute '{name}'")
+    found = globals()[name] = _from_api(name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

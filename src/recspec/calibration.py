@@ -41,6 +41,17 @@ Knots = Annotated[tuple[Number, ...], Field(min_length=2, max_length=MOST_KNOTS)
 
 
 @dataclass(frozen=True)
+class Bin:
+    """Rows of neighbouring scores."""
+
+    rows: int
+    expected: float
+    """Mean probability."""
+    true: float
+    """Share of positives."""
+
+
+@dataclass(frozen=True)
 class CalibrationError:
     """Expected calibration error of some rows, beside that of perfectly calibrated probabilities on as many rows."""
 
@@ -48,6 +59,8 @@ class CalibrationError:
     by_chance: float  # its expectation if every label were drawn with its probability
     chance_std: float  # its standard deviation then
     lean: Lean
+    bins: tuple[Bin, ...] = ()
+    """The bins from the lowest scores to the highest, for a reliability diagram."""
 
     @property
     def is_beyond_chance(self) -> bool:
@@ -84,7 +97,8 @@ def calibration_error(logits: ArrayLike, labels: ArrayLike, *, num_bins: int = N
     lean: Lean = "overconfident" if spread > 0 else "underconfident"
     if abs(shift) > value / 2:
         lean = "too high" if shift > 0 else "too low"
-    return CalibrationError(value, by_chance, chance_std, lean)
+    found = tuple(map(Bin, rows.tolist(), expected.tolist(), true.tolist()))
+    return CalibrationError(value, by_chance, chance_std, lean, found)
 
 
 class Calibration(BaseModel):

@@ -33,6 +33,10 @@ class RecspecError(Exception):
         lines = "".join(f"\n  - {problem}" for problem in unique)
         return cls(f"{where}: {len(unique)} problems{lines}", unique)
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback, which says nothing about a user's mistake."""
+        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+
 
 def _natural(text: str) -> list[tuple[int, str]]:
     """Sorts `line 9` before `line 10`."""

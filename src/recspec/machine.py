@@ -197,6 +197,13 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def command_line() -> tuple[str, ...] | None:
+    """The command line of this process, if it runs the program recspec; None if another program uses the library."""
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    is_ours = program.name == "recspec" or program.parts[-2:] == ("recspec", "__main__.py")
+    return ("recspec", *sys.argv[1:]) if is_ours else None
+
+
 def total_memory() -> int:
     """The machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from recspec import config
-from recspec.auto import AutoSearch, cost, ending, main_reason
+from recspec.auto import AutoSearch, beginning, cost, ending, main_reason
 from recspec.auto.beginning import begin
 from recspec.auto.judging import Judged, check_metric, judge
 from recspec.auto.search import MOST_ATTEMPTS
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
+from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
 from recspec.distributed import Ranks
@@ -62,6 +64,9 @@ def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(dat
     user = Predictor.open(tmp_path / "out" / BEST).busiest_user()
     assert len(Predictor.open(tmp_path / "out" / BEST).recommend([user], k=3)[0].items) == 3
     assert first["trained_again_on"] == ["train", "valid"]
+    record = run_record.read(tmp_path / "out" / BEST)
+    assert record is not None
+    assert (record.kind, record.data) == ("auto", DataRecord.of(data))
 
     again = config.load_recipe(tmp_path / "out" / RUNS / "neumf" / RECIPE)
     settings = config.build(MODELS["neumf"].Settings, "recipe", again.settings)
@@ -264,9 +269,18 @@ def test_known_metrics_pass(metric: str) -> None:
     check_metric(metric)
 
 
-def test_a_stored_metric_of_no_evaluation_is_damage_told_once(data: FeatureSpec, tmp_path: Path) -> None:
-    a_search(data, tmp_path / "out", ("popularity",)).run()
-    file = tmp_path / "out" / STATE
+@pytest.fixture(scope="module")
+def searched(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that has ended."""
+    folder = tmp_path_factory.mktemp("searched") / "out"
+    a_search(data, folder, ("popularity",)).run()
+    return folder
+
+
+def test_a_stored_metric_of_no_evaluation_is_damage_told_once(
+    data: FeatureSpec, searched: Path, tmp_path: Path
+) -> None:
+    file = shutil.copytree(searched, tmp_path / "out") / STATE
     state = json.loads(file.read_text())
     for text in (json.dumps({**state, "metric": "full/foo"}), "{", json.dumps({**state, "size": -1})):
         file.write_text(text)
@@ -293,9 +307,8 @@ def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "users", "each", "nan"]
 )
-def test_a_damaged_state_is_told(data: FeatureSpec, tmp_path: Path, damage: str) -> None:
-    a_search(data, tmp_path / "out", ("popularity",)).run()
-    file = tmp_path / "out" / STATE
+def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Path, damage: str) -> None:
+    file = shutil.copytree(searched, tmp_path / "out") / STATE
     state = json.loads(file.read_text())
     if damage == "name":
         state["lines"][0]["name"] = "../../outside"
@@ -342,7 +355,7 @@ def test_users_to_rank_by_hand() -> None:
 def test_cheap_fits_come_first_and_long_ones_are_left_out(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "seconds_of_an_operation", lambda: 1.0)
+    monkeypatch.setattr(beginning, "seconds_of_an_operation", lambda: 1.0)
     seconds = {"popularity": 200.0, "ease": 250.0, "ials": 100.0}
     for name, each in seconds.items():
         monkeypatch.setattr(MODELS[name], "operations", lambda _, each=each: each)

@@ -16,8 +16,12 @@ from typing import Any
 
 import pytest
 
+from recspec import datasets
+from recspec.api import process
+from recspec.bench import speed
 from recspec.cli import app as cli
-from recspec.cli import process, recommend_commands
+from recspec.cli import recommend_commands
+from recspec.datasets import write_movielens_like
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
 from tests import made_up
@@ -194,12 +198,12 @@ def test_the_start_says_what_is_frozen_capped_and_not_divided(run: Cli, tmp_path
     status, _, said = run("train", "dlrm", folder, tmp_path / "run", *options)
     assert status == 0, said
     # tables: 3 + 100 + 100 rows of 4; bottom: 1 x 4 + 4; top: 4 + 6 pairs in, 4 out; out: 4 in, 1 out
-    assert "dlrm: 869 parameters, 49 of them trained; frozen: embeddings (812), bottom (8); 5 rows" in said
+    assert "parameters: 869, 49 of them trained; frozen: embeddings (812), bottom (8)\n" in said
     assert "note: settings.max_table_size caps the tables of 'user_id', 'item_id' at 100 rows; ids beyond share" in said
     assert "note: train.shard_embeddings is always, and there is one process: nothing to divide; torchrun" in said
     status, _, said = run("train", "dlrm", folder, tmp_path / "plain", *options[:8], "--set", "max_table_size=9999")
     assert status == 0, said
-    assert "dlrm: 10,4" not in said.splitlines()[0]
+    assert "parameters: 10,4" not in said
     assert "frozen" not in said
     assert "note: settings.max_table_size is 9,999, and no table has more rows: nothing was capped" in said
 
@@ -212,20 +216,21 @@ def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_
     assert status == 0, said
     lines = said.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("epoch 1/2"))
-    assert [re.sub(r"^neumf: [0-9,]+ ", "neumf: N ", line) for line in lines[:5]] == [
-        "neumf: N parameters; 5 rows and 2 drawn negatives each",
-        "cpu, 1 threads; precision fp32: as asked",
-        "1 step an epoch, 256 rows each; 2 epochs; no split valid to measure on",
-        "data: labelled: rows have labels of their own: no negatives are drawn, log loss and AUC judge",
-        f"all choices and their reasons: -v, or {tmp_path / 'run' / 'log.jsonl'}",
+    assert [re.sub(r"^parameters: [0-9,]+", "parameters: N", line) for line in lines[:5]] == [
+        f"data:       {folder}: 5 rows and 2 drawn negatives each; not read: user user_gender, context user_age",
+        "model:      neumf",
+        "parameters: N",
+        "steps:      1 an epoch, 256 rows each; 2 epochs; no split valid to measure on",
+        "runs on:    cpu, 1 thread, precision fp32",
     ]
-    assert all(line.startswith(("not read by", "note: ")) for line in lines[5:first])
+    assert all(line.startswith("note: ") for line in lines[5:first])
+    assert lines[-1] == f"next: recspec evaluate {tmp_path / 'run'} {folder} --baselines"
     _, _, said = run("train", "neumf", folder, tmp_path / "other", *options, "-v")
     choices = json.loads((tmp_path / "other" / "log.jsonl").read_text().splitlines()[0])["choices"]
     assert "compile" in choices
     for name, what in choices.items():
-        assert (f"{name}: {what}" in said) == (name != "precision")
-    assert "all choices" not in said
+        assert f"{name}: {what}" in said
+    assert "-v shows" not in said
 
 
 def test_an_open_ended_run_shows_no_length_and_says_why_it_stopped(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
@@ -234,8 +239,10 @@ def test_an_open_ended_run_shows_no_length_and_says_why_it_stopped(run: Cli, dat
     status, _, said = run("train", "neumf", data.folder, tmp_path / "run", *options)
     assert status == 0, said
     assert "; epochs until valid no longer improves, 1000 at most; valid full/ndcg@10 is measured" in said
-    assert "data: implicit: rows are interactions without labels: negatives are drawn, ranking judges" in said
-    assert "; train.metric full/ndcg@10; train.epochs 1,000; train.falling_patience 2" in said
+    assert re.search(r"^model:      neumf, [0-9]+ settings chosen for the data", said, re.MULTILINE)
+    choices = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])["choices"]
+    assert choices["path"] == "implicit: rows are interactions without labels: negatives are drawn, ranking judges"
+    assert re.search(r"^full/ndcg@10 on valid: [0-9.]+; .*popularity.*: [0-9.]+$", said, re.MULTILINE)
     assert re.search(r"^epoch 1  loss ", said, re.MULTILINE)
     assert "; stopped, as valid no longer improved" in said
 
@@ -448,7 +455,7 @@ def test_of_many_processes_the_first_tells_a_mistake_and_no_mistake_is_lost(
     run: Cli, tmp_path: Path, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("recspec.cli.process.time.sleep", waited.append)
+    monkeypatch.setattr("recspec.api.process.time.sleep", waited.append)
     for rank, expected in (("0", []), ("1", [process.PATIENCE])):  # nobody ends the second, so it tells after its wait
         monkeypatch.setenv("LOCAL_RANK", rank)
         status, _, said = run("train", "neumf", data.folder, tmp_path / "run", "--set", "epohs=1")
@@ -469,6 +476,10 @@ def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: Featur
     run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=1")
     assert "name users with --user ID" in run("recommend", tmp_path / "run")[2]
     assert "--all needs --out" in run("recommend", tmp_path / "run", "--all")[2]
+    assert "--items , ,: holds no id" in run("recommend", tmp_path / "run", "--items", ", ,")[2]
+    for option in ("--user", "--items"):  # as Python gives bytes of a command line that are no UTF-8
+        status, _, said = run("recommend", tmp_path / "run", option, "\udcff")
+        assert (status, "'\\udcff' is no UTF-8 text; write it in UTF-8" in said) == (2, True), said
     said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.csv")[2]
     assert "expected a name that ends in .parquet" in said
 
@@ -483,6 +494,14 @@ def test_what_there_is_is_listed(run: Cli) -> None:
     assert run("version")[1].strip() == "0.1.0"
 
 
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own limits, measured in no time."""
+    for name, value in (("MATRIX_SIZE", 16), ("TRIAD_BYTES", 4096), ("LIMIT_SECONDS", 0.0)):
+        monkeypatch.setattr(speed, name, value)
+
+
+@pytest.mark.usefixtures("small_limits")
 def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: FeatureSpec) -> None:
     status, printed, said = run(
         "bench", "train", "neumf", "--data", data.folder, "--steps", "3", "--warmup", "1", "--json"
@@ -493,6 +512,7 @@ def test_bench_train_gives_speed_and_share_of_the_matrix_rate(run: Cli, data: Fe
     assert figures["share_of_matrix_rate"] > 0
 
 
+@pytest.mark.usefixtures("small_limits")
 def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureSpec) -> None:
     given = ("bench", "train", "neumf", "--data", data.folder, "--steps", "1", "--warmup", "1", "--profile")
     status, printed, said = run(*given)
@@ -500,7 +520,9 @@ def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureS
     assert all(word in printed for word in ("backward", "matrix products", "Python and dispatch", "aten::mm"))
 
 
-def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path) -> None:
+def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"num_users": 150, "num_items": 100, "num_ratings": 4000}
+    monkeypatch.setattr(datasets, "write_movielens_like", lambda raw, **given: write_movielens_like(raw, **given | few))
     status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
     assert status == 0, said
     for part in ("recspec prepare movielens", "recspec train neumf", "recspec evaluate", "recspec recommend"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -23,12 +24,15 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
     status, _, told = run("train", "ease", data.folder, tmp_path / "run")
     assert status == 0
     lines = told.splitlines()
-    assert lines[0].startswith("method: fitted in one go: form primal: 61 users, 61 items")
-    assert lines[1] == "chosen: l2, recency: not given; the best of a few values on valid is taken"
-    assert [line.split()[0] for line in lines[2:6]] == ["l2"] * 4
-    assert "  valid full/ndcg@10 0." in lines[2]
-    assert lines[2].endswith(" (best)")
-    assert all(", recency " in line for line in lines[6:8])
+    assert lines[0] == f"data:       {data.folder} (synthetic)"
+    assert lines[1] == "model:      ease, fitted in one go"
+    assert lines[3] == "steps:      none; l2, recency chosen on valid"
+    assert [line.split()[0] for line in lines[5:9]] == ["l2"] * 4
+    assert "  valid full/ndcg@10 0." in lines[5]
+    assert lines[5].endswith(" (best)")
+    assert all(", recency " in line for line in lines[9:11])
+    best = max(float(line.split("full/ndcg@10 ")[1].split()[0]) for line in lines[5:11])
+    assert re.fullmatch(rf"full/ndcg@10 on valid: {best:.4f}; .*popularity.*: 0\.[0-9]{{4}}", lines[11])
     assert next(line for line in lines if "bundle" in line).startswith(
         f"{tmp_path / 'run' / 'bundle'}: bundle, fitted in "
     )

@@ -241,11 +241,13 @@ def test_the_same_again_returns_at_once_and_touches_nothing(made: Made) -> None:
 def test_the_same_elsewhere_is_the_same_byte_for_byte(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in the many small blocks that a low memory limit makes."""
+    """In folders of any name, and in the many small blocks that a low memory limit makes."""
     monkeypatch.setattr(tables, "BYTES_PER_VALUE", 10**9 // 200)
     monkeypatch.setattr(histories, "BYTES_PER_VALUE", 10**9 // 200)
-    run(made.case, made.raw, tmp_path / "out", threads=2, memory_limit="1GB")
-    assert bytes_of(tmp_path / "out") == bytes_of(made.out)
+    odd = tmp_path / "userId=1" / "label=0" / "a[1]*?{b} 'c'\\"
+    odd.mkdir(parents=True)
+    run(made.case, made.case.write(odd / "raw*"), odd / "out?[x]", threads=2, memory_limit="1GB")
+    assert bytes_of(odd / "out?[x]") == bytes_of(made.out)
 
 
 def test_other_settings_are_refused_and_change_nothing(made: Made) -> None:

@@ -80,7 +80,10 @@ def test_types_without_a_weight_and_weights_without_a_type_are_named_together(tm
     with pytest.raises(DataError) as error:
         prepared(tmp_path, EVENTS + "cy,a,1700000000,,1\n", event="kind", event_weights={"veiw": 1, "cart": 3})
     assert [*error.value.problems] == [
-        "column 'kind', the type of the event: line 10 is missing; expected a type in every row",
+        (
+            "column 'kind', the type of the event: line 10 is missing; expected a type in every row; "
+            "invalid_values=drop leaves such rows out"
+        ),
         (
             "setting 'event_weights': no row has the type 'veiw' in column 'kind' (did you mean 'view'?); found "
             "view (6 rows), cart (1 rows), purchase (1 rows)"

@@ -20,7 +20,7 @@ from recspec.distributed.ranks import RankLost, Ranks
 from recspec.errors import SettingsError
 from recspec.spec import FeatureSpec
 from tests import made_up
-from tests.ranks import PATIENCE, a_store, started
+from tests.processes import PATIENCE, a_store, ranks, recspec
 
 
 def test_without_torchrun_one_process_is_alone() -> None:
@@ -67,11 +67,11 @@ def run_ranks(
     code: str, world_size: int, killed: int | None = None, store: TCPStore | None = None, **environment: str
 ) -> list[dict[str, object]]:
     """What each rank's process prints, in the order of the ranks; one of them may be killed."""
-    with started(code, world_size, store=store, **environment) as processes:
-        outputs = [process.communicate(timeout=PATIENCE) for process in processes]
-    for rank, (process, (_, errors)) in enumerate(zip(processes, outputs, strict=True)):
-        assert process.returncode == (-signal.SIGKILL if rank == killed else 0), errors
-    return [json.loads(printed) for rank, (printed, _) in enumerate(outputs) if rank != killed]
+    with ranks(code, world_size, store=store, **environment) as processes:
+        done = [process.ended() for process in processes]
+    for rank, each in enumerate(done):
+        assert each.returncode == (-signal.SIGKILL if rank == killed else 0), each.stderr
+    return [json.loads(each.stdout) for rank, each in enumerate(done) if rank != killed]
 
 
 def test_three_processes_tell_each_other_the_same() -> None:
@@ -192,18 +192,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def training(data: FeatureSpec, run: Path, epochs: int = 5) -> list[str]:
+    """Arguments of `recspec`."""
     chosen = {"factors": 4, "layers": [8, 4], "dropout": 0.2, "train.epochs": epochs, "train.batch_size": 1000,
               "train.learning_rate": 0.01, "train.log_every": 1, "train.checkpoint_minutes": 0,
               "train.tensorboard": False, "train.precision": "fp32"}  # fmt: skip
     assignments = [part for name, value in chosen.items() for part in ("--set", f"{name}={json.dumps(value)}")]
-    return ["-m", "recspec", "train", "neumf", str(data.folder), str(run), *assignments]
+    return ["train", "neumf", str(data.folder), str(run), *assignments]
 
 
-def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    """Two processes of a command; their words on standard error."""
+def torchrun(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+    """Two processes of `recspec`; their words on standard error."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments],
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", f"{restarts}",
+         "-m", "recspec", *arguments],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -252,9 +254,7 @@ def test_a_job_that_loses_a_process_ends_and_goes_on(data: FeatureSpec, tmp_path
     assert "recspec/" not in said, "no traceback of ours"
     start = json.loads((run / "log.jsonl").read_text().splitlines()[0])
     epochs = step * 100_000 // start["steps"] + 1  # of which the last is under way
-    alone = subprocess.run(
-        [sys.executable, *training(data, run, epochs), "--resume"], capture_output=True, text=True, check=False
-    )
+    alone = recspec(*training(data, run, epochs), "--resume")
     assert alone.returncode == 0, alone.stderr
     assert f"continuing from step {step}" in alone.stderr
 
@@ -291,7 +291,7 @@ def test_torchrun_starts_a_job_anew_and_it_goes_on_by_itself(data: FeatureSpec, 
     whole, run = tmp_path / "whole", tmp_path / "run"
     job = torchrun(*training(data, whole))
     assert ended_with(job) == 0
-    job = torchrun("--max-restarts", "3", *training(data, run))
+    job = torchrun(*training(data, run), restarts=3)
     kill_second(job, run)
     assert ended_with(job) == 0
     starts = [event for event in map(json.loads, (run / "log.jsonl").read_text().splitlines())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -30,7 +27,7 @@ from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.closeness import assert_close
-from tests.ranks import PATIENCE, started
+from tests.processes import ranks, recspec, recspec_on_two
 
 ALONE = Ranks()
 DLRM = {"embedding_dim": 4, "bottom": [8, 4], "top": [8], "dropout": 0.0}
@@ -220,10 +217,9 @@ with join("cpu") as ranks:
 
 
 def train_on(world_size: int, runs: list[tuple[Any, ...]]) -> None:
-    with started(TRAIN, world_size, json.dumps(runs)) as processes:
-        outputs = [process.communicate(timeout=PATIENCE) for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
+    with ranks(TRAIN, world_size, json.dumps(runs)) as processes:
+        for done in [process.ended() for process in processes]:
+            assert done.returncode == 0, done.stderr
 
 
 def train_alone(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> None:
@@ -328,15 +324,11 @@ def test_a_bundle_of_divided_tables_is_divided_again_for_an_evaluation(
         rows = part.shards.placement.plan.held(name, rank)
         expected = torch.cat([whole.model.state_dict()[name][r.start : r.stop] for r in rows])
         assert torch.equal(part.model.state_dict()[name], expected)
-    command = ["-m", "recspec", "evaluate", str(run), str(data.folder), "--json"]
-    alone = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
-    both = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *command],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert both.returncode == 0, both.stderr
-    metrics = [json.loads(done.stdout)["metrics"]["rows"] for done in (alone, both)]
+    command = ["evaluate", run, data.folder, "--json"]
+    done = [recspec(*command), *recspec_on_two(*command)]
+    assert [each.returncode for each in done] == [0, 0, 0], done
+    assert not done[2].stdout, "the first rank alone answers"
+    metrics = [json.loads(each.stdout)["metrics"]["rows"] for each in done[:2]]
     assert metrics[0] == pytest.approx(metrics[1], abs=1e-6)
 
 
@@ -389,8 +381,7 @@ with join("cpu") as ranks:
 
 
 def test_a_rank_that_dies_ends_the_others(clicks: FeatureSpec) -> None:
-    with started(ONE_LEAVES, 2, str(clicks.folder)) as processes:
-        _, errors = processes[0].communicate(timeout=PATIENCE)
-        processes[1].communicate(timeout=PATIENCE)
-    assert [process.returncode for process in processes] == [1, 9]
-    assert "rank 0: an exchange with the other ranks broke off (" in errors
+    with ranks(ONE_LEAVES, 2, str(clicks.folder)) as processes:
+        done = [process.ended() for process in processes]
+    assert [each.returncode for each in done] == [1, 9]
+    assert "rank 0: an exchange with the other ranks broke off (" in done[0].stderr

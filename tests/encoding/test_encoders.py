@@ -55,7 +55,7 @@ def test_every_problem_of_raw_rows_is_named() -> None:
     raw = pa.table({"users_id": [1, 2], "tags": ["a", "b"], "price": ["12", "cheap"], "speed": [np.inf, 1.0]})
     with pytest.raises(DataError) as caught:
         ENCODERS.encode(raw)
-    assert "no column 'user_id' (did you mean 'users_id'?)" in str(caught.value)
+    assert "no column 'user_id' or 'userId' (did you mean 'users_id'?)" in str(caught.value)
     assert "column 'price': row 2 is 'cheap'; expected a number" in str(caught.value)
     assert "column 'speed': row 1 is infinite; expected a finite number" in str(caught.value)
 

@@ -8,6 +8,7 @@ import pytest
 from recspec.evaluation.beyond import (
     coverage,
     diversities,
+    exposure,
     history_popularity,
     measures_of,
     novelties,
@@ -71,3 +72,16 @@ def test_evaluate_measures_the_lists_of_full(tmp_path: Path) -> None:
     assert report.to_dict()["beyond_accuracy"] == {"model": found}
     measures = measures_of(Question(spec, "test", ["full"], EvaluateSettings(cold="drop")), np.array([0, 1]))
     assert measures.num_candidates == 2
+
+
+def test_exposure_by_hand() -> None:
+    """Of ten interactions item 1 holds the first six tenths, item 2 three, item 3 the last one, item 4 none."""
+    found = exposure(np.array([[1, 2], [1, 4], [-1, -1]], np.int32), np.array([0, 6, 3, 1, 0]), first_item=1)
+    assert found.shares == (0.5, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.25)
+    assert found.items == (1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1)
+
+
+def test_exposure_of_no_list_and_of_no_interaction_is_zero() -> None:
+    nothing = np.zeros((0, 3), np.int32)
+    assert set(exposure(nothing, np.array([2, 1])).shares) == {0.0}
+    assert exposure(np.array([[0, 1]], np.int32), np.array([0, 0])).shares[-1] == 1.0

@@ -25,7 +25,7 @@ from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxMo
 from recspec.export.exporter import LARGEST, Check, ExportSettings, export, sample_of
 from recspec.export.triton_repository import Batching
 from recspec.files import manifest
-from recspec.models import MODELS
+from recspec.models import MODELS, ItemModel
 from recspec.spec import FeatureSpec
 from recspec.spec.signature import OUTPUTS, Port, Signature, signature_of
 from tests import made_up
@@ -94,6 +94,14 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 # --- every model -----------------------------------------------------------------------------------------------------
 
 
+SLOW = [
+    # as torch traces it is below; its recurrences take onnx's exporter twice as long as other models
+    ("dien", "ranker"),
+    # a ranker of two ids, as those of ease and sasrec
+    *((name, "ranker") for name in NAMES if issubclass(MODELS[name], ItemModel) and name not in ("ease", "sasrec")),
+]
+
+
 def slow_if(slow: bool, *given: object) -> ParameterSet:
     """One case of a test, one of the slow ones or not."""
     return pytest.param(*given, marks=[pytest.mark.slow] if slow else [])
@@ -101,8 +109,7 @@ def slow_if(slow: bool, *given: object) -> ParameterSet:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    # dien's ranker as torch traces it is below; its recurrences take onnx's exporter twice as long as other models
-    [slow_if((name, form) == ("dien", "ranker"), name, form) for name in NAMES for form in ("rows", "ranker")],
+    [slow_if((name, form) in SLOW, name, form) for name in NAMES for form in ("rows", "ranker")],
 )
 def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
     name: str, form: str, bundled: Callable[..., Bundle], read_by: Callable[[str], FeatureSpec], tmp_path: Path

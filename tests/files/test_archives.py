@@ -120,7 +120,7 @@ def test_a_gzipped_file_is_counted_while_it_is_read(tmp_path: Path) -> None:
                 assert len(stream.read()) == 1000
             continue
         with (
-            pytest.raises(DataError, match=r"a\.gz: takes [0-9]+ bytes packed and more than 1,000 unpacked.*gunzip"),
+            pytest.raises(DataError, match=r"a\.gz: takes [0-9]+ bytes packed and more than 1,000 unpacked.*unpack it"),
             opened(tmp_path / "a.gz") as stream,
         ):
             stream.read()

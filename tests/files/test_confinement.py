@@ -30,7 +30,7 @@ from recspec.errors import BundleError, CheckpointError, DataError, RecspecError
 from recspec.evaluation import positives
 from recspec.export.exported_model import open_exported_model
 from recspec.files import manifest, outputs, paths
-from recspec.files.paths import PathError, confined
+from recspec.files.paths import PathError, confined, named_path
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
 from recspec.prepare import PrepareContext, prepared
@@ -135,6 +135,24 @@ def test_confined_takes_files_inside_by_any_way(tmp_path: Path) -> None:
     (tmp_path / "also").symlink_to("in")
     for name in ("file", "./file", "below/../file", "link", "new", "below", "below/new", "..a", "a..b", "~", "x" * 200):
         assert confined(tmp_path / "also", name) == tmp_path / "also" / name
+
+
+def test_a_named_path_is_a_path_alone_where_something_has_the_whole_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("lr=0.1", "below/lr=0.1", "=", "a\xa0=b"):
+        Path(name).mkdir(parents=True)
+        assert named_path(name, "RUN") == ("", Path(name))
+        assert named_path(f"mine={name}", "RUN") == ("mine", Path(name))
+    Path("gone=1").symlink_to("nowhere")
+    assert named_path("gone=1", "RUN") == ("", Path("gone=1"))
+    assert named_path("lr=0.2", "RUN") == ("lr", Path("0.2"))
+    assert named_path("a/b=c", "RUN") == ("", Path("a/b=c"))
+    assert named_path("a\0=b", "RUN") == ("a\0", Path("b"))
+    for url in ("s3://a=b", "a=s3://b/c"):
+        with pytest.raises(PathError, match=r"RUN: 's3://.*is a URL"):
+            named_path(url, "RUN")
 
 
 def test_with_leave_a_file_may_lie_outside_but_still_must_end(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from recspec import config
 from recspec.bundle import folder as bundle
+from recspec.bundle import run_record
 from recspec.cli.app import app
 from recspec.datasets import DATASETS
 from recspec.errors import BundleError, SettingsError
@@ -157,6 +158,11 @@ def test_a_pipeline_is_its_ranker_with_the_retrievers_in_it(pipeline: Path, runs
     nested = {name for name in manifest.names(pipeline / "bundle") if name.startswith("retrievers/factors/")}
     assert {"retrievers/factors/index.safetensors", "retrievers/factors/weights.safetensors"} <= nested
     assert not any("seen" in name or "manifest" in name for name in nested)
+    record, ranker = run_record.read(pipeline), run_record.read(runs["wide_deep"])
+    assert record is not None
+    assert ranker is not None
+    assert (record.kind, record.model, record.data) == ("pipeline", "wide_deep", ranker.data)
+    assert record.made_of == tuple(str(runs[name].resolve()) for name in ("wide_deep", "ease", "ials"))
 
 
 def test_the_command_builds_and_tells_what_it_built(runs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -203,6 +209,17 @@ def test_a_filter_that_keeps_nothing_or_cannot_be_read_is_refused(
         build_pipeline(tmp_path / "out", [str(runs["ease"])], runs["wide_deep"], filter=filter_text)
     assert told in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_whose_folder_has_an_equals_sign_is_taken_as_it_is(
+    runs: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("l2=20").symlink_to(runs["ease"])
+    made = build_pipeline(tmp_path / "out", ["l2=20", "twice=l2=20"], runs["wide_deep"])
+    assert [each.name for each in made.retrievers] == ["ease", "twice"]
+    with pytest.raises(BundleError, match=r"^30: no such folder"):
+        build_pipeline(tmp_path / "none", ["l2=30"], runs["wide_deep"])
 
 
 def test_names_twice_strange_names_and_pipelines_in_pipelines_are_refused(

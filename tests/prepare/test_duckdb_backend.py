@@ -221,7 +221,7 @@ def test_at_most_ten_malformed_lines_are_named(tmp_path: Path) -> None:
 
 def test_text_in_another_encoding_is_said(backend: Backend, tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "user,item,stars\n1,Léon,4\n", "latin-1")
-    with pytest.raises(DataError, match=r"a\.csv: is not utf-8 text: byte 0xe9"):
+    with pytest.raises(DataError, match=r"a\.csv: line 2, character 4: is not utf-8 text: byte 0xe9"):
         rows(backend, TextFile(path, COLUMNS))
 
 

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from recspec import config
-from recspec.bundle import Blend, as_part
+from recspec.bundle import Blend, DataRecord, as_part, run_record
 from recspec.bundle import folder as bundle
 from recspec.cli.app import app
 from recspec.errors import BundleError, RecspecError, SettingsError
@@ -64,6 +64,20 @@ def test_the_logarithm_of_shares_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor([[math.log(0.8), math.log(0.3), math.log(0.05), math.log(0.05)]]))
     torch.testing.assert_close(as_part(torch.zeros(1, 2), "log", 0.5), torch.full((1, 2), math.log(0.5)))
     assert as_part(torch.tensor([[3.0, -2.0]]), "score", 0.05).tolist() == [[3.0, -2.0]]
+
+
+def test_a_blend_knows_its_data_and_its_parts(
+    blended: Path, data: FeatureSpec, runs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    record = run_record.read(blended)
+    assert record is not None
+    assert (record.kind, record.data) == ("blend", DataRecord.of(data))
+    assert record.made_of == tuple(str(runs[name].resolve()) for name in ("ease", "item_knn", "mult_vae"))
+    parts = [each.model for each in bundle.load(blended).model.settings.members]  # type: ignore[union-attr]
+    blend_runs(tmp_path / "like", [runs[name] for name in parts], like=blended)
+    alike = run_record.read(tmp_path / "like")
+    assert alike is not None
+    assert alike.data == record.data, "that of its parts"
 
 
 def test_scores_are_the_weighted_sum_of_the_members(blended: Path, runs: Mapping[str, Path]) -> None:
@@ -126,7 +140,7 @@ def test_weights_of_another_blend_are_taken(
         blend_runs(tmp_path / "none", [runs["popularity"], runs["ease"]], like=blended)
     with pytest.raises(BundleError, match="holds ease, not a blend"):
         blend_runs(tmp_path / "none", [runs["popularity"], runs["ease"]], like=runs["ease"])
-    assert not (tmp_path / "none" / "bundle").exists()
+    assert not (tmp_path / "none").exists()
 
 
 def test_all_that_is_wrong_with_the_runs_is_said_at_once(
@@ -138,7 +152,7 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], runs["neumf"], blended], spec=data)
     assert re.search(r"neumf: neumf scores rows by their features; a blend holds models that rank", str(caught.value))
     assert re.search(r"is a blend; name the runs that it was made of", str(caught.value))
-    with pytest.raises(SettingsError, match=r"strange: was trained on another dataset than "):
+    with pytest.raises(SettingsError, match=r"strange: was trained on other data than "):
         blend_runs(tmp_path / "out", [runs["ease"], strange], spec=data)
     with pytest.raises(SettingsError, match="1 run is given; a blend takes two or more"):
         blend_runs(tmp_path / "out", [runs["ease"]], spec=data)
@@ -148,6 +162,7 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="full/ndgc@10")
     with pytest.raises(SettingsError, match="rows/auc is no metric of protocol full"):
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="rows/auc")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(SettingsError, match="holds a run already"):
         blend_runs(blended, [runs["ease"], runs["item_knn"]], spec=data)
 

@@ -186,7 +186,7 @@ def rewrite_labels(file: Path) -> None:
     pq.write_table(table.set_column(table.column_names.index("label"), "label", zeros), file)
 
 
-def test_the_last_lines_of_train_and_evaluate_are_the_warnings(
+def test_the_last_lines_of_train_are_the_warnings_and_the_next_command(
     clicks: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(*arguments: str | Path) -> tuple[list[str], str]:
@@ -200,8 +200,9 @@ def test_the_last_lines_of_train_and_evaluate_are_the_warnings(
              "train.tensorboard": "false"}  # fmt: skip
     train_settings = {f"train.{name}": str(value).lower() for name, value in GREEDY.items()}
     assigned = [f"--set={name}={value}" for name, value in {**small, **train_settings}.items()]
-    (*_, before, last), _ = printed("train", "dlrm", clicks.folder, tmp_path / "run", *assigned)
+    (*_, before, last, following), _ = printed("train", "dlrm", clicks.folder, tmp_path / "run", *assigned)
     assert before.startswith("warning: log loss ")
     assert last.startswith("warning: the model is overconfident: ")
+    assert following == f"next: recspec evaluate {tmp_path / 'run'} {clicks.folder} --baselines"
     _, table = printed("evaluate", tmp_path / "run", clicks.folder)
     assert "\nwarning: the model is overconfident: " in table

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +29,7 @@ from recspec.training.defaults import MOST_EPOCHS, PATIENCE
 from recspec.training.loop import TrainingRun, train
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.processes import COMMAND, Ended, Running, ended, recspec, recspec_on_two
 
 SMALL = {"factors": 4, "layers": (8, 4), "dropout": 0.2, "use_mlp": True, "item_bias": False}
 SMALL |= {"loss": "cross_entropy", "l2_positives": 0.0}
@@ -425,7 +424,7 @@ def command(data: FeatureSpec, folder: Path, *more: str) -> list[str]:
                    "train.learning_rate=0.01", "train.log_every=1", "train.tensorboard=false",
                    "train.checkpoint_minutes=0", "train.precision=fp32"]  # fmt: skip
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
-    return ["-m", "recspec", "train", "neumf", str(data.folder), str(folder), *chosen, *more]
+    return ["train", "neumf", str(data.folder), str(folder), *chosen, *more]
 
 
 KILLS_ITSELF = """
@@ -449,32 +448,28 @@ cli.main()
 
 def test_a_killed_run_continues_to_the_same_weights_bit_for_bit(data: FeatureSpec, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([sys.executable, *command(data, whole)], check=True, capture_output=True)
-    _, _, *arguments = command(data, killed)
-    done = subprocess.run([sys.executable, "-c", KILLS_ITSELF, *arguments], capture_output=True, text=True)
+    assert_well(recspec(*command(data, whole)))
+    done = ended(KILLS_ITSELF, *command(data, killed))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (killed / "bundle").exists()
-    subprocess.run([sys.executable, *command(data, killed, "--resume")], check=True, capture_output=True)
+    assert_well(recspec(*command(data, killed, "--resume")))
     assert events(killed, "start")[-1]["resumed_at_step"] > 0  # type: ignore[operator]
     assert_equal_weights(whole, killed)
 
 
 def test_sigterm_writes_a_checkpoint_and_says_how_to_go_on(data: FeatureSpec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, *command(data, folder, "--set", "train.epochs=100000", "--set", "train.checkpoint_minutes=9")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    more = ("--set", "train.epochs=100000", "--set", "train.checkpoint_minutes=9")
+    process = Running(COMMAND, *command(data, folder, *more))
     log = folder / "log.jsonl"
     while not (log.exists() and '"step"' in log.read_text()):
-        assert process.poll() is None, process.communicate()[1]
+        assert process.runs, process.ended().stderr
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert "error" not in said
-    assert "nothing is lost: the same command with --resume continues" in said
+    os.kill(process.pid, signal.SIGTERM)
+    done = process.ended()
+    assert done.returncode == 130
+    assert "error" not in done.stderr
+    assert "nothing is lost: the same command with --resume continues" in done.stderr
     assert list((folder / "checkpoints").glob("step-*.safetensors"))
 
 
@@ -584,35 +579,23 @@ def test_an_unknown_metric_names_the_known_ones(data: FeatureSpec, tmp_path: Pat
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
-def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+def assert_well(*done: Ended) -> None:
+    assert [each.returncode for each in done] == [0] * len(done), [each.stderr for each in done]
 
 
 def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, tmp_path: Path) -> None:
     values = ("--set", "dropout=0", "--set", "train.batch_size=999", "--set", "train.epochs=2")
     one, two = tmp_path / "one", tmp_path / "two"
-    subprocess.run([sys.executable, *command(data, one, *values)], check=True, capture_output=True)
-    done = torchrun(*command(data, two, *values))
-    assert done.returncode == 0, done.stderr
+    assert_well(recspec(*command(data, one, *values)), *recspec_on_two(*command(data, two, *values)))
     losses = [[event["loss"] for event in events(folder, "step")] for folder in (one, two)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     for name, value in weights(one).items():
         torch.testing.assert_close(value, weights(two)[name], atol=1e-4, rtol=1e-3)
-    evaluated = torchrun("-m", "recspec", "evaluate", str(two), str(data.folder), "--json")
-    assert evaluated.returncode == 0, evaluated.stderr
-    alone = subprocess.run(
-        [sys.executable, "-m", "recspec", "evaluate", str(two), str(data.folder), "--json"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert json.loads(evaluated.stdout)["metrics"] == json.loads(alone.stdout)["metrics"]
-    answer = subprocess.run(
-        [sys.executable, "-m", "recspec", "recommend", str(two), "--user", "7", "-k", "3", "--json"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    evaluate = ("evaluate", two, data.folder, "--json")
+    evaluated, alone = recspec_on_two(*evaluate), recspec(*evaluate)
+    answer = recspec("recommend", two, "--user", "7", "-k", "3", "--json")
+    assert_well(*evaluated, alone, answer)
+    assert json.loads(evaluated[0].stdout)["metrics"] == json.loads(alone.stdout)["metrics"]
     assert len(json.loads(answer.stdout)[0]["items"]) == 3
 
 
@@ -623,10 +606,8 @@ def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: Feat
                    "train.precision=fp32"]  # fmt: skip
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
     one, two = tmp_path / "one", tmp_path / "two"
-    train_command = ["-m", "recspec", "train", "wide_deep", str(clicks.folder)]
-    subprocess.run([sys.executable, *train_command, str(one), *chosen], check=True, capture_output=True)
-    done = torchrun(*train_command, str(two), *chosen)
-    assert done.returncode == 0, done.stderr
+    train_command = ["train", "wide_deep", clicks.folder]
+    assert_well(recspec(*train_command, one, *chosen), *recspec_on_two(*train_command, two, *chosen))
     losses = [[event["loss"] for event in events(folder, "step")] for folder in (one, two)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     for name, value in weights(one).items():

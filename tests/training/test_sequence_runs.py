@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -31,6 +28,7 @@ from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.known_users import informed
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
+from tests.processes import recspec_on_two
 
 NAMES = TRAINED_BY_STEPS
 SMALL: Mapping[str, Mapping[str, object]] = {
@@ -177,12 +175,8 @@ def test_two_processes_train_as_one(name: str, rows: FeatureSpec, tmp_path: Path
     one, two = run(name, rows, tmp_path / "one"), tmp_path / "two"
     assignments = {**SMALL[name], **{f"train.{key}": value for key, value in EXACT.items()}}
     chosen = [part for key, value in assignments.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-         "--rdzv-endpoint", "localhost:0", "-m", "recspec", "train", name, str(rows.folder), str(two), *chosen],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = recspec_on_two("train", name, rows.folder, two, *chosen)
+    assert [each.returncode for each in done] == [0, 0], done
     assert losses(one) == pytest.approx(losses(two), abs=1e-5)
     for parameter, value in weights(one).items():
         torch.testing.assert_close(value, weights(two)[parameter], atol=1e-4, rtol=1e-3)

@@ -6,8 +6,6 @@ Asked of every registered model with every number of its settings, and of the op
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from tests import made_up
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS, kind_of_data
+from tests.processes import ranks
 from tests.ten_steps import OPTIMIZERS, STEPS, everything_on, first_steps
 from tests.variants import switched_on
 
@@ -99,18 +98,10 @@ def on_two_ranks(
     """What each rank has after the steps of every case."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps(list(cases.values())))
-    command = [sys.executable, "-m", "tests.ten_steps", str(folder / "cases.json")]
-    root = Path(__file__).parents[2]
-    ranks = [
-        subprocess.Popen([*command, f"{rank}", str(folder / "store")], cwd=root, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    code = "import sys; from tests.ten_steps import main; main(*sys.argv[1:])"
+    with ranks(code, 2, str(folder / "cases.json"), str(folder / "store")) as processes:
+        done = [process.ended() for process in processes]
+    assert [each.returncode for each in done] == [0, 0], done
     return {
         name: [torch.load(folder / f"store.{rank}.{place}", weights_only=True) for rank in range(2)]
         for place, name in enumerate(cases)

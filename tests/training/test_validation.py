@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from recspec.errors import SettingsError
+from recspec.evaluation import interactions
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.storage import SplitReader, open_split
 from recspec.training.checkpoints import Progress
 from recspec.training.choices import Choice
+from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from recspec.training.validation import Validation
+from tests import made_up
 
 
 def validation_by(metric: str, steps_per_epoch: int = 1, **values: object) -> Validation:
@@ -79,3 +87,23 @@ def test_log_loss_and_auc_that_disagree_are_noted() -> None:
     )
     trace["rows/log_loss"] = [0.5, 0.51]
     assert not validation.disagreements(Progress(best=0.72, best_epoch=2.0, trace=trace, count=100)), "within the error"
+
+
+def test_valid_and_the_users_events_are_read_once_for_all_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, opened = made_up.interactions(tmp_path / "data", num_rows=600), Counter[str]()
+
+    def counted(spec: FeatureSpec, split: str, names: Sequence[str]) -> SplitReader:
+        opened[split] += 1
+        return open_split(spec, split, names)
+
+    monkeypatch.setattr(interactions, "open_split", counted)
+    found = []
+    for epochs in (2, 5):
+        opened.clear()
+        settings = TrainSettings(epochs=epochs, metric="full/ndcg@10", patience=9, tensorboard=False)
+        model_settings = MODELS["mult_vae"].Settings(hidden=(4,), latent=2)  # type: ignore[call-arg]
+        train("mult_vae", data, tmp_path / str(epochs), settings=settings, model_settings=model_settings)
+        found.append(dict(opened))
+    assert found[0] == found[1]

@@ -11,7 +11,7 @@ from recspec.auto.judging import OF_PROBABILITIES, check_metric, question_of
 from recspec.auto.state import Line, State
 from recspec.distributed import Ranks
 from recspec.errors import SettingsError
-from recspec.evaluation import warnings
+from recspec.evaluation import seconds_of_an_operation, warnings
 from recspec.loading import item_features
 from recspec.models import FittedModel, Model, TrainedItemModel
 from recspec.nn import without_memory
@@ -83,7 +83,7 @@ def begin(
 def _seconds_of_fits(plans: Mapping[str, TrainingPlan | FitPlan]) -> dict[str, float]:
     """Roughly the seconds of one fit of each model, so that the cheaper ones come first and none takes all the time."""
     found = {}
-    one = cost.seconds_of_an_operation()
+    one = seconds_of_an_operation()
     for name, plan in plans.items():
         model = without_memory(lambda plan=plan: plan.make(None))  # type: ignore[misc]
         assert isinstance(model, FittedModel)

@@ -22,7 +22,7 @@ from recspec.bundle import as_part
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted
-from recspec.evaluation import Question
+from recspec.evaluation import Question, seconds_of
 from recspec.spec import FeatureSpec
 from recspec.training import Blended, blend_runs
 
@@ -123,7 +123,7 @@ def seconds_of_trial(question: Question) -> float:
     def trial() -> None:
         (as_part(scores, "log", 1e-3) + scores).topk(min(items, 10)).values.sum()
 
-    return cost.seconds_of(trial) / len(scores)
+    return seconds_of(trial) / len(scores)
 
 
 def time_judging(state: State, line: Line, out: Path, ranks: Ranks, question: Question) -> None:

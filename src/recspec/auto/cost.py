@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 import torch
 
 from recspec.batch import to_device
-from recspec.evaluation import ModelRanker, Question, as_batch
+from recspec.evaluation import ModelRanker, Question, as_batch, seconds_of
 from recspec.models import Model
 from recspec.storage import open_split
 
@@ -16,10 +15,8 @@ MOST_USERS, FEWEST_USERS = 2000, 500
 """Users ranked between epochs: more hardly sharpen the choice, fewer are noise."""
 ROWS = 16_384
 """Rows that are timed."""
-SIDE = 768
-"""Rows of the matrices whose product tells the machine's speed: some 50 ms."""
-TIMED, MOST_TIMED = 0.5, 2.0
-"""Seconds after which timing ends, and that one timed call may take by what one user takes alone."""
+MOST_TIMED = 2.0
+"""Seconds that one timed call may take by what one user takes alone."""
 SCORES_PER_BLOCK = 1 << 22
 """Scores of users x items that an evaluation computes together."""
 
@@ -59,26 +56,6 @@ def _request(model: Model, question: Question, number: int) -> Callable[[], obje
     reader = open_split(question.spec, question.split, model.features())
     batch = to_device(as_batch(reader.read(0, min(number, reader.num_rows)), question.spec), model.device)
     return lambda: model(batch).cpu()
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    """Seconds of a call, the fewest of a few."""
-    times: list[float] = []
-    while sum(times) < TIMED and len(times) < 5:
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def seconds_of_an_operation() -> float:
-    """Seconds of one of many fp64 operations on one thread, from the product of two matrices."""
-    threads, square = torch.get_num_threads(), torch.ones(SIDE, SIDE, dtype=torch.float64)
-    torch.set_num_threads(1)
-    try:
-        return seconds_of(lambda: square @ square) / (2 * SIDE**3)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tuple[int, list[str]]:

@@ -23,12 +23,13 @@ from recspec.auto.judging import Judged, judge, question_of
 from recspec.auto.leaderboard import AGAIN, Leaderboard, second_of
 from recspec.auto.state import BEST, RUNS, Blending, Ending, Line, Place, State
 from recspec.bundle import folder as bundle
+from recspec.bundle import run_record
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Question
 from recspec.files import put_in_place, staging
 from recspec.spec import FeatureSpec
-from recspec.training import Event
+from recspec.training import Event, TrackedSearch
 
 LEAST = 20.0
 """Seconds that the end may take even if the time is over."""
@@ -49,12 +50,13 @@ class Finish:
     on_event: Callable[[str, Event], None]
     tell: Callable[[str], None]
     stop_requested: Callable[[], bool]
+    tracked: TrackedSearch
     _at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.question, self.on_valid = cache(self._question), cache(self._on_valid)
         self.again = SecondTraining(
-            self.spec, self.state, self.out, self.ranks, self.on_event, self.stop_requested, self._save
+            self.spec, self.state, self.out, self.ranks, self.on_event, self.stop_requested, self._save, self.tracked
         )
 
     def run(self, left: float) -> Leaderboard:
@@ -156,7 +158,8 @@ class Finish:
         run = self.run_of(AGAIN if ending.trained_again else winner.name)
         with staging(self.out / BEST) as copied:
             best = copied / "run"
-            shutil.copytree(run, best, ignore=shutil.ignore_patterns("checkpoints", ".*"))
+            shutil.copytree(run, best, ignore=shutil.ignore_patterns("checkpoints", "evaluations", "report.html", ".*"))
+            run_record.hand_over(run, best, "auto")
             put_in_place(best, self.out / BEST)
 
     # --- figures -----------------------------------------------------------------------------------------------------

@@ -18,17 +18,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from recspec import __version__, config
+from recspec.bundle import card_file
 from recspec.bundle.blend import Blend
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
 from recspec.bundle.pipeline_card import PipelineCard, read_pipeline
 from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
-from recspec.files import PathError, confined, local, manifest, read_json, whole_folder
+from recspec.files import PathError, confined, local, manifest, whole_folder
 from recspec.models import MODELS, Model
 from recspec.nn import CalibrationMap, RowsHeld, without_memory
 from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
@@ -229,17 +230,7 @@ def read_card(folder: Path) -> Card:
     Raises:
         BundleError: if it is damaged or was written in another format.
     """
-    file = folder / "bundle.json"
-    try:
-        confined(folder, file.name)
-        data = read_json(file)
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise BundleError(f"{file}: bundle format {data.get('format')!r}; this recspec reads {FORMAT}")
-        return Card.model_validate(data)
-    except PathError as error:
-        raise BundleError(str(error)) from None
-    except ValidationError as error:
-        raise BundleError(f"{file}: damaged: {error}") from None
+    return card_file.read(folder, "bundle.json", Card, what="bundle", version=FORMAT)
 
 
 def _read_spec(folder: Path) -> FeatureSpec:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from recspec.errors import BundleError
-from recspec.files import PathError, confined, read_json
+from recspec.bundle import card_file
 
 FILE_NAME = "pipeline.json"
 FORMAT = 1
@@ -66,16 +66,6 @@ def read_pipeline(folder: Path) -> PipelineCard | None:
     Raises:
         BundleError: if the file is damaged, or of another format.
     """
-    try:
-        file = confined(folder, FILE_NAME)
-        if not file.exists():
-            return None
-        data = read_json(file)
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise BundleError(f"{file}: pipeline format {data.get('format')!r}; this recspec reads {FORMAT}")
-        return PipelineCard.model_validate(data)
-    except PathError as error:
-        raise BundleError(str(error)) from None
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
-        raise BundleError.of(f"{folder / FILE_NAME}: damaged", problems) from None
+    if not os.path.lexists(folder / FILE_NAME):  # a link that leads nowhere is refused
+        return None
+    return card_file.read(folder, FILE_NAME, PipelineCard, what="pipeline", version=FORMAT)

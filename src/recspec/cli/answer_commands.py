@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Column
 from typer import Argument, Option
 
-from recspec import config
-from recspec.cli.console import err, out, print_json, stages, titled_table
+from recspec.cli.console import err, out, print_json, print_next, stages, titled_table
 from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
+from recspec.cli.process import is_first
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
 from recspec.spec import FeatureSpec
@@ -64,30 +64,23 @@ def evaluate(
     verify: Verify = True,
 ) -> None:
     """Measure a trained model, each metric under a named protocol."""
-    from recspec.bundle import folder as bundle
-    from recspec.distributed import join
-    from recspec.evaluation import EvaluateSettings
-    from recspec.evaluation import evaluate as run_evaluation
-    from recspec.retrieval import PipelineRanker
+    from recspec import api
 
     keep_freed_memory()
-    spec = FeatureSpec.load(data, allow_outside=allow_outside)
-    asked: dict[str, object] = {"ks": tuple(dict.fromkeys(k)) if k else None, "users": users, "diversity": diversity,
-                                "bootstrap": bootstrap, "slices": tuple(dict.fromkeys(slice_by or ()))}  # fmt: skip
-    chosen = config.build(EvaluateSettings, "evaluate", asked, {"known": known, "cold": cold, "repeats": repeats})
-    with join(device) as ranks:
-        trained = bundle.load(run, ranks=ranks, verify=verify)
-        with stages(show=ranks.is_first) as progress:
-            others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in dict.fromkeys(against or ())}
-            report = run_evaluation(trained, spec, split, protocols=protocol, baselines=baselines, settings=chosen,
-                                    against=others, ranks=trained.shards.evaluating, progress=progress,
-                                    of_all=PipelineRanker)  # fmt: skip
-        if not ranks.is_first:
-            return
+    with stages(show=is_first()) as progress:
+        result = api.evaluate(
+            run, data, split, protocol=protocol, k=k, baselines=baselines, users=users, known=known, cold=cold,
+            repeats=repeats, bootstrap=bootstrap, against=against, slice=slice_by, diversity=diversity, device=device,
+            allow_outside=allow_outside, verify=verify, progress=progress,
+        )  # fmt: skip
+    if not is_first():
+        return
     if json_output:
-        print_json(report.to_dict())
+        print_json(result.to_dict())
     else:
-        print_report(report, trained.card.model)
+        print_report(result.report, result.model)
+    err.print(f"{result.file}: kept" if result.file else f"note: {result.why_not_kept}", soft_wrap=True)
+    print_next("serve", run)
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from typer import Typer
+from typer import Option, Typer
 from typer.models import ArgumentInfo
 
 from recspec import __version__
@@ -22,6 +22,8 @@ from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
 from recspec.cli.pipeline_commands import blend, build
 from recspec.cli.recommend_commands import recommend, similar
+from recspec.cli.report_command import report
+from recspec.cli.runs_command import runs
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
 from recspec.errors import Interrupted, RecspecError, of_the_machine
@@ -72,9 +74,9 @@ def models(json_output: Json = False) -> None:
     from recspec.training import TrainSettings
 
     if json_output:
-        listing = {name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
-                   for name, model in MODELS.items()}  # fmt: skip
-        print_json({"models": listing, "train": TrainSettings.model_json_schema()["properties"]})
+        from recspec import api
+
+        print_json(api.models().to_dict())
         return
     for name, model in MODELS.items():
         out.print(f"[bold]{name}[/bold]  {first_line(model.__doc__)}  needs: {', '.join(model.needs)}", markup=True)
@@ -87,16 +89,25 @@ def datasets(json_output: Json = False) -> None:
     from recspec.datasets import DATASETS
 
     if json_output:
-        print_json({name: dataset.Settings.model_json_schema()["properties"] for name, dataset in DATASETS.items()})
+        from recspec import api
+
+        print_json(api.datasets().to_dict())
         return
     for name, dataset in DATASETS.items():
         out.print(f"[bold]{name}[/bold]  {dataset.about}", markup=True)
         print_settings(f"settings of {name}", dataset.Settings)
 
 
-def schema() -> None:
+def schema(
+    columns: Annotated[bool, Option("--columns", help="Print the schema of a file of column types instead.")] = False,
+) -> None:
     """Print the JSON Schema of a specification file, for editors."""
-    print_json(json_schema())
+    if not columns:
+        print_json(json_schema())
+        return
+    from recspec.prepare import columns_schema
+
+    print_json(columns_schema())
 
 
 def version() -> None:
@@ -118,8 +129,8 @@ app.add_typer(bench_app, name="bench")
 pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
 app.add_typer(pipeline_app, name="pipeline")
 for command in (
-    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, predict, recommend, similar, verify,
-    import_tf, export, serve, models, datasets, schema, version, demo,
+    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, runs, report, predict, recommend,
+    similar, verify, import_tf, export, serve, models, datasets, schema, version, demo,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 for name, measure in (("train", bench_train), ("infer", bench_infer), ("serve", bench_serve)):

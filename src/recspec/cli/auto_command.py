@@ -12,10 +12,8 @@ from typer import Option
 
 from recspec.cli.console import cell, err, out, print_json, titled_table
 from recspec.cli.options import Data, Device, Json, Out, Outside
-from recspec.cli.process import stop_on_signal
-from recspec.errors import SettingsError
+from recspec.cli.training_display import print_next_of
 from recspec.machine import keep_freed_memory
-from recspec.spec import FeatureSpec
 
 if TYPE_CHECKING:
     from recspec.auto import Leaderboard, State
@@ -41,23 +39,19 @@ def auto(
     allow_outside: Outside = False,
 ) -> None:
     """Find the best model for a dataset: train all that fit, choose on valid, open test at the end."""
-    from recspec.auto import AutoSearch
-    from recspec.distributed import join
+    from recspec import api
 
     keep_freed_memory()
-    spec = FeatureSpec.load(data, allow_outside=allow_outside)
     only = None if models is None else [name.strip() for name in models.split(",") if name.strip()]
-    with join(device) as ranks, stop_on_signal() as stop_requested, _Display(minutes) as display:
-        if ranks.world_size > 1:
-            raise SettingsError("auto: one process a search; start it without torchrun")
-        board = AutoSearch(
-            spec, out_folder, minutes, metric, only, seed,
-            ranks=ranks, look=display.look, on_event=display.show, tell=display.tell, stop_requested=stop_requested,
-        ).run()  # fmt: skip
+    with _Display(minutes) as display:
+        result = api.auto(data, out_folder, minutes=minutes, metric=metric, models=only, seed=seed, device=device,
+                         allow_outside=allow_outside, progress=display)  # fmt: skip
+    board = result.board
     if json_output:
         print_json(board.to_dict())
     else:
         print_board(board)
+    print_next_of(board.best, result.model.data, data)
 
 
 def print_board(board: Leaderboard) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
+
+from recspec.api import shown
+
+cell = shown
+"""A value as a table shows it."""
 
 WIDE = 160  # columns of a table in a file or a pipe
 out = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
@@ -99,26 +107,23 @@ def print_figures(title: str, figures: Mapping[str, object]) -> None:
     out.print(table)
 
 
-def cell(value: object) -> str:
-    """A value as a table shows it."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {cell(part)}" for name, part in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(cell(part) for part in value)
-    return str(value)
-
-
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_next(*command: object) -> None:
+    """The command to run next, quoted for the shell; a path that starts with a hyphen is not read as an option."""
+    parts = [f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part) for part in command]
+    err.print(f"next: {' '.join(map(_quoted, ('recspec', *parts)))}")
+
+
+def _quoted(text: str) -> str:
+    """A word for the shell; one with characters that can't be shown has them as escapes, as bash and zsh read them."""
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = (chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in os.fsencode(text))
+    return f"$'{''.join(shown)}'"
 
 
 def step(text: str) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 from typer import Argument, Option
 
 from recspec import config
-from recspec.cli.console import err, out, print_figures, print_json, print_section, stages
+from recspec.cli.console import err, out, print_figures, print_json, print_next, print_section, stages
 from recspec.cli.options import Data, Json, Out, Outside, Set
-from recspec.cli.process import one_of
-from recspec.errors import SettingsError, unknown
-from recspec.spec import ChunkType, FeatureSpec
+from recspec.cli.process import fresh_folder
+from recspec.errors import SettingsError
 
 NOTES = ("inferred", "dropped", "changed")
 
@@ -28,15 +27,9 @@ def prepare(
     force: Annotated[bool, Option(help="Replace a dataset prepared with other settings.")] = False,
 ) -> None:
     """Turn raw files into a prepared dataset."""
-    from recspec.datasets import DATASETS
-    from recspec.prepare import ENGINES, PrepareContext, Remark
+    from recspec import api
+    from recspec.prepare import Remark
 
-    engine = one_of("--engine", engine, [*ENGINES])
-    if dataset not in DATASETS:
-        raise SettingsError(unknown("dataset", dataset, DATASETS))
-    chosen = DATASETS[dataset]
-    values = config.assign(config.parse_assignments(settings or []), {"prepare": chosen.Settings})["prepare"]
-    asked = config.build(chosen.Settings, "--set", values)
     with stages() as show:
 
         def progress(stage: str, done: float, total: float | None) -> None:
@@ -45,27 +38,44 @@ def prepare(
             else:
                 show(stage, done, total)
 
-        context = PrepareContext(raw, out_folder, engine, memory_limit, progress=progress, force=force)
-        prepared = chosen.prepare(context, asked)
-    err.print(prepared.message)
-    print_prepared(prepared.summary)
+        made = api.prepare(raw, out_folder, dataset=dataset, settings=config.parse_assignments(settings or []),
+                           engine=engine, memory_limit=memory_limit, force=force, progress=progress)  # fmt: skip
+    err.print(made.message)
+    print_prepared(made.prepared)
+    if "valid" in made.splits:
+        print_next("auto", out_folder, fresh_folder(out_folder.parent, "auto"), "--minutes", 10)
+    else:
+        print_next("describe", out_folder)
 
 
 def check(data: Data, allow_outside: Outside = False) -> None:
     """Validate a specification and its files: ids in range, row counts, types."""
-    from recspec.storage import check as dataset_check
+    from recspec import api
 
-    spec = FeatureSpec.load(data, allow_outside=allow_outside)
-    dataset_check.check(spec)
-    rows = ", ".join(f"{split} {count:,} rows" for split, count in dataset_check.count_rows(spec).items())
-    out.print(f"ok: {len(spec.features)} features; {rows or 'no split'}")
+    data_set = api.open_data(data, allow_outside=allow_outside)
+    rows = ", ".join(f"{split} {count:,} rows" for split, count in data_set.check().items())
+    out.print(f"ok: {len(data_set.spec.features)} features; {rows or 'no split'}")
 
 
-def describe(data: Data, json_output: Json = False, allow_outside: Outside = False) -> None:
+HTML = Option("--html", metavar="OUT", help="HTML file to write instead: with values, distributions, suspected leaks.")
+
+
+def describe(
+    data: Data,
+    html: Annotated[Path | None, HTML] = None,
+    json_output: Json = False,
+    allow_outside: Outside = False,
+) -> None:
     """Show a dataset summary: rows, features, cardinalities, label rate, history lengths."""
-    from recspec.report import dataset_summary as card
+    from recspec import api
 
-    figures = card.describe(FeatureSpec.load(data, allow_outside=allow_outside)).to_dict()
+    if html is not None and json_output:
+        raise SettingsError("describe: --html and --json are two outputs; give one of them")
+    described = api.describe(data, html=html, allow_outside=allow_outside)
+    if html is not None:
+        out.print(str(described.page), soft_wrap=True)
+        return
+    figures = described.to_dict()
     if json_output:
         print_json(figures)
         return
@@ -82,13 +92,10 @@ def synthesize(
     seed: Annotated[int, Option(help="Random seed.")] = 0,
 ) -> None:
     """Generate random data in the shape of a specification."""
-    from recspec.storage import Distribution
-    from recspec.storage import synthesize as run
+    from recspec import api
 
-    drawn: Distribution = one_of("--distribution", distribution, get_args(Distribution))
-    kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
-    made = run(FeatureSpec.load(spec), out_folder, rows, type=kind, distribution=drawn, seed=seed)
-    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}")
+    made = api.synthesize(spec, out_folder, rows=rows, to=to, distribution=distribution, seed=seed)
+    out.print(f"{made.path}: {', '.join(made.splits)} written as {to}")
 
 
 def transcode(
@@ -98,11 +105,10 @@ def transcode(
     allow_outside: Outside = False,
 ) -> None:
     """Convert a dataset to another chunk type and resolve cardinalities of `auto`."""
-    from recspec.storage import transcode as run
+    from recspec import api
 
-    kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
-    made = run(FeatureSpec.load(data, allow_outside=allow_outside), out_folder, to=kind)
-    out.print(f"{made.folder}: {', '.join(made.splits)} written as {to}")
+    made = api.transcode(data, out_folder, to=to, allow_outside=allow_outside)
+    out.print(f"{made.path}: {', '.join(made.splits)} written as {to}")
 
 
 def print_prepared(summary: Mapping[str, object]) -> None:

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_lines
+from recspec.cli.console import err, out, print_figures, print_json, print_lines, print_next
 from recspec.cli.options import Json, Outside, Run, Verify
 from recspec.cli.process import sizes
-from recspec.errors import BundleError
-from recspec.spec import FeatureSpec
+from recspec.machine import keep_freed_memory
 
 
 def verify(
@@ -22,16 +21,9 @@ def verify(
     ] = None,
 ) -> None:
     """Compare every file of a trained model with its manifest; print the manifest's digest."""
-    from recspec.bundle import folder as bundle
-    from recspec.export import find_export
-    from recspec.files import manifest
+    from recspec import api
 
-    folder = find_export(run) or bundle.find(run)
-    digest = manifest.check(folder)
-    if digest is None:
-        raise BundleError(f"{folder}: has no manifest.json to compare with")
-    if expect is not None and digest != expect.strip().lower():
-        raise BundleError(f"{folder}: its manifest has the digest {digest}; expected {expect}")
+    digest, folder = api.verify_at(run, expect=expect)
     out.print(f"{digest}  {folder}")
 
 
@@ -45,9 +37,9 @@ def import_tf(
     force: Annotated[bool, Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Turn a Wide & Deep model of TensorFlow's estimators into a bundle, without TensorFlow."""
-    from recspec.tf_import import import_tf as run
+    from recspec import api
 
-    imported = run(model, out_folder, columns, force=force)
+    imported = api.import_tf(model, out_folder, columns=columns, force=force)
     for note in imported.notes:
         err.print(f"note: {note}")
     print_figures(f"imported into {imported.folder}", imported.summary)
@@ -87,24 +79,22 @@ def export(
     verify: Verify = True,
 ) -> None:
     """Export a trained model (ONNX, AOTInductor, Triton) and check it against the bundle."""
-    from recspec.bundle import folder as bundle
-    from recspec.export import ExportSettings
-    from recspec.export import export as run_export
-    from recspec.machine import keep_freed_memory
+    from recspec import api
 
     keep_freed_memory()
-    chosen: dict[str, Any] = {"format": format_, "precision": precision, "form": form, "triton_backend": triton_backend}
-    settings = ExportSettings(**chosen, tolerance=tolerance, allow_drift=allow_drift, threads=threads, name=name,
-                              batch_sizes=sizes("--batch-sizes", batch_sizes))  # fmt: skip
-    spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
-    trained = bundle.load(run, verify=verify)
-    if trained.pipeline is not None:
-        err.print("note: of a pipeline the ranker alone is exported, without retrievers and filter")
-    made = run_export(trained, out_folder, settings, spec, tell=lambda stage: err.print(f"{stage} ..."))
+    made = api.export(
+        run, out_folder, format=format_, precision=precision, form=form, data=data, tolerance=tolerance,
+        allow_drift=allow_drift, name=name, triton_backend=triton_backend,
+        batch_sizes=sizes("--batch-sizes", batch_sizes), threads=threads, allow_outside=allow_outside, verify=verify,
+        progress=lambda stage: err.print(f"{stage} ..."),
+    )  # fmt: skip
     if json_output:
         print_json(made.description)
     else:
         _print_sheet(made.folder, made.description)
+    for note in made.notes:
+        err.print(f"note: {note}")
+    print_next("serve", out_folder)
 
 
 def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:
@@ -113,5 +103,3 @@ def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:
     figures |= {"AUC": sheet["auc"], "bytes": sheet["size_bytes"], **sheet.get("triton", {})}
     print_figures(f"{folder}: {sheet['model']} as {sheet['format']}", figures)
     print_lines(f"latency, {sheet['threads']} threads", sheet["latency"])
-    if sheet["difference"]["drifts"]:
-        err.print("note: the program drifts beyond its tolerance; it was written all the same")

@@ -7,11 +7,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from recspec.cli.console import out, print_json, stages, titled_table
+from recspec.cli.console import out, print_json, print_next, stages, titled_table
 from recspec.cli.options import Device, Json, Out, Outside
-from recspec.errors import SettingsError
+from recspec.cli.training_display import print_next_of
 from recspec.machine import keep_freed_memory
-from recspec.spec import FeatureSpec
 
 RUNS = Argument(help="Runs or bundles of models trained on the same dataset.", metavar="RUN...")
 DATA = Option("--data", metavar="DATA", help="Prepared dataset, whose split valid chooses the weights.")
@@ -36,16 +35,13 @@ def blend(
     allow_outside: Outside = False,
 ) -> None:
     """Blend models that rank items: a bundle of the weighted sum of their scores, with weights chosen on valid."""
-    from recspec.distributed import pick_device
-    from recspec.training import blend_runs
+    from recspec import api
 
     keep_freed_memory()
-    if (data is None) == (like is None):
-        raise SettingsError("pipeline blend: give --data DATA to choose weights on its valid, or --like BLEND")
-    spec = FeatureSpec.load(data, allow_outside=allow_outside) if data is not None else None
     with stages() as progress:
-        made = blend_runs(target, runs, spec=spec, like=like, metric=metric, device=pick_device(device),
+        model = api.blend(target, runs, data, like=like, metric=metric, device=device, allow_outside=allow_outside,
                           progress=progress)  # fmt: skip
+    made = model.blended
     if json_output:
         print_json(made.to_dict())
         return
@@ -58,6 +54,8 @@ def blend(
         out.print(f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
                   f"({made.users:,} users)")  # fmt: skip
     out.print(f"wrote {made.bundle}")
+    if data is not None:
+        print_next_of(target, model.data, data)
 
 
 def build(
@@ -70,13 +68,12 @@ def build(
     device: Device = "cpu",
 ) -> None:
     """Join retrievers and a ranker: one run that finds candidates among all items, filters them and ranks them."""
-    from recspec.distributed import pick_device
-    from recspec.inference import build_pipeline
+    from recspec import api
 
     keep_freed_memory()
     with stages() as progress:
-        made = build_pipeline(target, retriever, ranker, candidates=candidates, filter=filter_text,
-                              device=pick_device(device), progress=progress)  # fmt: skip
+        made = api.pipeline(target, retriever=retriever, ranker=ranker, candidates=candidates, filter=filter_text,
+                            device=device, progress=progress).built  # fmt: skip
     if json_output:
         print_json(made.to_dict())
         return
@@ -88,3 +85,4 @@ def build(
     if made.card.filter is not None:
         out.print(f"the filter keeps {made.kept:,} of {made.items:,} items")
     out.print(f"wrote {made.bundle}")
+    print_next("serve", target)

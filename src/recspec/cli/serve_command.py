@@ -10,11 +10,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from recspec import config
 from recspec.cli.console import err, print_json
 from recspec.cli.options import Device, Json, Verify
 from recspec.cli.process import end_by_force
-from recspec.errors import require_extra
 
 
 def serve(
@@ -70,40 +68,25 @@ def serve(
     verify: Verify = True,
 ) -> None:
     """Serve models over HTTP and gRPC: the Open Inference Protocol, JSON routes, and a page to try them."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
-    for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
-        require_extra(library, "serve")
-    from recspec.serving import Addresses, Limits, RepositorySettings, ServeSettings, read_token, sources_of
-    from recspec.serving import serve as run_server
+    from recspec import api
 
     line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=line)
-    sources = sources_of(models)
-    limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
-              "max_body_bytes": int(max_body_mb * 2**20), "max_held_bytes": int(max_held_mb * 2**20),
-              "max_requests": max_requests, "timeout_seconds": timeout}  # fmt: skip
-    listening = {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None,
-                 "allowed_hosts": tuple(allowed_host or ()), "insecure": insecure, "tls_cert": tls_cert,
-                 "tls_key": tls_key}  # fmt: skip
 
-    def ready(addresses: Addresses) -> None:
+    def ready(serving: api.Serving) -> None:
         if json_output:
-            print_json({"http": addresses.http, "grpc": addresses.grpc, "models": [each.name for each in sources]})
+            print_json({"http": serving.url, "grpc": serving.grpc, "models": list(serving.models)})
             sys.stdout.flush()
-        names = ", ".join(each.name for each in sources)
-        grpc_too = f", gRPC at {addresses.grpc}" if addresses.grpc else ""
-        err.print(f"{names} at {addresses.http} (a page to try it; /docs: routes){grpc_too}")
+        grpc_too = f", gRPC at {serving.grpc}" if serving.grpc else ""
+        err.print(f"{', '.join(serving.models)} at {serving.url} (a page to try it; /docs: routes){grpc_too}")
 
-    opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
-    run_server(
-        sources,
-        config.build(ServeSettings, "serve", listening),
-        repository=config.build(RepositorySettings, "serve", opening),
-        limits=config.build(Limits, "serve", limits),
-        token=read_token(os.environ, token_file),
-        ready=ready,
-        force=end_by_force,
-    )
+    api.serve(
+        models, host=host, http_port=http_port, grpc_port=grpc_port, grpc=grpc, token_file=token_file,
+        allowed_host=allowed_host, control=control, insecure=insecure, tls_cert=tls_cert, tls_key=tls_key,
+        max_batch=max_batch, max_delay_ms=max_delay_ms, queue=queue, max_rows=max_rows, max_body_mb=max_body_mb,
+        max_held_mb=max_held_mb, max_requests=max_requests, timeout=timeout, threads=threads, watch=watch,
+        device=device, verify=verify, block=True, ready=ready, force=end_by_force,
+    )  # fmt: skip
     sys.stdout.flush()
     sys.stderr.flush()
     # Everything is closed. Threads of gRPC and torch sometimes abort an interpreter that ends the usual way.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from recspec import config
 from recspec.cli.console import err, print_json, step
 from recspec.cli.options import Data, Device, Json, Out, Outside, Set
-from recspec.cli.process import keep_to_cores, settings_of, stop_on_signal, told_once
-from recspec.cli.training_display import TrainingDisplay, print_found, print_plan, print_result, show_trial
-from recspec.errors import SettingsError
+from recspec.cli.process import is_first
+from recspec.cli.training_display import (
+    TrainingDisplay,
+    print_found,
+    print_next_of,
+    print_plan,
+    print_result,
+    show_trial,
+)
 from recspec.machine import keep_freed_memory
-from recspec.spec import FeatureSpec
 
 
 def train(
@@ -35,32 +39,25 @@ def train(
     allow_outside: Outside = False,
 ) -> None:
     """Train a model, on one process or on several under torchrun."""
-    from recspec.distributed import join
-    from recspec.training import plan_run
-    from recspec.training import train as run_training
+    from recspec import api
 
     keep_freed_memory()
-    with told_once():
-        spec = FeatureSpec.load(data, allow_outside=allow_outside)
-        model_settings, train_settings = settings_of(model, recipe, settings or [], amp=amp)
-        if train_settings.epochs == 0:
-            what = "which trains nothing and leaves a run to continue"
-            raise SettingsError(f"train.epochs is 0, {what}; ask for 1 or more")
-    keep_to_cores(train_settings.affinity)
-    with join(device) as ranks, stop_on_signal() as stop_requested:
-        if plan:
-            planned = plan_run(model, spec, run, train_settings, model_settings, ranks, resume=resume)
-            if ranks.is_first:
-                print_plan(planned, json_output)
-            return
-        with TrainingDisplay(run, live=err.is_terminal and ranks.is_first, verbose=verbose) as display:
-            result = run_training(model, spec, run, settings=train_settings, model_settings=model_settings,
-                                  ranks=ranks, resume=resume, on_event=display.show,
-                                  stop_requested=stop_requested)  # fmt: skip
-        if ranks.is_first:
-            print_result(result)
-            if json_output:
-                print_json(result.to_dict())
+    asked: dict[str, Any] = {
+        "recipe": recipe, "resume": resume, "amp": amp, "device": device, "allow_outside": allow_outside,
+        "settings": config.parse_assignments(settings or []),
+    }  # fmt: skip
+    if plan:
+        planned = api.train(model, data, run, plan=True, **asked)
+        if is_first():
+            print_plan(planned, json_output)
+        return
+    with TrainingDisplay(run, live=err.is_terminal and is_first(), verbose=verbose) as display:
+        trained = api.train(model, data, run, progress=display.show, **asked)
+    if is_first() and (result := trained.result) is not None:
+        print_result(result)
+        print_next_of(run, trained.data, data)
+        if json_output:
+            print_json(result.to_dict())
 
 
 BUDGET = Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it.")
@@ -91,41 +88,20 @@ def tune(
 
     Settings that --set gives are not searched, unless --space names them.
     """
-    from recspec.distributed import join
-    from recspec.training import Tuning, describe, parse_space, sections_of
+    from recspec import api
 
     keep_freed_memory()
-    spec = FeatureSpec.load(data, allow_outside=allow_outside)
-    model_settings, train_settings = settings_of(model, recipe, settings or [], amp=False)
-    values = {
-        "settings": model_settings.model_dump(mode="json", exclude_unset=True),
-        "train": train_settings.model_dump(mode="json", exclude_unset=True),
-    }
-    sections = sections_of(model)
     if search:
         err.print("note: --search is now --space; the old name ends with the next release")
-    asked = parse_space(config.parse_assignments([*(space or []), *(search or [])]), sections)
-    given = config.assign(config.parse_assignments(settings or []), sections)
-    with join(device) as ranks, stop_on_signal() as stop_requested:
-        if ranks.world_size > 1:
-            raise SettingsError("tune: one process a search; start it without torchrun")
-        tuning = Tuning(
-            model, spec, out_folder, values, asked, trials, only=only,
-            fixed=[f"{section}.{name}" for section, named in given.items() for name in _names(named)],
-            like=like or (), minutes=budget, seed=seed, ranks=ranks, on_event=show_trial,
-            stop_requested=stop_requested,
-        )  # fmt: skip
-        step(f"searching {describe(tuning.space)}")
-        found = tuning.run()
+    searched = api.tune(
+        model, data, out_folder, trials=trials, budget=budget, space=[*(space or []), *(search or [])], only=only,
+        like=like, recipe=recipe, settings=config.parse_assignments(settings or []), seed=seed, device=device,
+        allow_outside=allow_outside, progress=show_trial, tell=step,
+    )  # fmt: skip
+    found = searched.found
     if json_output:
         print_json(found.to_dict())
     else:
         print_found(found)
-
-
-def _names(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """Dotted names of settings; those of a table's entries too, as `parts.embeddings.weight_decay`."""
-    for name, value in values.items():
-        yield f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{name}.")
+    if found.best is not None and not found.left:
+        print_next_of(out_folder / "best", searched.data, data)

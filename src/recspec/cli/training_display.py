@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from recspec.cli.console import cell, err, first_line, out, print_json, titled_table
+from recspec.cli.console import cell, err, first_line, out, print_json, print_next, titled_table
 
 if TYPE_CHECKING:
-    from recspec.training import FitPlan, Found, Result, TrainingPlan
+    from recspec.api import Data, Plan
+    from recspec.training import Found, Result
 
 FEW_STEPS = 5
 WHY_STOPPED = {
@@ -58,42 +59,43 @@ class TrainingDisplay:
             err.print(f"note: {event['message']}")
 
     def _start_fit(self, event: Mapping[str, object]) -> None:
-        choices = event.get("choices")
-        for name, what in choices.items() if isinstance(choices, Mapping) else ():
-            if self.verbose or name in ("method", "chosen"):
-                err.print(f"{name}: {what}")
+        choices = _choices(event)
+        self._print_five(
+            data=_data(event),
+            model=f"{event['model']}, fitted in one go",
+            parameters=f"{_number(event, 'parameters'):,.0f}",
+            steps=f"none; {cell(chosen)} chosen on valid" if (chosen := event.get("chosen")) else "none",
+            where=_where(event),
+        )
+        self._print_rest(choices)
 
     def _start(self, event: Mapping[str, object]) -> None:
         rows, negatives = _number(event, "rows"), _number(event, "negatives")
         drawn = f" and {negatives:.0f} drawn {'negative' if negatives == 1 else 'negatives'} each" if negatives else ""
+        not_read = f"; not read: {cell(event['not_read'])}" if event["not_read"] else ""
         steps = _number(event, "steps_per_epoch")
         epochs = _number(event, "steps") / max(1, steps)
         length = f"{epochs:.0f} {'epoch' if epochs == 1 else 'epochs'}"
         if event.get("open_ended"):
             length = f"epochs until valid no longer improves, {epochs:.0f} at most"
         measured = f"valid {event['metric']} is measured" if event["metric"] else "no split valid to measure on"
-        err.print(
-            f"{event['model']}: {_number(event, 'parameters'):,.0f} parameters{_frozen(event)}; {rows:,.0f} rows{drawn}"
-            f"\n{event['device']}, {event['threads']} threads; "
-            f"precision {event['precision']}: {event['precision_reason']}"
-            f"\n{steps:,.0f} {'step' if steps == 1 else 'steps'} an epoch, {event['batch_size']:,} rows each; "
-            f"{length}; {measured}"
+        proposed = event.get("proposed")
+        proposed = proposed if isinstance(proposed, Mapping) else {}
+        settings = "setting" if len(proposed) == 1 else "settings"
+        chosen = f", {len(proposed)} {settings} chosen for the data (-v shows them)" if proposed else ""
+        self._print_five(
+            data=f"{_data(event)}: {rows:,.0f} rows{drawn}{not_read}",
+            model=f"{event['model']}{'' if self.verbose else chosen}",
+            parameters=f"{_number(event, 'parameters'):,.0f}{_frozen(event)}",
+            steps=f"{steps:,.0f} an epoch, {event['batch_size']:,} rows each; {length}; {measured}",
+            where=f"{_where(event)}, precision {event['precision']}",
         )
-        choices = event.get("choices")
-        if self.verbose:
-            for name, what in choices.items() if isinstance(choices, Mapping) else ():
-                if name != "precision":
-                    err.print(f"{name}: {what}")
-        else:
-            if isinstance(choices, Mapping) and "path" in choices:
-                err.print(f"data: {choices['path']}")
-            if isinstance(chosen := event.get("proposed"), Mapping) and chosen:
-                err.print(f"chosen for it: {'; '.join(f'{name} {cell(value)}' for name, value in chosen.items())}")
-            err.print(f"all choices and their reasons: -v, or {self.run / 'log.jsonl'}")
-        for line in _placement_lines(event):
-            err.print(line)
-        if event["not_read"]:
-            err.print(f"not read by this model: {cell(event['not_read'])}")
+        if proposed and self.verbose:
+            err.print(f"chosen for the data: {'; '.join(f'{name} {cell(value)}' for name, value in proposed.items())}")
+        self._print_rest(_choices(event))
+        if self.verbose or _number(event, "world_size") > 1:
+            for line in _placement_lines(event):
+                err.print(line)
         if steps < FEW_STEPS < rows:
             err.print(f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them")
         if _number(event, "resumed_at_step"):
@@ -101,6 +103,35 @@ class TrainingDisplay:
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in")
         # The length of an open-ended run is unknown: no bar, and no remaining time.
         self.task = self.bars.add_task("training", total=None if event.get("open_ended") else _number(event, "steps"))
+
+    def _print_five(self, *, data: str, model: str, parameters: str, steps: str, where: str) -> None:
+        """The five lines that matter."""
+        lines = {"data": data, "model": model, "parameters": parameters, "steps": steps, "runs on": where}
+        for name, what in lines.items():
+            err.print(f"{name + ':':<12}{what}")
+
+    def _print_rest(self, choices: Mapping[str, object]) -> None:
+        """Every automatic choice and its reason, if it is asked for."""
+        if self.verbose:
+            for name, what in choices.items():
+                err.print(f"{name}: {what}")
+
+
+def _choices(event: Mapping[str, object]) -> Mapping[str, object]:
+    found = event.get("choices")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _data(event: Mapping[str, object]) -> str:
+    """The folder of the data, and the dataset that `recspec prepare` made of it."""
+    folder, dataset = event.get("data", ""), event.get("dataset")
+    return f"{folder} ({dataset})" if dataset else str(folder)
+
+
+def _where(event: Mapping[str, object]) -> str:
+    threads, processes = _number(event, "threads"), _number(event, "world_size")
+    among = f", {processes:.0f} processes" if processes > 1 else ""
+    return f"{event['device']}{among}, {threads:.0f} {'thread' if threads == 1 else 'threads'}"
 
 
 def _frozen(event: Mapping[str, object]) -> str:
@@ -192,19 +223,21 @@ def _short(value: object) -> str:
     return str(value) if isinstance(value, list) else cell(value)
 
 
-def print_plan(plan: TrainingPlan | FitPlan, json_output: bool) -> None:
+def print_plan(plan: Plan, json_output: bool) -> None:
     """Every choice of a run and its reason."""
     if json_output:
         print_json(plan.to_dict())
         return
-    for name, choice in plan.choices.items():
+    for name, choice in plan.items():
         out.print(f"{name}: {choice}", soft_wrap=True)
     for note in plan.notes:
         err.print(f"note: {note}")
 
 
 def print_result(result: Result) -> None:
-    """Print what a training reached, and where its bundle is."""
+    """Print what a training reached beside the best baseline that was measured, and where its bundle is."""
+    if (reached := _reached(result)) is not None:
+        err.print(reached)
     if result.stopped == "fitted":
         err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s")
     else:
@@ -214,6 +247,29 @@ def print_result(result: Result) -> None:
         err.print(f"{where}; {speed}{why}")
     for warning in result.warnings:
         err.print(f"warning: {warning.message}", soft_wrap=True)
+
+
+def print_next_of(run: Path, opened: Data | None, data: Path) -> None:
+    """The command that measures a run on test, or, without that split, the one that serves it."""
+    outside = ["--allow-outside"] if opened is not None and opened.spec.allow_outside else []
+    if opened is not None and "test" in opened.splits:
+        print_next("evaluate", run, data, "--baselines", *outside)
+    else:
+        print_next("serve", run)
+
+
+def _reached(result: Result) -> str | None:
+    """The metric on valid, beside the best of the baselines."""
+    from recspec.evaluation import is_lower_better
+
+    if result.value is None:
+        return None
+    line = f"{result.metric} on valid: {result.value:.4f}"
+    if not result.baselines:
+        return line
+    best = (min if is_lower_better(result.metric) else max)(result.baselines, key=lambda name: result.baselines[name])
+    among = "" if len(result.baselines) == 1 else f", the best of {', '.join(result.baselines)} with default settings"
+    return f"{line}; {best}{among}: {result.baselines[best]:.4f}"
 
 
 def _number(event: Mapping[str, object], name: str) -> float:

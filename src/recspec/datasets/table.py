@@ -19,6 +19,7 @@ from recspec.config import build as build_settings
 from recspec.datasets.table_features import (
     CONTENT,
     MIXED,
+    OURS,
     FeaturePlan,
     Tables,
     as_ids,
@@ -30,6 +31,7 @@ from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_shape import settled, threshold, with_features
 from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
 from recspec.errors import DataError, SettingsError, listed, nearest
+from recspec.files import local
 from recspec.prepare import (
     EVENT_WEIGHT,
     FILE_SPLIT,
@@ -57,6 +59,7 @@ from recspec.prepare import (
     fetch,
     find_raw_files,
     interactions,
+    load_columns,
     note_doubtful_time,
     note_untimed,
     prepared,
@@ -75,6 +78,7 @@ IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings n
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a file of CSV, JSON lines or Parquet, or a folder of such files."""
     raw, notes = context.raw, Notes()
+    settings = _with_types(settings, raw)
     paths, asked = _paths(raw, settings, notes)
     sides = {side: _side_path(raw, side, name) for side, name in (("users", settings.users), ("items", settings.items))}
 
@@ -93,6 +97,19 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             return spec.replace(metadata={**spec.metadata, **_told(tables.settings)})
 
     return prepared.run(context, NAME, settings, [*paths, *filter(None, sides.values())], build)
+
+
+def _with_types(settings: Settings, raw: Path) -> Settings:
+    """The settings with the types of the file that they name: a path, or a file beside the raw ones."""
+    if not isinstance(settings.types, str):
+        return settings
+    path = local(settings.types, "setting 'types'")
+    beside = (raw if raw.is_dir() else raw.parent) / path
+    found = next((each for each in (path, beside) if each.is_file()), None)
+    if found is None:
+        raise SettingsError(f"setting 'types': {path}: no such file{_nearest_file(path)}, nor is {beside}")
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return build_settings(Settings, f"{raw}: settings", {**given, "types": load_columns(found)})
 
 
 def _told(settings: Settings) -> dict[str, object]:
@@ -170,6 +187,11 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
             )
             mentioned = frozenset({*own.ids, *own.features, *([settings.title] if settings.title else [])})
             held[side] = read_raw_files(backend, [path], own, replace(beside, mentioned=mentioned), notes, work)
+    present = [*raw_rows.table.columns, *(name for table in held.values() for name in table.columns)]
+    known = [name for name in dict.fromkeys(present) if name not in OURS]
+    absent = [f"no column '{name}'{nearest(name, known)}" for name in settings.declared if name not in known]
+    if absent:
+        raise SettingsError.of("setting 'types'", [f"{what}; found {listed(known)}" for what in absent])
     elsewhere = {name for side, table in held.items() for name in named[side] if name in table.columns}
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
     rows = typed(raw_rows, replace(roles, features=features))
@@ -241,9 +263,9 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
         users=catalogue("user", tables, plan, train), items=catalogue("item", tables, plan, train),
         context=plan.columns["context"], raw_names={USER: settings.user, ITEM: settings.item},
         vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
-        unknown_targets=settings.unknown_targets, missing_values=settings.missing_values, summary=summary, notes=notes,
-        weighted=is_weighted(tables), decay=decay_of(tables, split),
-        unseen_items=settings.unseen_items,
+        unknown_targets=settings.unknown_targets, missing_values=settings.missing_values,
+        missing_by_column=settings.missing_by_column, summary=summary, notes=notes,
+        weighted=is_weighted(tables), decay=decay_of(tables, split), unseen_items=settings.unseen_items,
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
@@ -369,6 +391,7 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         columns={**plan.columns, "context": [*plan.columns["context"], *plan.crosses]},
         users=catalogues.get("user"), items=catalogues.get("item"), grouped="values" if group is not None else False,
         min_count=settings.min_count, missing_values=settings.missing_values,
+        missing_by_column=settings.missing_by_column,
         summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
         timed=dated, weighted=is_weighted(tables), decay=decay_of(tables, split),
         histories=settings if settings.history is not None else None, seed=settings.seed,

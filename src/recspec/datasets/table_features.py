@@ -133,7 +133,7 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
         assert table is not None
         called = None if place.in_file or place.name == place.column else place.column
         vectors = _text(place, table, settings, problems) or _vectors(place, table, settings, tables, raw, problems)
-        columns = [vectors] if vectors else _columns(place.name, table[place.column], settings, problems)
+        columns = [vectors] if vectors else _columns(place, table[place.column], settings, problems)
         found[place.role] += [replace(column, called=called) for column in columns]
     for name in (*settings.numeric, *settings.categorical, *settings.lists, *settings.vectors):
         if name not in settings.features:
@@ -207,6 +207,9 @@ def _by_feature(settings: Settings, places: Sequence[_Place]) -> Settings:
         return {name: value for one, value in given.items() for name in names.get(one, [one])}
 
     update: dict[str, object] = {name: all_of(getattr(settings, name)) for name in KINDS}
+    for setting, kind in (("lists", "list"), ("vectors", "vector")):
+        found = (p.name for p in places if (each := settings.declared.get(p.column)) and each.type == kind)
+        update[setting] = tuple(dict.fromkeys((*all_of(getattr(settings, setting)), *found)))
     update |= {f"{role}_features": tuple(p.name for p in places if p.role == role) for role in settings.by_role}
     update |= {"hashed": table_of(settings.hashed), "buckets": table_of(settings.buckets)}
     return settings.model_copy(update={**update, "crosses": tuple(map(all_of, settings.crosses))})
@@ -270,8 +273,9 @@ def _place_problem(role: str, name: str, rows: Table, side: Table | None) -> str
     return f"{role} feature '{name}' is no column{nearest(name, columns)}; found {listed(dict.fromkeys(columns))}"
 
 
-def _columns(name: str, values: Values, settings: Settings, problems: list[str]) -> list[Column]:
-    column = _column(name, values, settings, problems)
+def _columns(place: _Place, values: Values, settings: Settings, problems: list[str]) -> list[Column]:
+    name, declared = place.name, settings.declared.get(place.column)
+    column = _column(name, values, settings, problems, (declared and declared.separator) or settings.list_separator)
     if name not in settings.buckets:
         return [column]
     if column.kind != "number":
@@ -344,7 +348,7 @@ def _vectors(
     return Column(name, "vector", size=found.size)
 
 
-def _column(name: str, values: Values, settings: Settings, problems: list[str]) -> Column:
+def _column(name: str, values: Values, settings: Settings, problems: list[str], list_separator: str) -> Column:
     kind = values.type()
     chosen: Kind
     if name in settings.lists or kind.is_array():
@@ -359,7 +363,7 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str]) 
         problems.append(f"feature '{name}' holds fractions; a category must be text or whole numbers")
     if chosen == "list" and not (kind.is_array() or kind.is_string()):
         problems.append(f"feature '{name}' holds {kind}; a list must be text with a separator, or a Parquet list")
-    separator = settings.list_separator if chosen == "list" and kind.is_string() else None
+    separator = list_separator if chosen == "list" and kind.is_string() else None
     if name in settings.hashed:
         return Column(name, "hash", separator=separator, size=settings.hashed[name], is_list=chosen == "list")
     free = chosen == "number" and settings.label is not None and name not in settings.numeric

@@ -12,14 +12,16 @@ from recspec.errors import listed, unknown
 from recspec.prepare import (
     SPLIT_WORDS,
     SPLITS,
+    DeclaredColumn,
+    Invalid,
     RawLayout,
-    RawType,
     Reading,
     Repeats,
     RowsBy,
     UnknownTargets,
     check_encoding,
     check_time_format,
+    declared_columns,
 )
 
 Role = Literal["user", "item", "context"]
@@ -58,6 +60,7 @@ Separator = Annotated[str, BeforeValidator(_separator), Field(min_length=1, max_
 Splits = Annotated[str | dict[str, tuple[str, ...]] | None, BeforeValidator(_splits)]
 TimeFormat = Annotated[str, AfterValidator(check_time_format)]
 Encoding = Annotated[str, AfterValidator(check_encoding)]
+Types = Annotated[str | dict[str, DeclaredColumn], BeforeValidator(declared_columns)]
 
 
 class Settings(SignalSettings):
@@ -129,7 +132,15 @@ class Settings(SignalSettings):
     files: tuple[str, ...] = Field((), description="files of the folder RAW to read, in this order; all if empty")
     rows: int | None = Field(None, ge=1, description="number of rows to take; all if null")
     rows_by: RowsBy = Field("first", description="the rows to take: the first, or random ones by the seed")
-    types: dict[str, RawType] = Field({}, description="{column: string, int64 or float64}; ids are text by default")
+    types: Types = Field(
+        {},
+        description="types of columns: {column: text, integer, number, time, list or vector}, or a file of them such "
+        "as columns.yaml; ids are text by default",
+    )
+    invalid_values: Invalid = Field(
+        "refuse",
+        description="values of another type than their column: refuse them, drop their rows, or take them as missing",
+    )
     missing_values: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
         (), description="texts that mean a missing value; in numbers n/a, NA, null, none, nan, - and ? always do"
     )
@@ -223,8 +234,19 @@ class Settings(SignalSettings):
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     @property
+    def declared(self) -> dict[str, DeclaredColumn]:
+        """The declared columns; none while `types` is a file that has not been read."""
+        return self.types if isinstance(self.types, dict) else {}
+
+    @property
+    def missing_by_column(self) -> dict[str, tuple[str, ...]]:
+        """The texts that mean a missing value in a column, where it has its own."""
+        return {name: each.missing for name, each in self.declared.items() if each.missing is not None}
+
+    @property
     def reading(self) -> Reading:
         own = {name: getattr(self, name) for name in Reading.__dataclass_fields__ if name in type(self).model_fields}
+        own["types"] = self.declared
         files = self.splits if isinstance(self.splits, dict) else {}
         splits = tuple(split for split in SPLITS for _ in files.get(split, ()))
         layout = "rows" if self.label is not None else self.layout
@@ -234,7 +256,7 @@ class Settings(SignalSettings):
     def _mentioned(self) -> frozenset[str]:
         """Names of columns in the settings."""
         found: set[str] = {
-            *self.types,
+            *self.declared,
             *self.hashed,
             *self.buckets,
             *self.numeric,

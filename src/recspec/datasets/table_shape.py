@@ -182,12 +182,18 @@ class _Shape:
         free = [name for name in self.columns if name not in self._named]
         name = self._time_among(free)
         if name is not None:
-            self._set("timestamp", name, f"the time is column '{shortened(name)}', because of its name and its values "
-                      "(timestamp=null ignores it)")  # fmt: skip
+            why = "it is declared time" if name in self.settings.declared else "of its name and its values"
+            self._set("timestamp", name, f"the time is column '{shortened(name)}', because {why} (timestamp=null "
+                      "ignores it)")  # fmt: skip
 
     def _time_among(self, free: Sequence[str]) -> str | None:
         """The column of times, by its name and its values."""
-        name = column_of("timestamp", free)
+        told = [name for name in free if (each := self.settings.declared.get(name)) and each.type == "time"]
+        if len(told) == 1:
+            return told[0]
+        name = column_of("timestamp", told or free)
+        if told and name is not None:
+            return name
         is_time = name is not None and (self.settings.time_format or self._looks_like_times(name))
         return name if is_time else None
 
@@ -241,8 +247,10 @@ class _Shape:
             return
         free = [name for name in self.columns if name not in self._named]
         table = self.rows.table
-        dates = [name for name in columns_like_times(self.rows.backend, table, {*self._named, FILE_SPLIT})
-                 if not table[name].type().is_numeric() and self._is_date(name)]  # fmt: skip
+        declared = self.settings.declared
+        alike = columns_like_times(self.rows.backend, table, {*self._named, *declared, FILE_SPLIT})
+        dates = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
+        dates += [name for name in free if name in declared and declared[name].type == "time"]
         if dates:
             self.notes.dropped.append(f"columns {listed(dates)}: they look like times, of which models make no feature "
                                       f"(timestamp={dates[0]} makes the latest rows valid and test)")  # fmt: skip

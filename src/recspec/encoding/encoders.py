@@ -107,7 +107,9 @@ class Encoders:
             if len(there) < len(sources):
                 for column, source in zip(self._raw(name), sources, strict=True):
                     if source is None:
-                        missing.setdefault(column, "" if column == name else f" that '{name}' is made from")
+                        own = getattr(encoder, "column", None) or name  # as the raw files call it
+                        or_raw = f" or '{own}'" if own != name else ""
+                        missing.setdefault(column, or_raw if column == name else f" that '{name}' is made from")
                 continue
             try:
                 encoded[name] = encode(encoder, [table.column(source) for source in there], self.vocabularies, there)

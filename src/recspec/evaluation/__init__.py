@@ -8,9 +8,12 @@ from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluat
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows
 from recspec.evaluation.labelled_rows import count_labels
+from recspec.evaluation.pairing import Paired, how_questions_differ, pair
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import Comparison, Evaluation, Interval, Report, Slice, difference, is_lower_better
+from recspec.evaluation.runs import FoundRun, RunList, find_runs
+from recspec.evaluation.saved import Kept, SavedEvaluation, SavedGroups, save, saved
 from recspec.evaluation.scored_rows import evaluate_rows
 from recspec.evaluation.scoring import (
     FullRanker,
@@ -22,6 +25,7 @@ from recspec.evaluation.scoring import (
     scores_of,
     silent,
 )
+from recspec.evaluation.timing import seconds_of, seconds_of_an_operation
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
@@ -31,15 +35,21 @@ __all__ = [
     "EvaluateSettings",
     "Evaluation",
     "Fitted",
+    "FoundRun",
     "FullRanker",
     "Interval",
     "ItemFit",
+    "Kept",
     "ModelRanker",
     "ModelWarning",
+    "Paired",
     "Progress",
     "Question",
     "Report",
     "RowFit",
+    "RunList",
+    "SavedEvaluation",
+    "SavedGroups",
     "Slice",
     "Tried",
     "as_batch",
@@ -54,17 +64,24 @@ __all__ = [
     "evaluate_model",
     "evaluate_rows",
     "favours",
+    "find_runs",
+    "how_questions_differ",
     "id_feature",
     "informed",
     "interactions_of",
     "intervals",
     "is_lower_better",
+    "pair",
     "positives",
     "read_events",
     "read_rows",
     "run_protocols",
+    "save",
+    "saved",
     "score_rows",
     "scores_of",
+    "seconds_of",
+    "seconds_of_an_operation",
     "silent",
     "warnings",
 ]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recspec.evaluation.columns import default_kind, kinds_of_items
 from recspec.evaluation.interactions import positives
 from recspec.evaluation.question import Question
+from recspec.evaluation.report import Exposure
 from recspec.models import Ids, Interactions
 
 Lists = NDArray[np.int32]  # (R, k), best first
@@ -24,6 +25,10 @@ Values = NDArray[np.float64]
 
 COMPARED = 1 << 24
 """Pairs of ids that `diversities` compares at once: 16 MB."""
+
+
+PARTS = 10
+"""Parts of the items by popularity, whose shares of the recommendations `exposure` gives."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class Beyond:
         if not np.isnan(lift):
             found["popularity_lift"] = lift
         return found, {name: of for name, of in values.items() if not np.isnan(of).any()}
+
+    def exposure(self, lists: Lists, first_item: int) -> Exposure:
+        """Which popular and rare items some lists hold."""
+        return exposure(lists, self.counts, first_item)
 
 
 def measures_of(question: Question, users: Ids) -> Beyond:
@@ -119,6 +128,24 @@ def popularity_lift(lists: Lists, counts: NDArray[np.int64], history_popularity:
     both = ~(np.isnan(of_lists) | np.isnan(history_popularity))
     chosen = float(history_popularity[both].mean()) if both.any() else 0.0
     return float(of_lists[both].mean()) / chosen - 1 if chosen > 0 else float("nan")
+
+
+def exposure(lists: Lists, counts: NDArray[np.int64], first_item: int = 0) -> Exposure:
+    """Shares of the lists' places that items of each popularity take.
+
+    From the most popular item on, the items are cut into parts that hold a tenth of the interactions each: an item
+    belongs to the part in which its first interaction lies. The last part holds the items without any interaction.
+    Reserved ids below `first_item` are no items.
+    """
+    order = np.argsort(-counts[first_item:], kind="stable") + first_item
+    of_items = np.full(len(counts), PARTS)
+    total = int(counts[order].sum())
+    before = np.cumsum(counts[order]) - counts[order]
+    part = np.minimum(before * PARTS // max(1, total), PARTS - 1)
+    of_items[order] = np.where(counts[order] > 0, part, PARTS)
+    places = np.bincount(of_items[lists[lists >= 0]], minlength=PARTS + 1)
+    items = np.bincount(of_items[first_item:], minlength=PARTS + 1)
+    return Exposure(tuple((places / max(1, places.sum())).tolist()), tuple(items.tolist()))
 
 
 def history_popularity(history: Interactions, users: NDArray[np.integer], counts: NDArray[np.int64]) -> Values:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar, cast
 
-from recspec.bundle import Bundle
+from recspec.bundle import Bundle, DataRecord
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.bootstrap import compare, intervals
@@ -16,8 +17,9 @@ from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
-from recspec.evaluation.report import Evaluation, Report
+from recspec.evaluation.report import Asked, Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.evaluation.saved import data_notes
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
@@ -57,7 +59,7 @@ def evaluate(
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
         SettingsError: for an unknown protocol, or a cut-off longer than every list of candidates.
     """
-    ranks = ranks or Ranks()
+    ranks, started = ranks or Ranks(), time.monotonic()
     check_same_features(trained.model, spec)
     splits = trained.card.train.get("train_splits")
     fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
@@ -71,13 +73,18 @@ def evaluate(
     }
     draws = asked.bootstrap or DRAWS
     compared = {name: compare(model, found, draws, asked.seed) for name, found in others.items()}
+    wanted = Asked(None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines,
+                   tuple(against or ()))  # fmt: skip
+    data = DataRecord.of(spec) if ranks.is_first else None
+    notes = () if data is None else data_notes(trained, data)
+    report = Report(split, model, intervals=found, against=compared, asked=wanted, data=data, data_notes=notes)
     if not (baselines and ranks.is_first):
-        return Report(split, model, intervals=found, against=compared)
+        return replace(report, seconds=time.monotonic() - started)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
     question = question.under(tuple(model.metrics))
     beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
     chosen_by = str(trained.card.trained.get("valid_metric") or "")
-    return Report(split, model, beside, missing, chosen_by=chosen_by, intervals=found, against=compared)
+    return replace(report, beside=beside, not_fitted=missing, chosen_by=chosen_by, seconds=time.monotonic() - started)
 
 
 def _answers(

@@ -91,7 +91,7 @@ class ItemFit:
             SettingsError: for a metric that valid does not give.
         """
         before = [split for split in self.splits if split != self.valid]
-        question = self._question() if self.valid and before else None
+        question = self.question() if self.valid and before else None
         interactions = interactions_of(self.kind, self.spec, before or self.splits)
         best: Fitted | None = None
         if question is not None:
@@ -111,7 +111,7 @@ class ItemFit:
         model.set_line(*best.model.line.tolist())
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
-    def _question(self) -> Question | None:
+    def question(self) -> Question | None:
         """What valid asks; None if it holds no positive of known items that are new to their users."""
         protocol, _, name = self.metric.partition("/")
         cut_off = name.rpartition("@")[2]

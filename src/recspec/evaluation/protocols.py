@@ -16,12 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from recspec import metrics
 from recspec.evaluation.beyond import measures_of
+from recspec.evaluation.interactions import group_of, id_feature
 from recspec.evaluation.question import Question
 from recspec.evaluation.rankings import Ranked, rank_full, rank_sampled
-from recspec.evaluation.report import Evaluation
-from recspec.evaluation.scored_rows import evaluate_rows
+from recspec.evaluation.report import Evaluation, Groups
+from recspec.evaluation.scored_rows import evaluate_rows, sampled
 from recspec.evaluation.scoring import SplitScores
 from recspec.evaluation.slices import slices_of_ranking, slices_of_rows
 from recspec.metrics import Ranking, Values
@@ -39,6 +42,8 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         if protocol == "rows":
             result = _with_rows(result, answers)
             result.protocols["rows"].update(_facts_of_stages(answers, protocol))
+            if beyond and (users := question.rows.users) is not None:
+                result.groups["rows"] = Groups(question.spec.user_id, users[sampled(len(users))])
             if slices := slices_of_rows(answers):
                 result.slices["rows"] = slices
             continue
@@ -72,13 +77,26 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         }
         if slices := slices_of_ranking(question, protocol, ranked, partial(values_of, ks=ks)):
             result.slices[protocol] = slices
+        if beyond:
+            result.groups[protocol] = _groups(question, protocol, ranked)
         if ranked.top is not None:
-            _add_beyond(result, question, ranked, ks)
+            result = _with_beyond(result, question, ranked, ks)
     return result
 
 
-def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> None:
-    """Add the measures of the lists to the evaluation."""
+def _groups(question: Question, protocol: str, ranked: Ranked) -> Groups:
+    """The groups of a ranking in the order of its values."""
+    assert ranked.positives.groups is not None
+    ids = np.unique(ranked.positives.groups)
+    own = protocol == "sampled" and question.lists_candidates
+    feature = group_of(question.spec, question.split) if own else question.spec.user_id
+    are_users = feature is not None and feature == id_feature(question.spec, "user")
+    reads = not own or question.spec.has_series  # other lists are judged without reading earlier splits
+    return Groups(feature or "", ids, np.diff(question.seen.offsets)[ids] if are_users and reads else None)
+
+
+def _with_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> Evaluation:
+    """The evaluation with the measures of the lists added."""
     assert ranked.top is not None
     assert ranked.users is not None
     measures = measures_of(question, ranked.users)
@@ -86,6 +104,7 @@ def _add_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequ
         found, values = measures.of(ranked.top[:, :k])
         result.beyond.update({f"{name}@{k}": value for name, value in found.items()})
         result.beyond_values.update({f"{name}@{k}": of for name, of in values.items()})
+    return replace(result, exposure=measures.exposure(ranked.top, question.first_item))
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec.bundle import DataRecord
 from recspec.evaluation import warnings
 from recspec.evaluation.warnings import Difference, ModelWarning, Probabilities
 
@@ -32,14 +33,38 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Exposure:
+    """How recommendations spread over popular and rare items; see `beyond.exposure`."""
+
+    shares: tuple[float, ...]
+    """Of the places of all lists, from the part of the most popular items to that of items without interactions."""
+    items: tuple[int, ...]
+    """Number of items in each part."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Whose values an evaluation holds: users or other groups in order, or the user of each row."""
+
+    feature: str
+    """The feature of the ids; empty if rows have no user."""
+    ids: NDArray[np.integer]
+    """Prepared ids."""
+    events: NDArray[np.integer] | None = None
+    """Items that each user acted on before the split, where they were read."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Metrics of a model or baseline on a split."""
 
     metrics: Metrics
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
     values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)  # of each group or row
+    groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
     beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
     beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
+    exposure: Exposure | None = None  # of the longest lists that `beyond` measures
     slices: dict[str, dict[str, dict[str, Slice]]] = field(default_factory=dict)  # protocol -> slice by -> its value
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
@@ -87,6 +112,18 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What an evaluation was asked for."""
+
+    protocols: tuple[str, ...] | None
+    """None: every protocol that fits the data."""
+    settings: Mapping[str, object]
+    baselines: bool
+    against: tuple[str, ...] = ()
+    """Other runs, as they were named."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A model and the baselines on one split."""
 
@@ -97,6 +134,11 @@ class Report:
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # protocol -> metric
     against: Mapping[str, Mapping[str, Mapping[str, Comparison]]] = field(default_factory=dict)  # run -> protocol ->
     chosen_by: str = ""  # PROTOCOL/METRIC on valid that chose the model, if known
+    asked: Asked | None = None
+    data: DataRecord | None = None
+    data_notes: tuple[str, ...] = ()
+    """What differs between this dataset and the one that the model was trained on."""
+    seconds: float | None = None
 
     @property
     def metrics(self) -> Metrics:
@@ -158,7 +200,8 @@ class Report:
         by_reason: dict[str, list[str]] = {}
         for name, why in self.not_fitted.items():
             by_reason.setdefault(why, []).append(name)
-        notes = [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        notes = [*self.data_notes]
+        notes += [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
         for name, facts in self.model.protocols.items():
             if "stages" in facts:
                 recall = facts.get("candidates_recall")
@@ -212,12 +255,18 @@ class Report:
             "baselines": self.baselines,
             "beyond_accuracy": {"model": self.model.beyond}
             | {name: found.beyond for name, found in self.beside.items() if found.beyond},
+            "exposure": {
+                name: asdict(found.exposure)
+                for name, found in {"model": self.model, **self.beside}.items()
+                if found.exposure is not None
+            },
             "slices": {
                 protocol: {by: {value: asdict(part) for value, part in parts.items()} for by, parts in found.items()}
                 for protocol, found in self.model.slices.items()
             },
             "fitted": {name: dict(found.fitted) for name, found in self.beside.items() if found.fitted},
             "verdicts": list(self.verdicts),
+            "notes": list(self.notes),
             "warnings": [each.to_dict() for each in self.warnings],
             "probabilities": asdict(self.model.probabilities) if self.model.probabilities is not None else None,
             "left_out": {**self.model.left_out, **self.not_fitted},

@@ -38,7 +38,7 @@ def evaluate_rows(
     """
     facts: dict[str, int] = {"rows": len(labels), "positives": int(labels.sum())}
     probabilities = None
-    sample = slice(None, None, max(1, -(-len(labels) // MOST_ROWS_OF_ERRORS)))
+    sample = sampled(len(labels))
     reached = {"auc": metrics.auc(scores, labels)}
     values = {"auc": metrics.auc_of_rows(scores[sample], labels[sample])}
     if are_logits:
@@ -64,6 +64,11 @@ def evaluate_rows(
     return Evaluation(
         {"rows": defined}, protocols={"rows": {**facts}}, values={"rows": kept}, probabilities=probabilities
     )
+
+
+def sampled(num_rows: int) -> slice:
+    """The rows of which values are kept."""
+    return slice(None, None, max(1, -(-num_rows // MOST_ROWS_OF_ERRORS)))
 
 
 def _against_the_rate(losses: Values, labels: NDArray[np.bool_], sampled: NDArray[np.bool_]) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from recspec.files import manifest
 from recspec.files.archives import (
     LINE_BYTES,
+    PACKED,
     LineError,
     bounded_lines,
     check_unpacked,
@@ -12,7 +13,9 @@ from recspec.files.archives import (
     most_unpacked,
     open_zip,
     opened,
+    packing,
     too_much,
+    unpacked_name,
 )
 from recspec.files.outputs import (
     beside,
@@ -29,11 +32,23 @@ from recspec.files.outputs import (
     whole_file,
     whole_folder,
 )
-from recspec.files.paths import PathError, confine, confined, copy, local, parse_json, read_json, read_text, special
+from recspec.files.paths import (
+    PathError,
+    confine,
+    confined,
+    copy,
+    local,
+    named_path,
+    parse_json,
+    read_json,
+    read_text,
+    special,
+)
 
 __all__ = [
-    "LINE_BYTES", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked", "confine", "confined",
-    "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local", "locked", "locked_inside", "made",
-    "manifest", "most_unpacked", "open_zip", "opened", "parse_json", "put_in_place", "read_json", "read_text",
-    "removed", "special", "staging", "temporary_name", "too_much", "turn", "whole_file", "whole_folder",
+    "LINE_BYTES", "PACKED", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked", "confine",
+    "confined", "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local", "locked", "locked_inside",
+    "made", "manifest", "most_unpacked", "named_path", "open_zip", "opened", "packing", "parse_json", "put_in_place",
+    "read_json", "read_text", "removed", "special", "staging", "temporary_name", "too_much", "turn", "unpacked_name",
+    "whole_file", "whole_folder",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""Zips and gzipped files of raw data: opened, unpacked within bounds, read line by line."""
+"""Zips and compressed files of raw data: opened, unpacked within bounds, read line by line."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import lzma
@@ -27,7 +28,10 @@ _ZIP_DAMAGE = (
     RuntimeError, OverflowError,
 )  # fmt: skip
 """What zipfile raises for bytes that are no zip, an unknown method and an encrypted member."""
-_GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
+_DAMAGE = (EOFError, zlib.error, OSError)
+"""What the unpacking of compressed files raises."""
+PACKED = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+"""Suffixes of compressed files."""
 
 
 # --- zips ------------------------------------------------------------------------------------------------------------
@@ -75,17 +79,28 @@ def most_unpacked(packed_bytes: int) -> int:
     return max(LEAST_CAP, MOST_TIMES * packed_bytes)
 
 
-# --- gzipped files ---------------------------------------------------------------------------------------------------
+# --- compressed files ------------------------------------------------------------------------------------------------
+
+
+def packing(path: Path) -> str | None:
+    """How a file is compressed, by its name: one of the values of `PACKED`, or None."""
+    return PACKED.get(path.suffix.lower())
 
 
 def is_gzip(path: Path) -> bool:
     """Whether a file is gzipped, by its name."""
-    return path.suffix.lower() == ".gz"
+    return packing(path) == "gzip"
+
+
+def unpacked_name(path: Path) -> str:
+    """A file's name in lower case without the suffix of its compression."""
+    name = path.name.lower()
+    return name.removesuffix(path.suffix.lower()) if packing(path) else name
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if gzipped. Raises DataError if it is unreadable, damaged or far too large."""
+    """The bytes of a file, unpacked if compressed. Raises DataError if it is unreadable, damaged or far too large."""
     if problem := special(path):
         raise DataError(f"{path}: {problem}")
     try:
@@ -93,29 +108,43 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise DataError(f"{path}: can't be opened: {error.strerror}") from None
     with stream:
-        if not is_gzip(path):
+        if (how := packing(path)) is None:
             yield stream
             return
-        try:
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                yield io.BufferedReader(_Counted(unpacked, path), 1 << 16)
-        except _GZIP_DAMAGE as error:
-            what = "was cut short" if isinstance(error, EOFError) else f"is no gzip file, or damaged ({error})"
-            raise DataError(f"{path}: the compressed file {what}; download it again") from None
+        with _unpacking(stream, how) as unpacked:
+            yield io.BufferedReader(_Counted(unpacked, path, how), 1 << 16)
+
+
+def _unpacking(stream: IO[bytes], how: str) -> Any:
+    """A file object of the unpacked bytes."""
+    if how == "gzip":
+        return gzip.GzipFile(fileobj=stream)
+    if how == "zstd":
+        import pyarrow as pa  # this file is imported everywhere, and pyarrow takes long to load
+
+        return pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd")
+    return bz2.BZ2File(stream)
 
 
 class _Counted(io.RawIOBase):
-    """The unpacked bytes of a gzipped file, up to the most that is allowed."""
+    """The unpacked bytes of a compressed file, up to the most that is allowed."""
 
-    def __init__(self, unpacked: gzip.GzipFile, path: Path) -> None:
-        self._unpacked, self._path = unpacked, path
+    def __init__(self, unpacked: Any, path: Path, how: str) -> None:
+        self._unpacked, self._path, self._how = unpacked, path, how
         self._most, self._count = most_unpacked(path.stat().st_size), 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._unpacked.readinto(buffer)
+        try:
+            count: int = self._unpacked.readinto(buffer)
+        except _DAMAGE as error:
+            if of_the_machine(error):
+                raise
+            cut = isinstance(error, EOFError) or "runcated" in str(error)
+            what = "was cut short" if cut else f"is no {self._how} file, or damaged ({error})"
+            raise DataError(f"{self._path}: the compressed file {what}; download it again") from None
         self._count += count
         if self._count > self._most:
             raise too_much(self._path)
@@ -123,10 +152,10 @@ class _Counted(io.RawIOBase):
 
 
 def too_much(path: Path) -> DataError:
-    """The error for a gzipped file that unpacks to more than is allowed."""
+    """The error for a compressed file that unpacks to more than is allowed."""
     size = path.stat().st_size
     return DataError(f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; if that is "
-                     "right, unpack it yourself (gunzip) and name the unpacked file")  # fmt: skip
+                     "right, unpack it yourself and name the unpacked file")  # fmt: skip
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
@@ -137,7 +166,7 @@ class LineError(ValueError):
 
 
 def lines(path: Path, most: int = LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines of a plain or gzipped file. Raises DataError, also for a line longer than `most` bytes."""
+    """The numbered lines of a plain or compressed file. Raises DataError, also for a line longer than `most` bytes."""
     with opened(path) as stream:
         try:
             yield from enumerate(bounded_lines(stream, most), 1)

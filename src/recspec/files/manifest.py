@@ -18,7 +18,9 @@ from recspec.files.paths import PathError, confined, read_json, read_text
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
-ASIDE = ("export",)  # folders that have a manifest of their own
+ASIDE = ("export", "evaluations", "run.json", "report.html")
+"""Files and folders that are no part of the model: exports, which have a manifest of their own, and what is said of the
+model later."""
 
 log = logging.getLogger("recspec.manifest")
 
@@ -51,6 +53,15 @@ def check(folder: Path) -> str | None:
         advice = "restore them or write it again, or pass --no-verify if you changed them"
         raise BundleError.of(f"{folder}: its files are not as they were written; {advice}", problems)
     return digest
+
+
+def digest(folder: Path) -> str:
+    """The manifest's own digest, as `check` returns it, without comparing any file; empty without a manifest."""
+    try:
+        confined(folder, FILE_NAME)
+        return hashlib.sha256(read_text(folder / FILE_NAME).encode()).hexdigest()
+    except PathError:
+        return ""
 
 
 def _read(folder: Path) -> tuple[dict[str, str], str]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -84,6 +85,17 @@ def local(text: str | Path, what: str) -> Path:
         raise PathError(f"{what}: '{written}' is a URL, and only local paths are supported; copy the files to a local "
                         "folder first, or mount the store")  # fmt: skip
     return Path(text)
+
+
+def named_path(text: str, what: str) -> tuple[str, Path]:
+    """The name and path of `NAME=PATH`, as a user typed it as `what`; no name for a path alone.
+
+    A file or folder that is there under the whole text is a path, whatever its name holds.
+    """
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or (not _SCHEME.match(text) and os.path.lexists(text)):
+        name, path = "", text
+    return name, local(path, what)
 
 
 def read_text(file: Path, *, most: int = MOST_TEXT_BYTES) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,20 +44,37 @@ def predict_file(
         DataError: if the file can't be read, or a row holds what it can't.
         SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there.
     """
-    total = Predictions()
     with row_writer(out) as write:
-        for table in read_rows(rows):
-            if "probability" in table.column_names:
-                raise DataError(f"{rows}: has a column 'probability' already; rename or remove it")
-            names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
-            chosen = () if columns is None else _chosen(columns, list(names), rows)
-            probability, found = _predict(predictor, table, total.rows)
-            total += found
-            scored = table.append_column("probability", pa.array(probability))
-            if columns is not None:
-                scored = scored.select([*(names[name] for name in chosen), "probability"])
-                scored = scored.rename_columns([*chosen, "probability"])
-            write(scored)
+        return predict_tables(predictor, read_rows(rows), write, columns=columns, where=rows)
+
+
+def predict_tables(
+    predictor: Predictor,
+    tables: Iterable[pa.Table],
+    write: Callable[[pa.Table], None],
+    *,
+    columns: Sequence[str] | None = None,
+    where: Path | str = "rows",
+) -> Predictions:
+    """Score tables of raw rows, and hand each on with `probability`; messages say where the rows are from.
+
+    Raises:
+        DataError: if a row holds what it can't, or a column `probability` is there already.
+        SettingsError: if one of `columns` is not there.
+    """
+    total = Predictions()
+    for table in tables:
+        if "probability" in table.column_names:
+            raise DataError(f"{where}: has a column 'probability' already; rename or remove it")
+        names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
+        chosen = () if columns is None else _chosen(columns, list(names), where)
+        probability, found = _predict(predictor, table, total.rows)
+        total += found
+        scored = table.append_column("probability", pa.array(probability))
+        if columns is not None:
+            scored = scored.select([*(names[name] for name in chosen), "probability"])
+            scored = scored.rename_columns([*chosen, "probability"])
+        write(scored)
     return total
 
 
@@ -74,7 +92,7 @@ def predict_split(
     predictor: Predictor,
     spec: FeatureSpec,
     split: str,
-    out: Path | None,
+    out: Path | Callable[[pa.Table], None] | None,
     *,
     columns: Sequence[str] | None = None,
     progress: Progress = silent,
@@ -83,8 +101,8 @@ def predict_split(
 
     The columns before it are those of the group, the user's and the item's id and the label that the split holds, or
     `columns`: any features that are not lists. Ids are written as raw values where there is a vocabulary, and the
-    unknown one as null. The ending of `out` says the format; without `out`, CSV goes to standard output. Rows pass
-    through in blocks, so memory does not grow with their number.
+    unknown one as null. The ending of `out` says the format; without `out`, CSV goes to standard output. `out` may also
+    be a function that receives tables. Rows pass through in blocks, so memory does not grow with their number.
 
     Raises:
         SpecError: an unknown split, or another dataset than the model was trained on.
@@ -171,6 +189,31 @@ def recommend_to_parquet(
     `wanted` is what is asked for each of them. Columns: user, known, rank (from 1), item, title, score, and of a
     pipeline retrieved_by; one row an item. Returns the number of users, and how many of them are unknown.
     """
+    schema, blocks = recommended(predictor, users, wanted)
+    count = strangers = 0
+    with parquet_writer(out, schema) as write:
+        for block in blocks:
+            write(block.table)
+            count, strangers = count + block.users, strangers + block.unknown
+            progress("recommend", count, block.of)
+    return count, strangers
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """The answers of a block of users, one row an item."""
+
+    table: pa.Table
+    users: int
+    unknown: int
+    of: int
+    """Users of all blocks."""
+
+
+def recommended(
+    predictor: Predictor, users: Sequence[str | int] | None, wanted: Wanted
+) -> tuple[pa.Schema, Iterator[Recommended]]:
+    """The best items of some users, or of all (None), in blocks of bounded memory; see `recommend_to_parquet`."""
     recommender, known = predictor.recommender, predictor.catalogues
     asked = recommender.check(wanted)  # raises for a model that can't recommend
     if users is None:
@@ -184,12 +227,14 @@ def recommend_to_parquet(
     kinds = {"user": raw.type, "known": pa.bool_(), "rank": pa.int32(), "item": item}
     staged = {} if predictor.pipeline is None else {"retrieved_by": pa.list_(pa.string())}
     schema = pa.schema({**kinds, "title": pa.string(), "score": pa.float32(), **staged})
-    with parquet_writer(out, schema) as write:
+
+    def blocks() -> Iterator[Recommended]:
         for part in recommender.blocks(len(ids)):
             columns = _recommendations(predictor, raw[part], ids[part], asked)
-            write(pa.Table.from_arrays(columns, schema=schema))
-            progress("recommend", part.stop, len(ids))
-    return len(ids), int((ids < known.users.first_id).sum())
+            strangers = int((ids[part] < known.users.first_id).sum())
+            yield Recommended(pa.Table.from_arrays(columns, schema=schema), len(ids[part]), strangers, len(ids))
+
+    return schema, blocks()
 
 
 def _recommendations(predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], asked: Asked) -> list[Any]:

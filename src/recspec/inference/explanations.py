@@ -115,9 +115,13 @@ class Explainer:
             events = context.basket
         elif user < self._known.users.first_id:
             return np.zeros(0, np.int64)
-        elif (name := self._requesters.item_history) in self._known.users.lists:
-            events = self._known.users.lists_of(str(name), np.array([user])).values.astype(np.int64)
         else:
-            events = self._seen.of(user).long().numpy()
+            events = self.history(user)
         events = np.asarray(events[events >= self._known.items.first_id][-MOST_EVENTS:])
         return np.unique(events)
+
+    def history(self, user: int) -> NDArray[np.int64]:
+        """The items (L,) of a known user's events, oldest first where the bundle holds lists of them."""
+        if (name := self._requesters.item_history) in self._known.users.lists:
+            return self._known.users.lists_of(str(name), np.array([user])).values.astype(np.int64)
+        return self._seen.of(user).long().numpy()

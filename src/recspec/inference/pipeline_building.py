@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from recspec.batch import Batch
-from recspec.bundle import Bundle, PipelineCard, RetrieverCard, pipeline_card
+from recspec.bundle import Bundle, PipelineCard, RetrieverCard, meaning_digest, pipeline_card, run_record
 from recspec.bundle import folder as bundle
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, RequestError, SettingsError, listed, shortened
 from recspec.evaluation import id_feature
-from recspec.files import PathError, copy, local, manifest, whole_folder
+from recspec.files import PathError, copy, local, manifest, named_path, whole_folder
 from recspec.inference.catalogue import Catalogues
 from recspec.models import ItemModel
 from recspec.retrieval import (
@@ -31,7 +31,6 @@ from recspec.retrieval import (
     may_bring,
     request_vectors,
 )
-from recspec.storage import companions
 
 BUNDLE = "bundle"
 SAMPLE = 1_024
@@ -104,11 +103,11 @@ def build_pipeline(
         SettingsError: naming every run that can't take part, and why.
         BundleError: if a run holds no bundle, or a damaged one.
     """
-    target = local(target, "OUT")
+    target, started = local(target, "OUT"), time.monotonic()
     if (target / BUNDLE).exists():
         raise SettingsError(f"{target}: holds a run already; name another folder")
     first = bundle.load(ranker, device=device)
-    named = [_named(text) for text in retrievers]
+    named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
     _check(ranker, first, [path for _, path in named], trained)
     names = _names([name for name, _ in named], [each.card.model for each in trained], candidates)
@@ -138,13 +137,11 @@ def build_pipeline(
         (folder / pipeline_card.FILE_NAME).write_text(text, encoding="utf-8")
         manifest.write(folder)
     progress("retrievers", 1, 1)
+    data = run_record.common_data(each.folder for each in (first, *trained))
+    parts = [ranker, *(path for _, path in named)]
+    record = run_record.begin(target, "pipeline", first.card.model, data, made_of=parts)
+    record.finish(target, time.monotonic() - started)
     return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept)
-
-
-def _named(text: str) -> tuple[str, Path]:
-    """The name of `NAME=PATH`, empty for a path alone, and the path."""
-    name, equals, path = text.partition("=")
-    return (name, Path(path)) if equals and "/" not in name else ("", Path(text))
 
 
 def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list[str]:
@@ -188,27 +185,14 @@ def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence
         if lacking:
             problems.append(f"{path}: reads {listed(lacking)} of a request's context, which the ranker does not read; "
                             "take a ranker that does")  # fmt: skip
-    ours = _digests(first)
+    ours = meaning_digest(first.spec)
     problems += [
         f"{path}: was trained on other data than {ranker}; train both on one prepared folder"
         for path, each in zip(paths, trained, strict=True)
-        if each.spec.content_hash() != first.spec.content_hash() or _digests(each) != ours
+        if meaning_digest(each.spec) != ours
     ]
     if problems:
         raise SettingsError.of("pipeline build", problems)
-
-
-def _digests(trained: Bundle) -> dict[str, str]:
-    """The SHA-256 of what `prepare` left in a bundle: vocabularies, encoders and catalogues, which give ids meaning."""
-    found = {}
-    for name in companions(trained.spec):
-        path = trained.spec.beside(name)
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                with file.open("rb") as stream:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                found[str(file.relative_to(trained.spec.folder))] = digest
-    return found
 
 
 def _num_kept(first: Bundle, encoders: Encoders | None, text: str | None) -> int:

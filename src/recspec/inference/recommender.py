@@ -186,7 +186,7 @@ class Recommender:
             mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
         else:
-            scores = self._scores(users, asked.context)
+            scores = self.scores_of_all(users, asked.context)
         scores = scores.masked_fill(~torch.from_numpy(asked.choice.allowed[first:]), -torch.inf)
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
@@ -200,7 +200,7 @@ class Recommender:
             brought = np.full(scores.shape, pipeline.popularity_bit if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought)
 
-    def _scores(self, users: NDArray[np.int64], context: Context) -> Tensor:
+    def scores_of_all(self, users: NDArray[np.int64], context: Context) -> Tensor:
         """The model's scores (R, N) of every item of the catalogue."""
         model, request = self.requesters.batch(users, context)
         with torch.inference_mode():

@@ -105,8 +105,11 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, object]:
 
 
 @contextmanager
-def row_writer(out: Path | None) -> Iterator[Callable[[pa.Table], None]]:
-    """Write tables in the format of the ending of `out`; without `out`, CSV to standard output."""
+def row_writer(out: Path | Callable[[pa.Table], None] | None) -> Iterator[Callable[[pa.Table], None]]:
+    """Write tables in the format of the ending of `out`; without `out`, CSV to standard output; or call `out`."""
+    if callable(out):
+        yield out
+        return
     if out is None:
         yield _csv_to(sys.stdout.buffer)
         return

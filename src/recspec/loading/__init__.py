@@ -12,9 +12,9 @@ from recspec.loading.sampling import (
     sampler_for,
 )
 from recspec.loading.shared_negatives import SharedNegatives, ids_present, shared_negatives_for
-from recspec.loading.users import UserLoader
+from recspec.loading.users import UserRows
 
 __all__ = [
-    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "SharedNegatives", "UserLoader", "holds_negatives",
+    "Distribution", "Loader", "NegativeSampler", "Part", "Share", "SharedNegatives", "UserRows", "holds_negatives",
     "ids_present", "item_features", "negatives_by_default", "sampler_for", "shared_negatives_for",
 ]  # fmt: skip

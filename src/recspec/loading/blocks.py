@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,20 @@ class Block:
     first: int
     last: int
     num_rows: int
+
+
+class RowSource(Protocol):
+    """Rows that a `Loader` makes batches of."""
+
+    @property
+    def num_values(self) -> Mapping[str, int]:
+        """How many values each list feature holds, in all rows."""
+
+    def cut(self, rows: int) -> list[Block]:
+        """All rows, in blocks of about `rows` rows."""
+
+    def read(self, block: Block) -> Columns:
+        """The rows of a block."""
 
 
 class WantedRows:

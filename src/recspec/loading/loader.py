@@ -27,7 +27,7 @@ from torch import Tensor
 from recspec.batch import Batch, concatenate
 from recspec.distributed import Ranks
 from recspec.loading.ahead import QUEUED_BATCHES, Share, arriving, prefetched
-from recspec.loading.blocks import Block, Part, WantedRows, grouped, mixed_seed
+from recspec.loading.blocks import Block, Part, RowSource, WantedRows, grouped, mixed_seed
 from recspec.loading.rows import Filling, Layout, Rows
 from recspec.loading.weighted import RowWeights, draw_rows, first_draw
 from recspec.spec import FeatureSpec
@@ -37,7 +37,7 @@ MEMORY_BUDGET = 2 << 30  # bytes
 
 
 class Loader:
-    """Batches of one or several splits, of all rows or of a `part`.
+    """Batches of one or several splits, of all rows or of a `part`; or of the rows of another source, `rows`.
 
     Ids come as int32 (int64 if a vocabulary needs it), everything else as float32. Lists are padded with 0 to their
     length, or to the longest of the batch if less than half of that is values; with `fixed_length` always to their
@@ -63,6 +63,7 @@ class Loader:
         part: Part | None = None,
         fixed_length: bool = False,
         weights: str | None = None,
+        rows: RowSource | None = None,
     ) -> None:
         names = (splits,) if isinstance(splits, str) else tuple(splits)
         self.features = tuple(features if features is not None else spec.columns(names[0]))
@@ -70,7 +71,7 @@ class Loader:
         self.device = device or torch.device("cpu")
         self._seed, self._shuffle = seed, shuffle
         self._ranks = Ranks(rank, world_size, self.device)
-        self._wanted = WantedRows(spec, names, self.features, positives_only, part)
+        self._wanted = rows or WantedRows(spec, names, self.features, positives_only, part)
         self._blocks = self._wanted.cut(BLOCK_ROWS)
         self.num_rows = sum(block.num_rows for block in self._blocks)
         self._layout = Layout.of(spec, self.features, fixed_length=fixed_length)

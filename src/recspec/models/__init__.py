@@ -13,6 +13,7 @@ from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import ItemModel, TrainedItemModel
+from recspec.models.known_events import KnownEvents
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
@@ -25,9 +26,9 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
-    "Ids", "Interactions", "ItemModel", "KnownItemsModel", "LogisticRegression", "Model", "PreparedNegatives",
-    "Proposals", "Scores", "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep", "WideDeepSettings",
-    "counts_of",
+    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
+    "PreparedNegatives", "Proposals", "Scores", "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep",
+    "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

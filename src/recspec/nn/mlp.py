@@ -139,10 +139,12 @@ class ActivatedMlp(nn.Module):
         return self.after_first(self.first(x))
 
     def after_first(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """The layers after the first linear one, from its output (N, dims[1])."""
+        """The layers after the first linear one, from its output (N, dims[1]), which they may overwrite."""
+        in_place = self.kind == "relu" and may_replace(self)
         for place, act in enumerate(self.activations):
             x = x if place == 0 else self.layers[place](x)
-            x = self.dropout(act(x, present) if isinstance(act, Dice) else act(x))
+            x = x.relu_() if in_place else act(x, present) if isinstance(act, Dice) else act(x)
+            x = self.dropout(x)
         return x
 
 

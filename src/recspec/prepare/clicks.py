@@ -67,6 +67,7 @@ class Source:
     min_count: int = 1  # values in fewer train rows become unknown
     strip: bool = False  # ignores blanks around raw texts; `rows` contain none, rows to predict may
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
+    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Mapping[str, object] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
 
@@ -95,7 +96,9 @@ def _fit(
 ) -> tuple[Fitted, LabelledHistories | None]:
     """Fit all features and write the encoders and catalogues; users with histories are written with the rows."""
     train = rows.filter(rows[SPLIT] == "train")
-    fitted = Fitted(strip=source.strip, missing_values=source.missing_values)
+    fitted = Fitted(
+        strip=source.strip, missing_values=source.missing_values, missing_by_column=source.missing_by_column
+    )
     for column in source.ids.values():
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None

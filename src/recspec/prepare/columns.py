@@ -317,8 +317,11 @@ def to_arrow(column: StoredColumn) -> pa.Array:
 class Fitted:
     """Collects the features, encoders and vocabularies of a dataset, column by column."""
 
-    def __init__(self, *, strip: bool = False, missing_values: Sequence[str] = ()) -> None:
-        self._texts = {"strip": strip, "missing_values": tuple(missing_values)}
+    def __init__(
+        self, *, strip: bool = False, missing_values: Sequence[str] = (),
+        missing_by_column: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:  # fmt: skip
+        self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column or {}
         self.features: dict[str, Feature] = {}
         self.encoders = Encoders({}, {})
 
@@ -327,7 +330,9 @@ class Fitted:
         vocabularies = self.encoders.vocabularies
         if vocabulary is not None:
             vocabularies = {**vocabularies, name: vocabulary}
-        encoder = encoder.model_copy(update=self._texts)
+        columns = encoder.columns if isinstance(encoder, CrossEncoder) else (encoder.column or name,)
+        missing = dict.fromkeys(text for raw in columns for text in self._missing_by_column.get(raw, self._missing))
+        encoder = encoder.model_copy(update={"strip": self._strip, "missing_values": tuple(missing)})
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
         self.features[name] = _feature(encoder, vocabulary)
 

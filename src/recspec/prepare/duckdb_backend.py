@@ -34,6 +34,7 @@ from recspec.prepare.text_files import (
     file_columns,
     problems_of,
     readable,
+    readable_json,
 )
 
 PATTERN = re.compile(r"[*?\[\\]")  # makes a path a pattern; DuckDB has no option to take it literally
@@ -87,8 +88,13 @@ class DuckDBBackend(Backend):
         check_names(file.path, list(file.columns))
         read_as = {name: "VARCHAR[]" if kind == "list" else "VARCHAR" for name, kind in file.columns.items()}
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
-        options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
-        return self._read(file, f"read_json({self._plain(file.path)}, {options})", into)
+        source = readable_json(file, self._folder / f"{next(self._names)}.json")
+        options = f"{_json_options(source.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
+        try:
+            return self._read(file, f"read_json({self._plain(source.path)}, {options})", into)
+        finally:
+            if source is not file:
+                source.path.unlink(missing_ok=True)
 
     def _read(self, file: TextFile | JsonFile, scan: str, into: Path | None, watch: Watch | None = None) -> Table:
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
@@ -244,18 +250,22 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
     return DataError(f"reading or writing files failed: {said}")
 
 
-def json_keys(path: Path) -> dict[str, Literal["list", "string"] | None]:
+def json_keys(file: JsonFile, work: Path) -> dict[str, Literal["list", "string"] | None]:
     """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type."""
+    source = readable_json(file, work / "keys.json")
     try:
         with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
             link = Path(folder) / "objects"
-            link.symlink_to(path.absolute())
-            scan = f"read_json_objects({quoted(str(link))}, {_json_options(path)})"
+            link.symlink_to(source.path.absolute())
+            scan = f"read_json_objects({quoted(str(link))}, {_json_options(source.path)})"
             found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
     except duckdb.Error as error:
-        raise explained(JsonFile(path, {}), str(error)) from None
+        raise explained(file, str(error)) from None
+    finally:
+        if source is not file:
+            source.path.unlink(missing_ok=True)
     kinds = json.loads(found[0]) if found and found[0] else {}
     if not isinstance(kinds, dict):  # lists, or a mix of types
-        raise explained(JsonFile(path, {}), "expected a JSON object in every line")
+        raise explained(file, "expected a JSON object in every line")
     texts: dict[object, Literal["string"]] = {"VARCHAR": "string"}
     return {name: "list" if isinstance(kind, list) else texts.get(str(kind)) for name, kind in kinds.items()}

@@ -44,6 +44,7 @@ class Source:
     weighted: bool = False  # whether events have weights, above 0
     decay: Decay | None = None  # of the weights with age
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
+    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
     notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
@@ -71,7 +72,8 @@ def prepare_columns(
     backend: Backend, rows: Table, source: Source, settings: HistorySettings, dated: bool
 ) -> InteractionColumns:
     """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
-    fitted, notes = Fitted(missing_values=source.missing_values), source.notes
+    fitted = Fitted(missing_values=source.missing_values, missing_by_column=source.missing_by_column)
+    notes = source.notes
     train = rows.filter(rows[SPLIT] == "train")
     known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
     counted = fetch(backend, counts_by(known, ITEM))

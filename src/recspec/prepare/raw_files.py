@@ -19,28 +19,40 @@ from ibis.expr.types import Column as Values
 
 from recspec.encoding import MISSING_NUMBERS
 from recspec.errors import DataError, SettingsError, listed, nearest, shortened
+from recspec.files import opened, unpacked_name
 from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import SPLIT_WORDS
+from recspec.prepare.declared import DeclaredColumn, Invalid
 from recspec.prepare.duckdb_backend import json_keys
 from recspec.prepare.names import FILE_SPLIT, ROW, SPLITS
 from recspec.prepare.notes import Notes
 from recspec.prepare.sequences import events_of, flattened, read_sequences, sequence_column
 from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import JsonFile, TextFile, check_names, line_numbers
+from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, check_names, line_numbers
 from recspec.prepare.text_layout import TextLayout, glance
 
 RawLayout = Literal["rows", "sequences"]
 RowsBy = Literal["first", "random"]
-RawType = Literal["string", "int64", "float64"]
 Part = TextFile | JsonFile | Path
 Staged = tuple[Table, Sequence[Part], Sequence[int], Collection[str]]
 WIDE = 100  # columns beyond which the files of a table are joined once, not in every query
 PARQUET_SUFFIXES = (".parquet",)
-JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz")
-TEXT_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz", ".dat", ".dat.gz", ".data", ".inter")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".inter")
 NUMBER = r"^[+-]?([0-9]{1,40}(\.[0-9]*)?|\.[0-9]+)([eE](\+?[0-9]{1,2}|\+?[12][0-9]{2}|-[0-9]{1,3}))?$"
 WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
+OTHER_KINDS = {
+    b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
+    b"PAR1": ("a Parquet file", "name it .parquet"),
+    b"\x1f\x8b": ("a gzipped file", "name it .gz"),
+    b"\x28\xb5\x2f\xfd": ("a file compressed by zstd", "name it .zst"),
+    b"BZh": ("a file compressed by bzip2", "name it .bz2"),
+    b"\xfd7zXZ": ("a file compressed by xz", "unpack it"),
+    b"SQLite format 3": ("an SQLite database", "export its table as CSV or Parquet"),
+    b"%PDF-": ("a PDF file", "export its table as CSV"),
+}
+"""What a file is by its first bytes, where text is expected, and what to do."""
 SHOWN = 3  # most rows named in a problem
 
 
@@ -50,7 +62,8 @@ class Reading:
 
     separator: str | None = None
     encoding: str | None = None
-    types: Mapping[str, RawType] = field(default_factory=dict)
+    types: Mapping[str, DeclaredColumn] = field(default_factory=dict)
+    invalid_values: Invalid = "refuse"  # values of another type than their column
     missing_values: tuple[str, ...] = ()
     time_format: str | None = None
     rows: int | None = None
@@ -86,7 +99,7 @@ def find_raw_files(folder: Path, others: Collection[str], files: Sequence[str], 
         return [named[name] for name in files]
     found = [path for path in found if not _is_about(path)]
     kinds = (PARQUET_SUFFIXES, JSON_SUFFIXES, TEXT_SUFFIXES)
-    held = [paths for kind in kinds if (paths := [path for path in found if path.name.lower().endswith(kind)])]
+    held = [paths for kind in kinds if (paths := [path for path in found if unpacked_name(path).endswith(kind)])]
     if len(held) == 1:
         _note_left_out([path for path in inside if path not in held[0]], notes, "they are no files of rows")
         return held[0]
@@ -140,6 +153,7 @@ class RawRows:
     reading: Reading
     notes: Notes
     problems: list[str] = field(default_factory=list)
+    dropped: list[BooleanValue] = field(default_factory=list)  # where rows hold an invalid value and are left out
 
     @property
     def is_sequences(self) -> bool:
@@ -177,8 +191,13 @@ class RawRows:
         return table.mutate(**{name: self._plain(table[name]) for name in table.columns if name != ROW})
 
     def _plain(self, values: Values) -> Values:
+        declared = self.reading.types.get(values.get_name())
+        if declared is not None and declared.type == "text" and not values.type().is_string():
+            values = values.cast("string")  # before truth values become 1 and 0
         kind = values.type()
         gone = self.reading.missing_values
+        if declared is not None and declared.missing is not None:
+            gone = declared.missing
         if kind.is_string():
             return values.nullif("") if not gone else ibis.ifelse(values.isin(["", *gone]), None, values)
         if kind.is_boolean():
@@ -195,8 +214,20 @@ class RawRows:
         """The rows that a message names."""
         return fetch(self.backend, rows.order_by(ROW).limit(SHOWN))
 
-    def refuse(self, wrong: BooleanValue, name: str, expected: str, called: str = "") -> None:
-        """Add a problem that names the first rows for which `wrong` is true, if there are any."""
+    def invalid(self, name: str) -> Invalid:
+        """What is done with values of another type than their column."""
+        declared = self.reading.types.get(name)
+        return (declared and declared.invalid) or self.reading.invalid_values
+
+    def refuse(
+        self, wrong: BooleanValue, name: str, expected: str, called: str = "", *, remedy: str = "",
+        always: bool = False, nullable: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a problem that names the first rows for which `wrong` is true, if there are any.
+
+        If settings say so, drop these rows instead, or, if `nullable`, leave their values to be taken as missing; not
+        if `always`.
+        """
         rows = self.table.filter(wrong)
         found = self.first(rows.select(ROW, _value=rows[name].cast("string")))
         if not found.num_rows:
@@ -207,7 +238,16 @@ class RawRows:
         shown = [f"{place} is {value}" for place, value in zip(places, said, strict=True)]
         count = count_rows(self.backend, rows) if len(shown) == SHOWN else len(shown)
         more = f" (and {count - SHOWN:,} more)" if count > SHOWN else ""
-        self.problems.append(f"column '{name}'{called}: {', '.join(shown)}{more}; {expected}")
+        what = f"column '{shortened(name)}'{called}: {', '.join(shown)}{more}; {expected}"
+        invalid = "refuse" if always else self.invalid(name)
+        if invalid == "drop":
+            self.dropped.append(wrong)
+            self.notes.dropped.append(f"{count:,} rows of {Path(self.where).name}, by invalid values: {what}")
+        elif invalid == "missing" and nullable:
+            self.notes.changed.append(f"{count:,} values of {Path(self.where).name} taken as missing: {what}")
+        else:
+            drop = "" if always else "; invalid_values=drop leaves such rows out"
+            self.problems.append(f"{what}{remedy}{drop}")
 
 
 def is_missing_marker(text: StringValue) -> BooleanValue:
@@ -233,14 +273,14 @@ def stage(
     backend: Backend, paths: Sequence[Path], ids: Sequence[str], reading: Reading, notes: Notes, folder: Path
 ) -> RawRows:
     """Stage the rows of all files; `ids` are the columns of layout sequences, `folder` is for intermediate files."""
-    name = paths[0].name.lower()
+    name = unpacked_name(paths[0])
     is_text = not name.endswith((*PARQUET_SUFFIXES, *JSON_SUFFIXES))
     if reading.columns and not is_text:
         raise SettingsError(f"setting 'columns': {paths[0]} has column names of its own; leave columns out")
     if name.endswith(PARQUET_SUFFIXES):
         staged = _parquet(backend, paths)
     elif name.endswith(JSON_SUFFIXES):
-        staged = _json(backend, paths)
+        staged = _json(backend, paths, reading, notes, folder)
     else:
         staged = _text(backend, paths, ids, reading, notes, folder)
     if not is_text and reading.layout != "rows":
@@ -298,7 +338,7 @@ def _text(
 
 
 def _raw_text(path: Path, reading: Reading, notes: Notes) -> TextFile:
-    tabs = path.name.lower().endswith((".tsv", ".tsv.gz", ".inter"))
+    tabs = unpacked_name(path).endswith((".tsv", ".inter"))
     return TextFile(path, {}, separator="\t" if tabs else ",", encoding=_encoding(path, reading, notes), multiline=True)
 
 
@@ -323,11 +363,15 @@ def _differing(path: Path, names: Collection[str], first: Path, expected: Collec
 
 
 def _encoding(path: Path, reading: Reading, notes: Notes) -> str:
+    """The encoding of a text file. Raises DataError if its first bytes are those of another kind of file."""
+    with opened(path) as file:
+        start = file.read(16)
+    for mark, (kind, remedy) in OTHER_KINDS.items():
+        if start.startswith(mark):
+            raise DataError(f"{path}: expected text, and its first bytes are those of {kind}; {remedy}")
     if reading.encoding is not None:
         return reading.encoding
-    with path.open("rb") as file:
-        mark = file.read(2)
-    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         notes.inferred.append(f"{path.name} is read as utf-16, because it starts with that encoding's byte order mark")
         return "utf-16"
     return "utf-8"
@@ -343,15 +387,16 @@ def _joined_up(backend: Backend, parts: Sequence[Part], tables: Sequence[Table],
     return ibis.union(*moved) if len(moved) > 1 else moved[0], parts, counts, texts
 
 
-def _json(backend: Backend, paths: Sequence[Path]) -> Staged:
-    found = [json_keys(path) for path in paths]
+def _json(backend: Backend, paths: Sequence[Path], reading: Reading, notes: Notes, folder: Path) -> Staged:
+    files = [JsonFile(path, {}, encoding=_encoding(path, reading, notes)) for path in paths]
+    found = [json_keys(file, folder) for file in files]
     kinds = {name: kind for keys in found for name, kind in keys.items()}
     if not kinds:
         raise DataError(f"{paths[0]}: holds no object with a key; expected a JSON object a line")
     lists = {name for name in kinds if all(keys.get(name, "list") == "list" for keys in found)}
     texts = {name for name in kinds if all(keys.get(name, "string") == "string" for keys in found)}
-    columns = {name: "list" if name in lists else "string" for name in kinds}
-    files = [JsonFile(path, columns) for path in paths]  # type: ignore[arg-type]
+    columns: dict[str, ColumnType] = {name: "list" if name in lists else "string" for name in kinds}
+    files = [replace(file, columns=columns) for file in files]
     return _joined_up(backend, files, [backend.read_json(file) for file in files], texts | lists)
 
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
+from operator import or_
 from pathlib import Path
 
 import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.encoding import BETWEEN, TRUTH
+from recspec.encoding import TRUTH
 from recspec.errors import DataError, listed, nearest, shortened
 from recspec.prepare.backend import Backend
+from recspec.prepare.declared_values import note_markers, split_vectors, typed_as
 from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
 from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
+from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
 from recspec.prepare.raw_weights import Weighting, event_weights
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.times import Times
@@ -37,6 +39,7 @@ CODE_NAME = re.compile(
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
 VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
 """Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
+INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
 MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
@@ -119,8 +122,17 @@ class _Typing:
             raise DataError.of(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
         self.rows.notes.inferred.extend(f"{listed(names)}{of}: {what}" for what, names in self.inferred.items())
-        table = self.rows.table.mutate(**{name: values for name, values in typed.items() if values is not None})
-        self._check_present(table)
+        return self._with_ids(self._valid({name: values for name, values in typed.items() if values is not None}))
+
+    def _valid(self, typed: Mapping[str, Values]) -> Table:
+        """The rows with typed columns, without those that hold an invalid value."""
+        wrong = self.rows.dropped
+        if not wrong:
+            return self.rows.table.mutate(**typed)
+        held = self.rows.table.mutate(**typed, **{INVALID: reduce(or_, (each.fill_null(False) for each in wrong))})
+        table = held.filter(~held[INVALID]).drop(INVALID)
+        if not count_rows(self.rows.backend, table) and count_rows(self.rows.backend, held):
+            raise DataError.of(self.rows.where, [f"no row is left: {what}" for what in self.rows.notes.dropped])
         return table
 
     def _column(self, name: str) -> Values | None:
@@ -128,16 +140,20 @@ class _Typing:
         roles, values = self.roles, self.rows.table[name]
         if name == roles.time:
             return Times(self.rows, name).seconds()
-        if name == roles.label:
-            return _label(self.rows, name, roles.positive_from, roles.positive)
         declared = self.rows.reading.types.get(name)
+        if name == roles.label:
+            if declared is not None and declared.type in ("time", "list", "vector"):
+                self.rows.problems.append(f"column '{name}' is the label, and is declared {declared.type}; declare it "
+                                          "text, integer or number")  # fmt: skip
+                return None
+            return _label(self.rows, name, roles.positive_from, roles.positive)
         if declared is not None:
-            return self._declared(name, declared)
+            return typed_as(self.rows, name, declared, is_feature=name in roles.features)
         if name in roles.vectors:
-            return self._split_vectors(name) if values.type().is_string() else None
+            return split_vectors(values) if values.type().is_string() else None
         if name in roles.ids or name in roles.texts or name in roles.categories:
             if values.type().is_integer() and not self.rows.raw[name].type().is_boolean():
-                self._infer("whole numbers, kept as text; `types` can declare them int64", name)
+                self._infer("whole numbers, kept as text; `types` can declare them integer", name)
                 return values.cast("string")
             return self._truth(name) if name in roles.categories and values.type().is_string() else None
         if name in roles.numbers and values.type().is_string():
@@ -148,24 +164,6 @@ class _Typing:
 
     def _infer(self, what: str, name: str) -> None:
         self.inferred.setdefault(what, []).append(name)
-
-    def _declared(self, name: str, kind: str) -> Values:
-        values = self.rows.table[name]
-        if kind == "string":
-            return values.cast("string")
-        if values.type().is_string():
-            text = values.strip()
-            pattern, what = (WHOLE, "a whole number") if kind == "int64" else (NUMBER, "a number")
-            wrong = values.notnull() & (text != "") & ~is_missing_marker(text) & ~text.re_search(pattern)
-            self.rows.refuse(wrong, name, f"declared {kind}; expected {what}")
-            return number_of(text, kind)
-        if not values.type().is_numeric():
-            self.rows.problems.append(f"column '{name}' holds {values.type()}, which `types` can't make {kind}")
-            return values
-        if kind == "int64":
-            fraction = values.notnull() & (values != values.floor())
-            self.rows.refuse(fraction, name, "declared int64; expected a whole number")
-        return values.cast(kind)
 
     @cached_property
     def _seen(self) -> dict[str, _Seen]:
@@ -191,7 +189,7 @@ class _Typing:
         """A number, a truth value or text, by all values."""
         seen, asked = self._seen[name], name in self.roles.features
         if asked and seen.vectors * 2 > seen.present:
-            return self._split_vectors(name)
+            return split_vectors(self.rows.table[name])
         if name in self.rows.texts:
             if asked and seen.numbers * 2 > seen.present:
                 though = f"though {seen.numbers:,} of its {seen.present:,} values are numbers"
@@ -213,17 +211,12 @@ class _Typing:
             self._infer("text, taken as categories", name)
         return None
 
-    def _split_vectors(self, name: str) -> Values:
-        """The texts of a column cut into their numbers, which stay text."""
-        text = self.rows.table[name].re_replace(r"^[\s\[\]()]+|[\s\[\]()]+$", "")
-        return ibis.ifelse((text == "") | is_missing_marker(text), None, text.re_split(BETWEEN))
-
     def _number(self, name: str) -> Values:
         seen, text = self._seen[name], self.rows.table[name].strip()
         if seen.rest:
             self._refuse_text(name, seen)
         if seen.markers:
-            self._note_markers(name, seen.markers)
+            note_markers(self.rows, name, seen.markers)
         whole = seen.plain == seen.numbers
         self._infer("whole numbers" if whole else "numbers", name)
         return number_of(text, "int64" if whole else "float64")
@@ -234,20 +227,11 @@ class _Typing:
         if seen.written * 2 > seen.rest:
             advice = "write numbers with a point and nothing else, such as 1234.5,"
         self.rows.refuse((text != "") & ~is_missing_marker(text) & ~text.re_search(NUMBER), name,
-                         f"{seen.numbers:,} of its {seen.present:,} values are numbers; {advice} or keep the column as "
-                         f"text with categorical=[{name}]")  # fmt: skip
+                         f"{seen.numbers:,} of its {seen.present:,} values are numbers", nullable=True,
+                         remedy=f"; {advice} or keep the column as text with categorical=[{name}]")  # fmt: skip
 
-    def _note_markers(self, name: str, count: int) -> None:
-        text = self.rows.table[name].strip()
-        marked = self.rows.table.filter(is_missing_marker(text))
-        firsts = marked.group_by(text=text).aggregate(first=marked[ROW].min()).order_by("first")
-        kinds = fetch(self.rows.backend, firsts)
-        first = self.rows.places([kinds.column("first")[0].as_py()])[0]
-        texts = listed(kinds.column("text").to_pylist()[:10])
-        note = f"'{name}': {count:,} values are taken as missing: {texts} (the first in {first})"
-        self.rows.notes.changed.append(note)
-
-    def _check_present(self, table: Table) -> None:
+    def _with_ids(self, table: Table) -> Table:
+        """The rows, all of which have ids. Raises DataError if some have none, unless settings drop these."""
         problems = []
         ids = [name for name in self.roles.ids if name in table.columns]
         for name in ids:
@@ -259,14 +243,22 @@ class _Typing:
                 continue
             missing = table.filter(table[name].isnull())
             first = self.rows.first(missing.select(ROW)).column(ROW).to_pylist()
-            if first:
-                rows = f"{count_rows(self.rows.backend, missing):,} rows, such as {', '.join(self.rows.places(first))}"
-                problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id")
+            if not first:
+                continue
+            count = count_rows(self.rows.backend, missing)
+            rows = f"{count:,} rows, such as {', '.join(self.rows.places(first))}"
+            if self.rows.invalid(name) == "drop":
+                self.rows.notes.dropped.append(f"column '{name}' has no value in {rows} (invalid values)")
+                table = table.filter(table[name].notnull())
+            else:
+                problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id; "
+                                "invalid_values=drop leaves them out")  # fmt: skip
         if problems:
             raise DataError.of(self.rows.where, problems)
         for name in ids if not self.roles.shown else ():
             if table[name].type().is_string():
                 self._note_odd_ids(table, name)
+        return table
 
     def _note_odd_ids(self, table: Table, name: str) -> None:
         """Note ids that are kept letter for letter but may be a mistake."""

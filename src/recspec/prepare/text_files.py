@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from recspec.errors import DataError, listed, nearest, shortened
-from recspec.files import LINE_BYTES, LineError, bounded_lines, opened
+from recspec.files import LINE_BYTES, LineError, bounded_lines, opened, packing
 from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
 
 ColumnType = Literal["int64", "float64", "string", "list"]  # a list holds text and occurs in JSON alone
@@ -45,6 +46,7 @@ class JsonFile:
     path: Path
     columns: Mapping[str, ColumnType]
     """Keys to read; an object may lack them and may have others. A `string` reads other values as their JSON text."""
+    encoding: str = "utf-8"  # any that Python knows; other files than UTF-8 are first copied as UTF-8
     required: Sequence[str] = ()  # keys that every object has
 
 
@@ -91,23 +93,37 @@ def read_header(file: TextFile) -> list[str]:
 
 
 def readable(file: TextFile, copy: Path) -> TextFile:
-    """The file, or a copy of it as UTF-8 if a backend does not read its encoding, or columns separated by blanks.
+    """The file, or a copy of it in UTF-8, unpacked and with tabs for blanks, if a backend does not read it as it is.
 
-    Raises as `open_text` does.
+    Backends read UTF-8, Latin-1 and gzip. Raises as `open_text` does.
     """
     blanks = file.separator == " "
-    if file.encoding in ENGINE_ENCODINGS and not blanks:
+    if file.encoding in ENGINE_ENCODINGS and packing(file.path) in (None, "gzip") and not blanks:
         return file
+    _write_copy(file, copy, blanks=blanks)
+    return replace(file, path=copy, encoding="utf-8", separator="\t" if blanks else file.separator)
+
+
+def readable_json(file: JsonFile, copy: Path) -> JsonFile:
+    """`readable` for a file of JSON lines, which backends read in UTF-8 alone, and without a byte order mark."""
+    with opened(file.path) as stream:
+        marked = stream.read(3) == codecs.BOM_UTF8
+    if file.encoding == "utf-8" and packing(file.path) in (None, "gzip") and not marked:
+        return file
+    _write_copy(file, copy)
+    return replace(file, path=copy, encoding="utf-8")
+
+
+def _write_copy(file: TextFile | JsonFile, copy: Path, *, blanks: bool = False) -> None:
     try:
         with open_text(file) as stream, copy.open("w", encoding="utf-8", newline="") as written:
-            if blanks:
+            if blanks and isinstance(file, TextFile):
                 written.writelines("\t".join(values) + "\n" for _, values in numbered_records(file, stream))
             else:
                 shutil.copyfileobj(stream, written, 1 << 20)
     except DataError:
         copy.unlink(missing_ok=True)
         raise
-    return replace(file, path=copy, encoding="utf-8", separator="\t" if blanks else file.separator)
 
 
 def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, int]:
@@ -171,23 +187,46 @@ def open_text(file: TextFile | JsonFile) -> Iterator[IO[str]]:
 
 @contextmanager
 def _stream(file: TextFile | JsonFile) -> Iterator[IO[str]]:
-    encoding = "utf-8-sig" if _encoding(file) == "utf-8" else _encoding(file)
     with opened(file.path) as stream:
-        yield io.TextIOWrapper(stream, encoding=encoding, newline="")
+        yield io.TextIOWrapper(stream, encoding=_codec(file), newline="")
 
 
-def _encoding(file: TextFile | JsonFile) -> str:
-    return file.encoding if isinstance(file, TextFile) else "utf-8"
+def _codec(file: TextFile | JsonFile) -> str:
+    return "utf-8-sig" if file.encoding == "utf-8" else file.encoding
 
 
 def _problem(file: TextFile | JsonFile, error: LineError | UnicodeError) -> str:
     if isinstance(error, LineError):
         return str(error)
-    held = str(error)
+    held, place = str(error), ""
     if isinstance(error, UnicodeDecodeError):
-        held = f"byte 0x{error.object[error.start]:02x} ({error.reason})"
-    return (f"is not {_encoding(file)} text: {held}; convert it to utf-8, or name its encoding where the dataset has "
-            "that setting, as in --set encoding=cp1252")  # fmt: skip
+        held, place = f"byte 0x{error.object[error.start]:02x} ({error.reason})", _place_of_wrong_byte(file)
+    return (f"{place}is not {file.encoding} text: {held}; convert the file to utf-8, or name its encoding where the "
+            "dataset has that setting, as in --set encoding=cp1252")  # fmt: skip
+
+
+def _place_of_wrong_byte(file: TextFile | JsonFile) -> str:
+    """The line and the character at which the text of a file breaks off, as the start of a message."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(_codec(file))(), translate=True)
+    line, column = 1, 1
+
+    def advance(text: str) -> None:
+        nonlocal line, column
+        line += text.count("\n")
+        column = len(text) - text.rfind("\n") if "\n" in text else column + len(text)
+
+    with opened(file.path) as stream:
+        while block := stream.read(1 << 16):
+            before = decoder.getstate()
+            try:
+                advance(decoder.decode(block))
+            except UnicodeDecodeError:
+                decoder.setstate(before)
+                with suppress(UnicodeDecodeError):
+                    for place in range(len(block)):
+                        advance(decoder.decode(block[place : place + 1]))
+                break
+    return f"line {line:,}, character {column:,}: "
 
 
 # --- malformed lines -------------------------------------------------------------------------------------------------

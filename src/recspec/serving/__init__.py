@@ -1,9 +1,13 @@
 """The server: the Open Inference Protocol and JSON routes over HTTP and gRPC."""
 
 from recspec.serving.access import read_token
+from recspec.serving.background import BackgroundServer
 from recspec.serving.batching import Limits
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.server import Addresses, ServeSettings, serve
 from recspec.serving.sources import sources_of
 
-__all__ = ["Addresses", "Limits", "RepositorySettings", "ServeSettings", "read_token", "serve", "sources_of"]
+__all__ = [
+    "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "read_token", "serve",
+    "sources_of",
+]  # fmt: skip

@@ -13,11 +13,21 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec import config, export
+from recspec import config
 from recspec.bundle import Seen
 from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError
 from recspec.evaluation import id_feature
+from recspec.export import (
+    Arrays,
+    ExportedModel,
+    as_model_batch,
+    columns_of,
+    histories_beside,
+    open_exported_model,
+    raw_columns,
+    read_description,
+)
 from recspec.inference import ROLES, Predictor
 from recspec.serving.sources import Fingerprint, export_beside, fingerprint
 from recspec.spec import LOGIT, PROBABILITY, Port, Signature, find_export_file, signature_of
@@ -50,11 +60,11 @@ class TorchModel:
         self._model, self._device = predictor.model, predictor.device
         self.signature = signature_of(predictor.spec, predictor.model.features(), "rows")
 
-    def run(self, inputs: export.Arrays) -> export.Arrays:
+    def run(self, inputs: Arrays) -> Arrays:
         """`probability` and `logit`, (B, 1) each."""
         with torch.inference_mode():
             tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
-            logit = self._model(export.as_model_batch(tensors)).float().unsqueeze(1)
+            logit = self._model(as_model_batch(tensors)).float().unsqueeze(1)
             return {PROBABILITY: self._model.probabilities(logit).cpu().numpy(), LOGIT: logit.cpu().numpy()}
 
 
@@ -62,7 +72,7 @@ class TorchModel:
 class Opened:
     """The content of a version's folder."""
 
-    exported: export.ExportedModel
+    exported: ExportedModel
     predictor: Predictor | None
     """None for an export, which scores features but takes no raw values, users or items."""
     raw: tuple[Port, ...]
@@ -80,12 +90,12 @@ class Opened:
     def signature(self) -> Signature:
         return self.exported.signature
 
-    def run(self, inputs: export.Arrays) -> export.Arrays:
+    def run(self, inputs: Arrays) -> Arrays:
         """Outputs of checked inputs, which may be read-only or not contiguous."""
         usual = {name: np.require(array, requirements=("C", "A", "W")) for name, array in inputs.items()}
         return self.exported.run(usual)
 
-    def encode(self, columns: export.Arrays, rows: int) -> export.Arrays:
+    def encode(self, columns: Arrays, rows: int) -> Arrays:
         """Features (B, width) of raw columns (B, 1) or (B, any)."""
         predictor, inputs = self.predictor, self.signature.inputs
         assert predictor is not None
@@ -97,7 +107,7 @@ class Opened:
         encoded: dict[str, object] = {**predictor.encoders.encode(table, given)}
         if past:
             numbers = [name for name in past if not predictor.spec.features[name].is_categorical]
-            optional = {column for name in numbers for column in export.columns_of(name, predictor.encoders, {})}
+            optional = {column for name in numbers for column in columns_of(name, predictor.encoders, {})}
             table = table.drop_columns([name for name in optional if _is_empty(table.column(name))])
             histories, _ = predictor.encode(table, past)
             encoded |= {name: tensor.cpu().numpy() for name, tensor in histories.items()}
@@ -140,7 +150,7 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     """Open a bundle or an export, and check that it gives finite numbers for a row of zeros."""
     content, predictor, raw, note = fingerprint(folder), None, tuple[Port, ...](), ""
     if find_export_file(folder) is not None:
-        exported = export.open_exported_model(folder, threads=settings.threads, verify=settings.verify)
+        exported = open_exported_model(folder, threads=settings.threads, verify=settings.verify)
         if exported.signature.form != "rows":
             why = "exported with --form ranker, which takes one request a call; take --form rows"
             raise BundleError(f"{folder}: {why}")
@@ -156,16 +166,16 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     return opened
 
 
-def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[export.ExportedModel, str]:
+def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[ExportedModel, str]:
     """The export beside a bundle if it gives the bundle's probabilities; else torch, and the reason."""
     found = export_beside(folder)
     if found is None:
         return torch_model, ""
     try:
-        exported = export.open_exported_model(found, threads=settings.threads, verify=settings.verify)
+        exported = open_exported_model(found, threads=settings.threads, verify=settings.verify)
         if exported.signature != torch_model.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
-        allowed = min(float(export.read_description(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
+        allowed = min(float(read_description(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
         rows = _any_rows(torch_model.signature)
         answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (exported, torch_model))
         drift = float(np.abs(np.subtract(*answers)).max())
@@ -176,7 +186,7 @@ def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings
     return exported, ""
 
 
-def _any_rows(signature: Signature) -> export.Arrays:
+def _any_rows(signature: Signature) -> Arrays:
     """Rows on which the exports of two models differ: random ids, and numbers from a normal distribution."""
     numbers = np.random.default_rng(0)
     return {
@@ -211,7 +221,7 @@ def _raw_ports(predictor: Predictor, signature: Signature) -> tuple[Port, ...]:
     if predictor.encoders is None:
         return ()
     try:
-        beside = export.histories_beside(predictor.spec, predictor.model.features())
-        return export.raw_columns(predictor.encoders, signature, beside)
+        beside = histories_beside(predictor.spec, predictor.model.features())
+        return raw_columns(predictor.encoders, signature, beside)
     except ExportError:  # a feature without an encoder has no raw form
         return ()

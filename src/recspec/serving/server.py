@@ -309,14 +309,19 @@ def serve(
         await asked.wait()
         await server.stop()
 
-    for name, level in QUIET.items():
-        logging.getLogger(name).setLevel(level)
+    quiet()
     with _Ending(settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             held = Repository(sources, settings=repository, limits=limits)
             runner.run(run(ending))
         if held.given_up:
             force("abandoned computations still run")
+
+
+def quiet() -> None:
+    """Keep logs free of lines that clients choose."""
+    for name, level in QUIET.items():
+        logging.getLogger(name).setLevel(level)
 
 
 class _Ending:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recspec.bundle import folder as bundle
 from recspec.errors import SettingsError
-from recspec.files import PathError, local
+from recspec.files import PathError, named_path
 from recspec.spec import find_export_file
 
 RAW = "_raw"
@@ -38,22 +38,19 @@ def sources_of(named: Sequence[str]) -> tuple[Source, ...]:
     sources: list[Source] = []
     problems: list[str] = []
     for text in named:
-        name, equals, path = text.partition("=")
-        if not equals or "/" in name:
-            name, path = "", text
         try:
-            folder = local(path, "a model")
+            name, folder = named_path(text, "a model")
         except PathError as error:
             problems.append(str(error))
             continue
         own = folder.resolve()
         name = name or (own.parent.name if own.name == "bundle" else own.name)
         if not NAME.fullmatch(name):
-            problems.append(f"'{name}': expected a model name of letters, digits, _ . and -; write NAME={path}")
+            problems.append(f"'{name}': expected a model name of letters, digits, _ . and -; write NAME={folder}")
         if name in {source.name for source in sources}:
-            problems.append(f"two models are called '{name}'; write NAME={path}")
+            problems.append(f"two models are called '{name}'; write NAME={folder}")
         if name.endswith(RAW) and name.removesuffix(RAW) in {source.name for source in sources}:
-            problems.append(f"'{name}' is the name of the raw form of '{name.removesuffix(RAW)}'; write NAME={path}")
+            problems.append(f"'{name}' is the name of the raw form of '{name.removesuffix(RAW)}'; write NAME={folder}")
         sources.append(Source(name, folder))
     if not sources:
         problems.append("no model was named; name a run, a bundle, or NAME=PATH")

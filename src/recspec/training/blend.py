@@ -9,11 +9,21 @@ from pathlib import Path
 
 import torch
 
-from recspec.bundle import MOST_MEMBERS, Blend, Bundle, Card, Member, blend_of
+from recspec.bundle import (
+    MOST_MEMBERS,
+    Blend,
+    Bundle,
+    Card,
+    DataRecord,
+    Member,
+    blend_of,
+    meaning_digest,
+    run_record,
+)
 from recspec.bundle import folder as bundle
 from recspec.errors import BundleError, SettingsError
 from recspec.evaluation import check_same_features, choose_weights
-from recspec.files import local
+from recspec.files import local, made
 from recspec.models import ItemModel
 from recspec.spec import FeatureSpec
 from recspec.training import run_folder
@@ -93,36 +103,40 @@ def blend_runs(
         raise SettingsError(f"pipeline blend: {len(runs)} run is given; a blend takes two or more")
     if len(runs) > MOST_MEMBERS:
         raise SettingsError(f"pipeline blend: {len(runs)} runs are given; a blend takes {MOST_MEMBERS} at most")
-    run_folder.start_afresh(local(target, "OUT"))
-    trained = [bundle.load(run, device=device) for run in runs]
-    _check_together(runs, trained)
-    if like is not None:
-        members: Sequence[Member | None] = _as_in(like, trained)
-        value, alone, users, metrics = None, [], 0, {}
-    else:
-        assert spec is not None
-        _check_valid(spec, runs, trained)
-        chosen = choose_weights(trained, spec, metric=metric, users=users, progress=progress, enough=enough)
-        members, value, alone, users = chosen.members, chosen.value, list(chosen.alone), chosen.users
-        metrics = chosen.metrics
-    kept = [(part, each) for part, each in zip(members, trained, strict=True) if part is not None]
-    blend = blend_of(trained[0].spec, [(part, _item_model(each)) for part, each in kept])
-    card = Card(
-        model=Blend.name,
-        settings=blend.settings.model_dump(mode="json"),
-        trained={
-            "splits": sorted({str(name) for each in trained for name in _splits(each)}),
-            "seconds": round(time.monotonic() - started, 3),
-            "valid_metric": metric if value is not None else None,
-            "valid_users": users or None,
-            "runs": [str(run) for run in runs],
-            "torch": torch.__version__,
-        },
-        metrics=metrics,
-    )
-    card = card.model_copy(update={"train": {"train_splits": card.trained["splits"]}})
-    where = bundle.save(target / run_folder.BUNDLE, blend, card, seen=trained[0].seen)
-    return Blended(where, runs, members, metric, value, alone, users)
+    run_folder.refuse_another(local(target, "OUT"))
+    with made(target):
+        trained = [bundle.load(run, device=device) for run in runs]
+        _check_together(runs, trained)
+        if like is not None:
+            members: Sequence[Member | None] = _as_in(like, trained)
+            value, alone, users, metrics = None, [], 0, {}
+        else:
+            assert spec is not None
+            _check_valid(spec, runs, trained)
+            chosen = choose_weights(trained, spec, metric=metric, users=users, progress=progress, enough=enough)
+            members, value, alone, users = chosen.members, chosen.value, list(chosen.alone), chosen.users
+            metrics = chosen.metrics
+        kept = [(part, each) for part, each in zip(members, trained, strict=True) if part is not None]
+        blend = blend_of(trained[0].spec, [(part, _item_model(each)) for part, each in kept])
+        card = Card(
+            model=Blend.name,
+            settings=blend.settings.model_dump(mode="json"),
+            trained={
+                "splits": sorted({str(name) for each in trained for name in _splits(each)}),
+                "seconds": round(time.monotonic() - started, 3),
+                "valid_metric": metric if value is not None else None,
+                "valid_users": users or None,
+                "runs": [str(run) for run in runs],
+                "torch": torch.__version__,
+            },
+            metrics=metrics,
+        )
+        card = card.model_copy(update={"train": {"train_splits": card.trained["splits"]}})
+        data = DataRecord.of(spec) if spec is not None else run_record.common_data(each.folder for each in trained)
+        record = run_record.begin(target, "blend", Blend.name, data, made_of=runs)
+        where = bundle.save(target / run_folder.BUNDLE, blend, card, seen=trained[0].seen)
+        record.finish(target, time.monotonic() - started)
+        return Blended(where, runs, members, metric, value, alone, users)
 
 
 def _item_model(trained: Bundle) -> ItemModel:
@@ -150,12 +164,12 @@ def _check_together(runs: Sequence[Path], trained: Sequence[Bundle]) -> None:
     ]
     if problems:
         raise SettingsError.of("pipeline blend", problems)
-    first = trained[0]
-    for run, each in zip(runs[1:], trained[1:], strict=True):
-        same = each.spec.metadata.get("summary") == first.spec.metadata.get("summary")
-        if each.spec.features != first.spec.features or not same:
-            problems.append(f"{run}: was trained on another dataset than {runs[0]}")
-    if problems:
+    meanings = [meaning_digest(each.spec) for each in trained]
+    if problems := [
+        f"{run}: was trained on other data than {runs[0]}; train both on one prepared folder"
+        for run, meaning in zip(runs, meanings, strict=True)
+        if meaning != meanings[0]
+    ]:
         raise SettingsError.of("pipeline blend", problems)
 
 

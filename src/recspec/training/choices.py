@@ -12,7 +12,7 @@ import torch
 from recspec.distributed import Placement, Ranks, place
 from recspec.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation import count_labels
-from recspec.loading import Loader, Part, UserLoader, holds_negatives, negatives_by_default
+from recspec.loading import Loader, Part, UserRows, holds_negatives, negatives_by_default
 from recspec.machine import cpu_is_intels, cpu_multiplies_bf16, parse_bytes
 from recspec.models import Ids, Model, TrainedItemModel
 from recspec.nn import Embeddings, kernels
@@ -149,12 +149,23 @@ def check_users(kind: type[TrainedItemModel], settings: TrainSettings) -> None:
         raise SettingsError.of(f"{kind.name} is trained on users, not on rows; leave these out", found)
 
 
-def open_users(spec: FeatureSpec, settings: TrainSettings, users: Ids, ranks: Ranks) -> UserLoader:
+def open_users(spec: FeatureSpec, settings: TrainSettings, users: Ids, ranks: Ranks) -> Loader:
     """The users to train on."""
     if not len(users):
         raise SpecError(f"{spec.folder}: no user has enough positives in {listed(settings.train_splits)} to learn from")
     size = max(1, settings.batch_size or 1)
-    return UserLoader(spec, users, batch_size=size, seed=settings.seed, ranks=ranks)
+    return Loader(
+        spec,
+        (),
+        rows=UserRows(spec, users),
+        features=(spec.user_id,),
+        batch_size=size,
+        seed=settings.seed,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        memory_budget=parse_bytes(settings.memory_budget),
+        device=ranks.device,
+    )
 
 
 def pick_event_weights(spec: FeatureSpec, settings: TrainSettings) -> Choice[str] | None:

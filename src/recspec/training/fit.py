@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from recspec import __version__, config, machine
-from recspec.bundle import Card
+from recspec.bundle import Card, DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
@@ -25,10 +25,12 @@ from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
 from recspec.training import run_folder
+from recspec.training.beside import item_baselines
 from recspec.training.choices import Choice, check_splits
 from recspec.training.result import Result, inform, seen_of
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
+from recspec.training.tracking import TrackedSearch, Tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +71,14 @@ class FitPlan:
         return {
             "recspec": __version__,
             "torch": torch.__version__,
+            "data": str(self.spec.folder),
+            "dataset": str(self.spec.metadata.get("dataset") or ""),
             "model": self.model,
             "model_settings": self.model_settings.model_dump(mode="json"),
             "train": self.read_settings(),
             "parameters": self.parameters,
             "fitted": True,
+            "chosen": list(self.chosen.value),
             "device": "cpu",
             "world_size": self.world_size,
             "threads": self.threads.value,
@@ -191,6 +196,8 @@ def run_fit(
     stop_requested: Callable[[], bool] = lambda: False,
     *,
     resume: bool = False,
+    baselines: bool = False,
+    part_of: TrackedSearch | None = None,
 ) -> Result:
     """Fit on the first rank and write the bundle.
 
@@ -202,18 +209,21 @@ def run_fit(
         if not resume:
             run_folder.start_afresh(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard)
+        record = run_record.begin(folder, "fitted", plan.model, DataRecord.of(plan.spec))
+        track = Tracking.of(plan.settings.mlflow, folder, plan.spec.folder, part_of)
+        log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
         with closing(log):
-            result = _fit(plan, folder, log, stop_requested)
+            result = _fit(plan, folder, log, stop_requested, baselines)
+        record.finish(folder, result.seconds)
     ranks.barrier()
     return result
 
 
-def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool]) -> Result:
+def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool], baselines: bool) -> Result:
     log.open()
+    log.write("start", **plan.described())
     for note in plan.notes:
         log.write("note", message=note)
-    log.write("start", **plan.described())
     started = time.monotonic()
     ends = [started]
 
@@ -229,17 +239,20 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
             log.write("interrupted")
             raise Interrupted("stopped as asked; nothing was written, so start the same command again")
 
-    found = _fit_of(plan, tell, late).run()
+    fit = _fit_of(plan, tell, late)
+    found = fit.run()
     if plan.chosen.value and plan.valid.value and found.value is None:
         what = f"{plan.valid.value} has no positive of an item that is new to its user, so settings could not be chosen"
         log.write("note", message=f"{what}; those that were not given have their defaults")
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
     seconds = time.monotonic() - started
-    inform(found.model, plan.spec)
-    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen_of(plan.spec))
+    seen = seen_of(plan.spec, inform(found.model, plan.spec))
+    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
-    result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings)
+    beside = _beside(plan, fit, found, seconds) if baselines else {}
+    result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric,
+                    baselines=beside)  # fmt: skip
     for warning in result.warnings:
         log.write("warning", **warning.to_dict())
     log.write(
@@ -251,6 +264,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         best=found.value,
         metric=found.metric or plan.metric.value,
         metrics=found.metrics,
+        baselines=dict(beside),
         settings=found.model.settings.model_dump(mode="json"),
         samples_per_second=result.samples_per_second,
         seconds=seconds,
@@ -266,6 +280,16 @@ def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], boo
         return ItemFit(kind, spec, own, train.train_splits, valid, metric, train.seed, train.valid_users, tell, late)
     assert issubclass(kind, LogisticRegression)
     return RowFit(kind, spec, own, train.train_splits, valid, metric, tell, late)
+
+
+def _beside(plan: FitPlan, fit: ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
+    """The metric that chose the settings, of cheap baselines on the same users of valid."""
+    protocol, _, name = found.metric.partition("/")
+    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.question()) is None:
+        return {}
+    before = [split for split in plan.settings.train_splits if split != plan.valid.value]
+    others = item_baselines(question, before, plan.model, seconds)
+    return {other: of.metrics[protocol][name] for other, of in others.items() if name in of.metrics.get(protocol, {})}
 
 
 def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:

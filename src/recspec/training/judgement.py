@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from recspec.calibration import Calibration, Method, fit
-from recspec.errors import DataError, RecspecError
+from recspec.errors import DataError
 from recspec.evaluation import (
     Evaluation,
     ModelWarning,
     Report,
-    evaluate_baselines,
     evaluate_rows,
     is_lower_better,
     warnings,
 )
 from recspec.nn import CalibrationMap
+from recspec.training.beside import item_baselines
 from recspec.training.checkpoints import Progress
 from recspec.training.validation import Validation
 
@@ -29,12 +29,17 @@ class Judgement:
     warnings: tuple[ModelWarning, ...] = ()
     calibration: Calibration | None = None
     notes: tuple[str, ...] = ()
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Baseline -> the metric that chose the model, on valid."""
 
 
-def judge(validation: Validation, progress: Progress, last: Evaluation | None = None) -> Judgement:
+def judge(
+    validation: Validation, progress: Progress, last: Evaluation | None = None, *, baselines: bool = False
+) -> Judgement:
     """Judge the weights that a run keeps, and calibrate the model if asked to; every rank takes part.
 
-    `last` is the evaluation of these very weights, if they are those of the last evaluation.
+    `last` is the evaluation of these very weights, if they are those of the last evaluation. With `baselines` it stands
+    beside more of them than popularity (see `beside`).
 
     Valid, which has chosen the epoch, is read again: numbers of it are a little too good, and test alone is unseen.
     """
@@ -44,13 +49,19 @@ def judge(validation: Validation, progress: Progress, last: Evaluation | None = 
     found, calibration, notes = last or validation.evaluate(), None, list[str]()
     if plan.settings.calibration != "none":
         calibration, found, notes = _calibrated(validation, found, plan.settings.calibration)
+    seconds = progress.seconds if baselines and validation.built.ranks.world_size == 1 else 0.0
+    others = _others(validation, seconds)
+    protocol, _, name = validation.metric.partition("/")
     told = [
         *of_run(validation, found, progress),
         *warnings.of_probabilities(found.probabilities, validation.place),
         *warnings.of_repeats(found.protocols, validation.place),
-        *_beside_popularity(validation, found),
+        *_beside(validation, found, others),
     ]
-    return Judgement(tuple(told), calibration, tuple(notes))
+    values = {other: of.metrics[protocol][name] for other, of in others.items() if name in of.metrics.get(protocol, {})}
+    if validation.metric == "rows/log_loss" and found.probabilities is not None:
+        values["constant"] = found.probabilities.log_loss_of_constant
+    return Judgement(tuple(told), calibration, tuple(notes), values)
 
 
 def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Sequence[ModelWarning]:
@@ -94,16 +105,18 @@ def _calibrated(
     return calibration, kept, [f"calibrated on {validation.place} by {method}: {changes}; {twice}"]
 
 
-def _beside_popularity(validation: Validation, found: Evaluation) -> Sequence[ModelWarning]:
-    """A warning if popularity, which costs one pass over the rows, ranks better."""
+def _others(validation: Validation, seconds: float) -> dict[str, Evaluation]:
+    """Popularity, and with `seconds` of training other cheap baselines, under the metric's protocol."""
     plan, protocol = validation.plan, validation.metric.partition("/")[0]
-    if protocol == "rows" or plan.model == "popularity" or not validation.built.ranks.is_first:
+    if protocol == "rows" or not validation.built.ranks.is_first:
+        return {}
+    return item_baselines(validation.question, plan.settings.train_splits, plan.model, seconds)
+
+
+def _beside(validation: Validation, found: Evaluation, others: Mapping[str, Evaluation]) -> Sequence[ModelWarning]:
+    """A warning if a baseline ranks better."""
+    if not others:
         return ()
-    question = validation.question((protocol,))
-    try:
-        beside, _ = evaluate_baselines(question, plan.settings.train_splits, names=("popularity",))
-    except RecspecError:  # data without users or items has no popularity
-        return ()
-    name = validation.metric.partition("/")[2]
+    protocol, _, name = validation.metric.partition("/")
     ours = Evaluation({protocol: {name: found.metrics[protocol][name]}}, values=found.values)
-    return Report(validation.split, ours, beside).warnings
+    return Report(validation.split, ours, others).warnings

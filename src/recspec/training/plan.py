@@ -101,6 +101,8 @@ class TrainingPlan:
         return {
             "recspec": __version__,
             "torch": torch.__version__,
+            "data": str(self.spec.folder),
+            "dataset": str(self.spec.metadata.get("dataset") or ""),
             "model": self.model,
             "model_settings": self.model_settings.model_dump(mode="json"),
             "train": self.settings.model_dump(mode="json"),
@@ -188,7 +190,7 @@ def make_plan(
     if issubclass(kind, TrainedItemModel):
         choices.check_users(kind, settings)
         interactions = interactions_of(kind, spec, settings.train_splits)
-        loader: Loader = choices.open_users(spec, settings, kind.trained_users(interactions), ranks)
+        loader = choices.open_users(spec, settings, kind.trained_users(interactions), ranks)
     else:
         loader = choices.open_rows(
             spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles

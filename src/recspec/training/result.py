@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
 from recspec.calibration import Calibration
 from recspec.evaluation import ModelWarning, id_feature, interactions_of, positives
-from recspec.models import ItemModel, Model
+from recspec.models import Interactions, ItemModel, Model
 from recspec.spec import FeatureSpec
 from recspec.training.build import Built
 from recspec.training.checkpoints import Progress
@@ -36,6 +36,16 @@ class Result:
     """What is wrong with the model, by valid."""
     calibration: Calibration | None = None
     """The map that calibrates its probabilities."""
+    metric: str = ""
+    """PROTOCOL/METRIC on valid that chose it; empty if nothing was measured."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """The same metric of baselines with their default settings, on valid."""
+
+    @property
+    def value(self) -> float | None:
+        """The metric on valid."""
+        protocol, _, name = self.metric.partition("/")
+        return self.metrics.get(protocol, {}).get(name)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -50,7 +60,7 @@ def write_bundle(
     """Write the bundle on the first rank, with the weights of the file `best`, chosen by `metric`, if it keeps them."""
     plan, ranks, model = built.plan, built.ranks, built.model
     model.eval()
-    inform(model, plan.spec)
+    known = inform(model, plan.spec)
     weights = built.shards.whole(model.state_dict())
     use_best = keeps_best(built, progress)
     from_file = use_best and not isinstance(model, ItemModel)  # the file knows less of the users
@@ -82,7 +92,7 @@ def write_bundle(
         warnings=tuple(each.to_dict() for each in judgement.warnings),
     )
     if ranks.is_first:
-        bundle.save(folder, model, card, seen=seen_of(plan.spec), weights=best if from_file else weights)
+        bundle.save(folder, model, card, seen=seen_of(plan.spec, known), weights=best if from_file else weights)
     elif not from_file:
         checkpoint.take_part(weights)
     ranks.barrier()
@@ -96,6 +106,8 @@ def write_bundle(
         progress.trace,
         judgement.warnings,
         judgement.calibration,
+        metric if progress.best is not None else "",
+        judgement.baselines,
     )
 
 
@@ -108,15 +120,22 @@ KNOWN = ("train", "valid")
 """Splits whose events a bundle knows; test is opened by `evaluate` alone."""
 
 
-def inform(model: Model, spec: FeatureSpec) -> None:
-    """Let an item model know the users' events in all splits of `KNOWN`, for requests."""
-    if isinstance(model, ItemModel):
-        model.know(interactions_of(model, spec, [split for split in KNOWN if split in spec.splits]))
+def inform(model: Model, spec: FeatureSpec) -> Interactions | None:
+    """Let an item model know the users' events in all splits of `KNOWN`, for requests; returns them."""
+    if not isinstance(model, ItemModel):
+        return None
+    known = interactions_of(model, spec, _known(spec))
+    model.know(known)
+    return known
 
 
-def seen_of(spec: FeatureSpec) -> Seen | None:
-    """The items that each user acted on, which recommendations leave out."""
+def seen_of(spec: FeatureSpec, known: Interactions | None) -> Seen | None:
+    """The items that each user acted on, which recommendations leave out; read unless `known` to the model."""
     if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
         return None
-    known = positives(spec, [split for split in KNOWN if split in spec.splits])
-    return Seen(torch.from_numpy(known.offsets), torch.from_numpy(known.items), torch.from_numpy(known.counts))
+    found = positives(spec, _known(spec)) if known is None else known
+    return Seen(torch.from_numpy(found.offsets), torch.from_numpy(found.items), torch.from_numpy(found.counts))
+
+
+def _known(spec: FeatureSpec) -> list[str]:
+    return [split for split in KNOWN if split in spec.splits]

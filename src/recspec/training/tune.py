@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, cast
 import yaml
 
 from recspec import __version__, config
+from recspec.bundle import run_record
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError
 from recspec.files import local, made, put_in_place, turn, whole_file
@@ -38,6 +39,7 @@ from recspec.training.run_folder import Event
 from recspec.training.search_space import Around, OneOf, Planned, Range, assigned, default_of, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
+from recspec.training.tracking import TrackedSearch
 
 if TYPE_CHECKING:
     import optuna
@@ -80,6 +82,7 @@ class Tuning:
     """Called with the number of a trial and each of its events."""
     stop_requested: Callable[[], bool] = lambda: False
     """Asked after every step."""
+    _tracked: TrackedSearch = field(init=False)
 
     def run(self) -> Found:
         """Run trials until there are as many as asked for, or the time is over.
@@ -91,6 +94,7 @@ class Tuning:
         """
         started = time.monotonic()
         self.out = local(self.out, "OUT")
+        self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
         with made(self.out), study.opened():
             while not self.is_over(started):
@@ -100,9 +104,24 @@ class Tuning:
                         break
                     self._run_trial(study, trial, started)
             if self.stop_requested():
+                self._tracked.wait()
                 done = f"stopped after {study.ended()} of {self.trials} trials"
                 raise Interrupted(f"{self.out}: {done}; the same command goes on")
-            return study.findings()
+            found = study.findings()
+            self._track(found)
+            return found
+
+    def _track(self, found: Found) -> None:
+        """Tell MLflow the best trial, if trials are tracked."""
+        if found.best is None:
+            return
+        problem = self._tracked.finish(
+            self._plan.settings.mlflow, self.spec.folder, bundle=self.out / BUNDLE,
+            start={"model": self.model, "metric": found.metric, "model_settings": found.best.settings},
+            done={"metrics": {found.metric: found.best.value}, "trials": len(found.trials)},
+        )  # fmt: skip
+        if problem is not None:
+            self.on_event(found.best.number, {"event": "note", "message": problem})
 
     @cached_property
     def space(self) -> dict[str, OneOf | Range]:
@@ -178,6 +197,7 @@ class Tuning:
             self._end(study, run, lambda: study.complete(trial, best * watch.sign, chosen))
         for left in ("checkpoints", "bundle"):
             shutil.rmtree(run / left, ignore_errors=True)
+        (run / run_record.FILE_NAME).unlink(missing_ok=True)  # a trial without its bundle is no run
 
     def _end(self, study: Study, run: Path, record: Callable[[], object]) -> None:
         """Record how a trial ended; its bundle is kept before another worker looks for the best one."""
@@ -200,6 +220,7 @@ class Tuning:
             resume=resume,
             on_event=watch.see,
             stop_requested=watch.should_stop,
+            part_of=self._tracked,
         )
 
     def _given(self) -> tuple[config.Settings, TrainSettings]:
@@ -237,6 +258,7 @@ class Tuning:
             return
         if study.run_of(f"{best.number:04d}") == run and (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
+            run_record.hand_over(run, self.out / BUNDLE, "tuned")
         # A recipe is complete: it holds what the plan chose for the data too.
         model_settings, train_settings = self._settings(best.settings)
         curves = {} if CURVES in self.fixed else {"tensorboard": TrainSettings.model_fields["tensorboard"].default}

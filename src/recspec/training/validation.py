@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -16,11 +16,12 @@ from recspec.evaluation import (
     Evaluation,
     Question,
     difference,
-    evaluate_model,
     evaluate_rows,
+    informed,
     is_lower_better,
-    read_rows,
+    run_protocols,
     score_rows,
+    scores_of,
 )
 from recspec.loading import Loader
 from recspec.training.build import Built
@@ -87,16 +88,14 @@ class Validation:
         if self.split == HELD_OUT:
             logits, labels = self.rows()
             return evaluate_rows(logits, labels, have_own_labels=self.plan.negatives.value == 0)
-        protocol, ranks = self.metric.partition("/")[0], self.built.shards.evaluating
-        return evaluate_model(
-            self.model, self.plan.spec, self.split, protocols=(protocol,), settings=self._asked(), ranks=ranks
-        )
+        question = self.question
+        return run_protocols(scores_of(informed(self.model, question), question, self.built.shards.evaluating))
 
     def rows(self) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
         """Logits and labels of every row, on every rank."""
         spec, ranks = self.plan.spec, self.built.shards.evaluating
         if self.split != HELD_OUT:
-            return score_rows(self.model, spec, self.split, ranks), read_rows(spec, self.split).labels
+            return score_rows(self.model, spec, self.split, ranks), self.question.rows.labels
         logits, labels = [torch.zeros(0)], [torch.zeros(0)]
         with torch.inference_mode():
             for share in self._held_out.batches():
@@ -105,17 +104,16 @@ class Validation:
                 labels.append(batch[spec.label].float().cpu())
         return ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy() > 0
 
-    def question(self, protocols: Sequence[str]) -> Question:
-        """What `evaluate` asks of the split, under some protocols."""
-        return Question(self.plan.spec, self.split, protocols, self._asked(), reads=self.model.features())
+    @cached_property
+    def question(self) -> Question:
+        """What `evaluate` asks of the split, whose rows and events are read once for all epochs."""
+        settings, protocol = EvaluateSettings(users=self.plan.settings.valid_users), self.metric.partition("/")[0]
+        return Question(self.plan.spec, self.split, (protocol,), settings, reads=self.model.features())
 
     @property
     def place(self) -> str:
         """The rows that are evaluated, for messages."""
         return "valid" if self.split != HELD_OUT else "the rows of train held out"
-
-    def _asked(self) -> EvaluateSettings:
-        return EvaluateSettings(users=self.plan.settings.valid_users)
 
     def is_best(self, found: Metrics, progress: Progress) -> bool:
         """Note in `progress` what was found and whether to stop; returns whether it is the best so far."""

@@ -1,0 +1,23 @@
+"""The Python API: the verbs of the command line on data frames, with the same names and defaults."""
+
+from recspec.api.data import Data, Description, check, describe, open_data, prepare, synthesize, transcode
+from recspec.api.evaluating import EvaluationResult, compare, evaluate
+from recspec.api.exporting import Exported, Imported, export, import_tf, verify, verify_at
+from recspec.api.frames import KINDS, Kind
+from recspec.api.joining import BlendedModel, PipelineModel, blend, pipeline
+from recspec.api.kept import Report, Runs, report, runs
+from recspec.api.listing import Listing, datasets, models
+from recspec.api.model import Model, Note, Plan
+from recspec.api.model import open_model as open
+from recspec.api.process import keep_to_cores, settings_of, stop_on_signal
+from recspec.api.serving import Serving, serve
+from recspec.api.training import AutoResult, Search, auto, train, tune
+from recspec.api.views import shown
+
+__all__ = [
+    "KINDS", "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Kind",
+    "Listing", "Model", "Note", "PipelineModel", "Plan", "Report", "Runs", "Search", "Serving", "auto", "blend",
+    "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores", "models", "open",
+    "open_data", "pipeline", "prepare", "report", "runs", "serve", "settings_of", "shown", "stop_on_signal",
+    "synthesize", "train", "transcode", "tune", "verify", "verify_at",
+]  # fmt: skip

@@ -1,0 +1,408 @@
+"""Prepared datasets: `prepare` from a data frame or raw files, `open_data`, and what can be asked of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from recspec import config
+from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.process import joined
+from recspec.api.progress import Stages, stages
+from recspec.api.verbs import Place, verb
+from recspec.api.views import Section, View, Viewed, figures, shown
+from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
+from recspec.files import beside, local, read_json, staging
+from recspec.spec import ChunkType, FeatureSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from recspec.config import Settings
+
+NOTES = ("inferred", "dropped", "changed")
+"""What a preparation tells beside its counts."""
+SIDES = ("users", "items")
+"""Settings that name a file beside the rows; a frame is accepted in their place."""
+LARGE = 64 << 20
+"""Bytes from which `prepare` recognises a file by its time instead of its content."""
+
+
+class Data(Viewed):
+    """A prepared dataset, opened. `os.fspath(data)` is its folder, so that it can be passed where a path is expected.
+
+    Attributes:
+        path: The folder.
+        spec: The feature specification.
+        prepared: What `prepare` counted, and the lists `inferred`, `dropped` and `changed` of sentences.
+        message: How the last `prepare` ended; empty for a dataset that was opened.
+        kind: The kind of frame in which answers go out by default.
+    """
+
+    def __init__(
+        self, spec: FeatureSpec, *, kind: Kind = "pyarrow", message: str = "", place: Path | None = None
+    ) -> None:
+        self.spec, self.path = spec, place or spec.folder
+        self.kind, self.message = kind, message
+        self.prepared: Mapping[str, object] = _summary(spec)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits: train, valid, test."""
+        return tuple(self.spec.splits)
+
+    def describe(self, *, html: Place | None = None) -> Description:
+        """See `describe`."""
+        return describe(self, html=html)
+
+    def check(self) -> dict[str, int]:
+        """See `check`."""
+        return check(self)
+
+    def to_frame(self, split: str = "train", *, rows: int | None = None, kind: str | None = None) -> Any:
+        """The rows of a split as a data frame, with raw values in place of ids where `prepare` kept them.
+
+        Args:
+            rows: Number of rows from the first one on; by default all, which must fit into memory.
+            kind: Kind of frame; by default the kind that was prepared.
+
+        Raises:
+            SpecError: for an unknown split.
+        """
+        return from_table(_raw_rows(self.spec, split, rows), chosen_kind(kind, self.kind))
+
+    def _view(self) -> View:
+        counts = {name: value for name, value in self.prepared.items() if name not in NOTES}
+        features = [
+            (name, ", ".join(self.spec.roles_of(name)), _what(feature), shown(feature.cardinality))
+            for name, feature in self.spec.features.items()
+        ]
+        notes = [
+            f"{name}: {sentence}" for name in NOTES if isinstance(told := self.prepared.get(name), list)
+            for sentence in told
+        ]  # fmt: skip
+        name = str(self.spec.metadata.get("dataset") or self.path.name)
+        tables = [figures("counts", counts)] if counts else []
+        return View(f"Data: {name} in {self.path}, splits {', '.join(self.splits) or 'none'}",
+                    [*tables, Section("features", ("feature", "roles", "kind", "ids"), features)], notes)  # fmt: skip
+
+
+class Description(Viewed):
+    """What the splits and features of a dataset hold.
+
+    Attributes:
+        page: The HTML file that was asked for.
+    """
+
+    def __init__(self, spec: FeatureSpec, page: Path | None = None) -> None:
+        self._spec, self.page = spec, page
+
+    @cached_property
+    def _values(self) -> dict[str, object]:
+        from recspec.report import dataset_summary
+
+        return dataset_summary.describe(self._spec).to_dict()
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return dict(self._values)
+
+    def _view(self) -> View:
+        sections = [_section(name, value) for name, value in self._values.items() if name not in ("folder", "notes")]
+        notes = self._values.get("notes")
+        told = [str(note) for note in notes] if isinstance(notes, (list, tuple)) else []
+        return View(f"dataset {self._values.get('folder')}", sections, told)
+
+
+def _section(title: str, value: object) -> Section:
+    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+        names = dict.fromkeys(name for row in value.values() for name, cell in row.items() if shown(cell))
+        rows = [(str(name), *(shown(row.get(column)) for column in names)) for name, row in value.items()]
+        return Section(title, ("", *names), rows)
+    return figures(title, value) if isinstance(value, Mapping) else Section(title, ("",), [(shown(value),)])
+
+
+def _what(feature: Any) -> str:
+    kind = "ids" if feature.is_categorical else "numbers"
+    if feature.is_vector:
+        return f"vector of {feature.length}"
+    return f"list of {kind}" if feature.is_list else kind.removesuffix("s")
+
+
+def _summary(spec: FeatureSpec) -> dict[str, object]:
+    """What `prepare.json` says, or else the specification; empty for a dataset made elsewhere."""
+    from recspec.storage import PREPARE_FILE
+
+    file = spec.folder / PREPARE_FILE
+    record = read_json(file) if file.is_file() else {}
+    found = record.get("summary") if isinstance(record, dict) else None
+    found = found if isinstance(found, dict) else spec.metadata.get("summary")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+# --- prepare ---------------------------------------------------------------------------------------------------------
+
+
+@verb
+def prepare(
+    raw: object,
+    out: Place,
+    *,
+    dataset: str = "table",
+    engine: str = "duckdb",
+    memory_limit: str = "4GB",
+    force: bool = False,
+    settings: Mapping[str, object] | None = None,
+    progress: bool | Stages | None = None,
+    **named: object,
+) -> Data:
+    """Turn a data frame or raw files into a prepared dataset.
+
+    What no keyword gives is inferred: ids, times, labels, ratings, lists, vectors. `Data` shows what was inferred, and
+    a keyword changes it.
+
+    Args:
+        raw: A frame of events or labelled rows (pandas, polars, pyarrow, DuckDB, a dict of columns, a list of rows), or
+            the path of raw files: a folder, a file or a zip.
+        out: Folder to write. If it holds the same dataset already, nothing is done again.
+        dataset: Name from `datasets()`; `table` is your own table.
+        engine: Query engine, duckdb or spark.
+        memory_limit: Memory limit of the whole process, such as 4GB.
+        force: Replace a dataset prepared with other settings.
+        settings: Settings of the dataset by name, for names that are no Python keywords.
+        progress: A function that receives stages (stage, done, total), or False for no bar.
+        **named: Settings of the dataset, such as `user="customer", item="sku", timestamp="bought_at"`. `users` and
+            `items` may be frames too: one row a user or item, joined by id.
+
+    Raises:
+        SettingsError: for an unknown dataset or setting, or columns that do not exist.
+        DataError: if the data are malformed, no row is left for train, or `out` holds something else.
+    """
+    from recspec.datasets import DATASETS
+    from recspec.prepare import ENGINES, PrepareContext
+
+    if engine not in ENGINES:
+        raise SettingsError(f"--engine: {unknown('value', engine, ENGINES)}")
+    if dataset not in DATASETS:
+        raise SettingsError(unknown("dataset", dataset, DATASETS))
+    chosen = DATASETS[dataset]
+    folder = local(Path(out), "OUT")
+    frames = {name: named[name] for name in SIDES if is_frame(named.get(name))}
+    values = joined("prepare", settings, {name: value for name, value in named.items() if name not in frames})
+    kind = kind_of(raw) if is_frame(raw) else "pyarrow"
+    with ExitStack() as held:
+        if is_frame(raw):
+            if dataset != "table":
+                raise SettingsError(f"dataset '{dataset}' is made from raw files; a data frame is for dataset='table'")
+            raw_path, staged = held.enter_context(_staged(folder, raw, frames))
+            values |= staged
+        elif frames:
+            raise SettingsError(f"{' and '.join(frames)}: a frame goes with a frame of rows; for files, name a file")
+        else:
+            raw_path = Path(_path_of(raw))
+        asked = _settings(chosen.Settings, values)
+        show = held.enter_context(stages(progress))
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            show(stage, done, total)
+
+        context = PrepareContext(raw_path, folder, engine, memory_limit, progress=tell, force=force)
+        made = chosen.prepare(context, asked)
+    data = Data(made.spec, kind=kind, message=made.message)
+    data.prepared = made.summary
+    return data
+
+
+def _settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
+    """The dataset's settings; the nearest name of an unknown one may also be a keyword of `prepare` itself."""
+    own = {"out": 0, "dataset": 0, "engine": 0, "memory_limit": 0, "force": 0, "settings": 0, "progress": 0}
+    known = {**kind.model_fields, **kind.old_names, **own}
+    if strange := [name for name in values if name.partition(".")[0] not in known]:
+        listing = "see `recspec datasets`"
+        raise SettingsError.of(
+            "prepare", [f"unknown setting '{name}'{nearest(name, known)}; {listing}" for name in strange]
+        )
+    return config.build(kind, "prepare", config.assign(values, {"prepare": kind})["prepare"])
+
+
+def _path_of(raw: object) -> str:
+    if isinstance(raw, (str, os.PathLike)):
+        return os.fspath(raw)
+    raise DataError(f"prepare: found {type(raw).__name__}; expected a data frame or the path of raw files")
+
+
+@contextmanager
+def _staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tuple[Path, dict[str, object]]]:
+    """Frames as Parquet files in a folder beside `out` that is removed at the end; messages name the frames."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with staging(beside(out, "frames")) as folder:
+        names = {"rows": "the data frame", **{side: f"the data frame {side}" for side in sides}}
+        for name, frame in {"rows": rows, **sides}.items():
+            _write(to_table(frame, names[name]), folder / f"{name}.parquet")
+        try:
+            yield folder / "rows.parquet", {side: f"{side}.parquet" for side in sides}
+        except RecspecError as error:
+            raise _renamed(error, {str(folder / f"{name}.parquet"): said for name, said in names.items()}) from None
+
+
+def _write(table: pa.Table, file: Path) -> None:
+    """Write a frame so that equal frames give equal files, by which `prepare` recognises them."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(table, file, compression="zstd", coerce_timestamps="us", allow_truncated_timestamps=True)
+    if file.stat().st_size > LARGE:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").digest()
+        moment = int.from_bytes(digest[:6], "big")  # nanoseconds: the time of the file stands for its content
+        os.utime(file, ns=(moment, moment))
+
+
+def _renamed(error: RecspecError, names: Mapping[str, str]) -> RecspecError:
+    """The same error, in which frames are called frames and not by their files."""
+
+    def told(text: str) -> str:
+        for path, name in names.items():
+            text = text.replace(path, name)
+        return text
+
+    again = type(error)(told(str(error)), [told(problem) for problem in error.problems])
+    for note in getattr(error, "__notes__", ()):
+        again.add_note(told(note))
+    return again
+
+
+# --- open, look, convert ---------------------------------------------------------------------------------------------
+
+
+@verb
+def open_data(data: Place, *, allow_outside: bool = False, kind: str | None = None) -> Data:
+    """Open a prepared dataset by its folder or its specification file.
+
+    Args:
+        allow_outside: Allow files outside the specification's folder.
+        kind: Kind of frame in which answers go out; by default pyarrow.
+
+    Raises:
+        SpecError: if there is none, or with every problem of its specification.
+    """
+    return Data(load_spec(data, allow_outside=allow_outside), kind=chosen_kind(kind))
+
+
+def load_spec(data: Place, *, allow_outside: bool = False) -> FeatureSpec:
+    """The specification of a dataset: of an opened one, or from its path."""
+    return data.spec if isinstance(data, Data) else FeatureSpec.load(Path(data), allow_outside=allow_outside)
+
+
+@verb
+def check(data: Place, *, allow_outside: bool = False) -> dict[str, int]:
+    """Validate a specification and its files: ids in range, row counts, types. Returns rows by split.
+
+    Raises:
+        SpecError, DataError: with every problem found.
+    """
+    from recspec.storage import check as dataset_check
+
+    spec = load_spec(data, allow_outside=allow_outside)
+    dataset_check.check(spec)
+    return dict(dataset_check.count_rows(spec))
+
+
+@verb
+def describe(data: Place, *, html: Place | None = None, allow_outside: bool = False) -> Description:
+    """Summarise a dataset: rows, features, cardinalities, label rate, history lengths. Reads every row once.
+
+    Args:
+        data: A prepared dataset, or its path.
+        html: HTML file to write: with values, distributions, suspected leaks.
+        allow_outside: Allow files outside the specification's folder.
+
+    Raises:
+        DataError: the first values found that contradict the specification.
+    """
+    from recspec.report import write_dataset_page
+
+    spec = load_spec(data, allow_outside=allow_outside)
+    if html is not None:
+        return Description(spec, write_dataset_page(spec, os.fspath(html)))
+    found = Description(spec)
+    found.to_dict()
+    return found
+
+
+@verb
+def synthesize(
+    spec: Place,
+    out: Place,
+    *,
+    rows: int = 1000,
+    to: str = "parquet",
+    distribution: str = "uniform",
+    seed: int = 0,
+) -> Data:
+    """Generate random data in the shape of a specification.
+
+    Args:
+        rows: Rows of the train split; other splits get a tenth.
+        to: Chunk type to write.
+        distribution: Distribution of the ids, uniform or power_law.
+        seed: Random seed.
+
+    Raises:
+        SettingsError: for an unknown chunk type or distribution.
+    """
+    from recspec.storage import Distribution
+    from recspec.storage import synthesize as run
+
+    drawn: Distribution = one_of("--distribution", distribution, get_args(Distribution))
+    kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
+    return Data(run(load_spec(spec), Path(out), rows, type=kind, distribution=drawn, seed=seed))
+
+
+@verb
+def transcode(data: Place, out: Place, *, to: str = "parquet", allow_outside: bool = False) -> Data:
+    """Convert a dataset to another chunk type and resolve cardinalities of `auto`.
+
+    Raises:
+        SettingsError: for an unknown chunk type.
+    """
+    from recspec.storage import transcode as run
+
+    kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
+    return Data(run(load_spec(data, allow_outside=allow_outside), Path(out), to=kind))
+
+
+def one_of(option: str, value: str, known: tuple[Any, ...], kind: str = "value") -> Any:
+    """The value of an option with a fixed set of values; the message names the nearest one."""
+    if value not in known:
+        raise SettingsError(f"{option}: {unknown(kind, value, known)}")
+    return value
+
+
+def _raw_rows(spec: FeatureSpec, split: str, rows: int | None) -> pa.Table:
+    """Rows of a split; ids are raw values where there is a vocabulary, and the unknown one is null."""
+    import pyarrow as pa
+
+    from recspec.encoding import Vocabulary
+    from recspec.storage import Ragged, open_split
+
+    reader = open_split(spec, split)
+    columns = reader.read(0, reader.num_rows if rows is None else min(max(0, rows), reader.num_rows))
+    found = {}
+    for name, column in columns.items():
+        values = column.values if isinstance(column, Ragged) else column
+        file = spec.vocabulary_file(spec.vocabulary(name)) if spec.features[name].is_categorical else None
+        if file is not None and file.is_file():
+            array = Vocabulary.load(file).decode(values.astype("int64"))
+        else:
+            array = pa.array(values - spec.shift(name) if spec.shift(name) else values)
+        found[name] = pa.LargeListArray.from_arrays(pa.array(column.offsets, pa.int64()), array) \
+            if isinstance(column, Ragged) else array  # fmt: skip
+    return pa.table(found)

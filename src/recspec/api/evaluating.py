@@ -1,0 +1,216 @@
+"""Evaluations: a trained model measured on a split, beside baselines and other runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recspec import config
+from recspec.api.data import Data, load_spec
+from recspec.api.frames import Kind, chosen_kind, from_table
+from recspec.api.progress import Stages, stages
+from recspec.api.verbs import Place, verb
+from recspec.api.views import Section, View, Viewed
+from recspec.errors import SettingsError
+
+if TYPE_CHECKING:
+    from recspec.evaluation import Report, Slice
+
+
+class EvaluationResult(Viewed):
+    """What an evaluation measured, by protocol and metric: `result.metrics["full"]["ndcg@10"]`.
+
+    Attributes:
+        report: Everything that was measured.
+        model: The model's name.
+        kind: The kind of frame in which `to_frame` answers by default.
+        file: The JSON file in the run's folder that keeps it; None if it could not be kept.
+        why_not_kept: The reason then.
+    """
+
+    def __init__(
+        self, report: Report, model: str, kind: Kind = "pyarrow", *, file: Path | None = None, why_not_kept: str = ""
+    ) -> None:
+        self.report, self.model, self.kind = report, model, kind
+        self.file, self.why_not_kept = file, why_not_kept
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Protocol -> metric -> value of the model."""
+        return self.report.metrics
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON, as `recspec evaluate --json` prints them."""
+        return self.report.to_dict()
+
+    def to_frame(self, kind: str | None = None) -> Any:
+        """One row a model, protocol and metric: `model`, `protocol`, `metric`, `value`, and for the model itself
+        `standard_error`, `low` and `high` (the ends of the 95 % interval, with `bootstrap`)."""
+        import pyarrow as pa
+
+        found = []
+        errors = self.report.model.standard_errors
+        measured = {self.model: self.report.metrics, **self.report.baselines}
+        for name, protocols in measured.items():
+            for protocol, metrics in protocols.items():
+                for metric, value in metrics.items():
+                    own = name == self.model
+                    interval = self.report.intervals.get(protocol, {}).get(metric) if own else None
+                    found.append({
+                        "model": name, "protocol": protocol, "metric": metric, "value": float(value),
+                        "standard_error": errors.get(protocol, {}).get(metric) if own else None,
+                        "low": interval.low if interval else None, "high": interval.high if interval else None,
+                    })  # fmt: skip
+        texts, numbers = ("model", "protocol", "metric"), ("value", "standard_error", "low", "high")
+        schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())})
+        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+
+    def _view(self) -> View:
+        report, sections = self.report, list[Section]()
+        for protocol, metrics in report.metrics.items():
+            beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
+            intervals = report.intervals.get(protocol, {})
+            rows = [
+                (metric, f"{value:.4f}", *_interval(intervals, metric),
+                 *(f"{found[metric]:.4f}" if metric in found else "" for found in beside.values()))
+                for metric, value in metrics.items()
+            ]  # fmt: skip
+            columns = ("", self.model, *(["95 %"] if intervals else []), *beside)
+            sections.append(Section(f"{report.split}, {report.described(protocol)}", columns, rows))
+            for by, parts in report.model.slices.get(protocol, {}).items():
+                sections.append(_slices(f"{protocol} by {by}", parts))
+        for run, compared in report.against.items():
+            columns = ("", self.model, str(run), "difference", "error", "p (t-test)", "p (permutation)")
+            lines = [
+                (f"{protocol}/{name}", *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference,
+                                                              each.standard_error)),
+                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}")
+                for protocol, named in compared.items() for name, each in named.items()
+            ]  # fmt: skip
+            sections.append(Section(f"{self.model} against {run}", columns, lines))
+        notes = [*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)]
+        if self.why_not_kept:
+            notes.append(f"not kept in the run: {self.why_not_kept}")
+        return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes)
+
+
+def _interval(intervals: Mapping[str, Any], metric: str) -> list[str]:
+    if not intervals:
+        return []
+    found = intervals.get(metric)
+    return [f"{found.low:.4f} to {found.high:.4f}" if found else ""]
+
+
+def _slices(title: str, parts: Mapping[str, Slice]) -> Section:
+    names = list(dict.fromkeys(name for part in parts.values() for name in part.metrics))
+    rows = [
+        (value, f"{part.count:,}", *(f"{part.metrics[name]:.4f}" if name in part.metrics else "" for name in names))
+        for value, part in parts.items()
+    ]
+    return Section(title, ("", "count", *names), rows)
+
+
+@verb
+def evaluate(
+    run: Place,
+    data: Place,
+    split: str = "test",
+    *,
+    protocol: str | Sequence[str] | None = None,
+    k: int | Sequence[int] | None = None,
+    baselines: bool = False,
+    users: int | None = None,
+    known: str = "before",
+    cold: str = "keep",
+    repeats: str = "drop",
+    bootstrap: int = 0,
+    against: Place | Sequence[Place] | None = None,
+    slice: str | Sequence[str] | None = None,
+    diversity: str | None = None,
+    device: str = "auto",
+    allow_outside: bool = False,
+    verify: bool = True,
+    progress: bool | Stages | None = None,
+) -> EvaluationResult:
+    """Measure a trained model, each metric under a named protocol, and keep the result in the run's folder.
+
+    Args:
+        run: A model, or the folder of a run or bundle.
+        data: A prepared dataset with the features that the model was trained on.
+        split: Split to score.
+        protocol: rows, sampled or full, or several; by default every protocol that fits the data.
+        k: Cut-offs, as in MAP@12; by default the dataset's own.
+        baselines: Also fit the classic baselines.
+        users: Number of users that protocol full ranks, drawn evenly; by default all.
+        known: Events of a user that are a model's input: before (every earlier split) or train.
+        cold: Items that training never saw: keep, or drop as targets and candidates.
+        repeats: Items that the user acted on before: drop as targets and candidates, or keep.
+        bootstrap: Bootstrap draws for a 95 % interval of each metric; 0 gives none.
+        against: Other runs, compared metric by metric with paired tests.
+        slice: Slices to measure apart: activity, popularity or a column.
+        diversity: Item column by which the diversity of lists is measured.
+        device: auto, cpu, cuda or cuda:N.
+        allow_outside: Allow files outside the specification's folder.
+        verify: Check every file against its manifest.
+        progress: A function that receives stages (stage, done, total), or False for no bar.
+
+    Raises:
+        SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
+        SettingsError: for an unknown protocol or value.
+        BundleError: if a run holds no bundle, or a damaged one.
+    """
+    from recspec.bundle import folder as bundle
+    from recspec.distributed import join
+    from recspec.evaluation import EvaluateSettings, save
+    from recspec.evaluation import evaluate as run_evaluation
+    from recspec.retrieval import PipelineRanker
+
+    spec = load_spec(data, allow_outside=allow_outside)
+    asked: dict[str, object] = {
+        "ks": tuple(dict.fromkeys(_several(k))) or None, "users": users, "diversity": diversity,
+        "bootstrap": bootstrap, "slices": tuple(dict.fromkeys(_several(slice))),
+        "known": known, "cold": cold, "repeats": repeats,
+    }  # fmt: skip
+    chosen = config.build(EvaluateSettings, "evaluate", asked)
+    with join(device) as ranks:
+        trained = bundle.load(Path(run), ranks=ranks, verify=verify)
+        names = dict.fromkeys(os.fspath(each) for each in _several(against))
+        with stages(progress if ranks.is_first else False) as show:
+            others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in names}
+            report = run_evaluation(trained, spec, split, protocols=_several(protocol) or None, baselines=baselines,
+                                    settings=chosen, against=others, ranks=trained.shards.evaluating, progress=show,
+                                    of_all=PipelineRanker)  # fmt: skip
+        kept = save(report, trained, spec) if ranks.is_first else None
+    file, why_not = (kept.file, kept.why_not) if kept is not None else (None, "the first process keeps it")
+    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, why_not_kept=why_not or "")
+
+
+@verb
+def compare(runs: Sequence[Place], data: Place, split: str = "test", **named: Any) -> EvaluationResult:
+    """Measure several runs on a dataset; the first is compared with each of the others by paired tests.
+
+    Args:
+        runs: Models or folders of runs, two or more.
+        **named: Keywords of `evaluate`.
+
+    Raises:
+        SettingsError: for fewer than two runs; otherwise as `evaluate`.
+    """
+    if isinstance(runs, (str, os.PathLike)) or len(runs) < 2:
+        raise SettingsError("compare: expected two runs or more, as in compare(['run-a', 'run-b'], data)")
+    first, *others = runs
+    return evaluate(first, data, split, against=others, **named)
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    """A tuple of one value, of several, or of none."""
+    if values is None:
+        return ()
+    return (values,) if isinstance(values, (str, int, os.PathLike)) else tuple(values)
+
+
+def kind_of_object(data: object) -> Kind:
+    """The kind of frame of an opened dataset; pyarrow for a path."""
+    return data.kind if isinstance(data, Data) else "pyarrow"

@@ -1,0 +1,201 @@
+"""Data frames in and out: pandas, polars, pyarrow, DuckDB, dicts of columns, lists of rows.
+
+No data-frame library is needed: frames come in through the Arrow PyCapsule interface (`__arrow_c_stream__`), and a
+library is imported only to make a frame of its kind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from recspec.errors import DataError, MissingExtraError, SettingsError, listed, unknown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Kind = Literal["pandas", "polars", "polars_lazy", "pyarrow", "duckdb", "dict", "rows"]
+"""A kind of frame: `dict` is a dict of columns (lists), `rows` a list of dicts."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+EXPECTED = (
+    "expected a data frame of pandas, polars, pyarrow or DuckDB, any object with __arrow_c_stream__, a dict of columns "
+    "or a list of rows (dicts)"
+)
+
+
+def is_frame(value: object) -> bool:
+    """Whether a value is a frame of any kind, rather than a path."""
+    if isinstance(value, Mapping) or hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
+        return True
+    return _library(value) in ("pandas", "polars", "pyarrow") or (
+        isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and all(map(_is_row, value))
+    )
+
+
+def kind_of(frame: object) -> Kind:
+    """The kind in which an answer to this frame goes out; `pyarrow` for an Arrow stream of any other library."""
+    library = _library(frame)
+    if library == "polars":
+        return "polars_lazy" if type(frame).__name__ == "LazyFrame" else "polars"
+    if library == "pandas":
+        return "pandas"
+    if library in ("duckdb", "_duckdb"):
+        return "duckdb"
+    if isinstance(frame, Mapping):
+        return "dict"
+    return "rows" if isinstance(frame, Sequence) and not hasattr(frame, "__arrow_c_stream__") else "pyarrow"
+
+
+def chosen_kind(kind: str | None, otherwise: Kind | None = None) -> Kind:
+    """The kind asked for by name; without one, `otherwise` or pyarrow. Raises `SettingsError` for an unknown name."""
+    if kind is None:
+        return otherwise or "pyarrow"
+    if kind not in KINDS:
+        raise SettingsError(f"kind: {unknown('kind of frame', kind, KINDS)}")
+    return kind
+
+
+def to_table(frame: object, what: str = "the data frame") -> pa.Table:
+    """A frame of any kind as a pyarrow table of plain columns.
+
+    Dictionary-encoded (categorical) columns become their values. The named levels of a pandas index become columns.
+
+    Raises:
+        DataError: if it is no frame, or a column can't be read; `what` names it.
+    """
+    import pyarrow as pa
+
+    try:
+        table = _read(frame)
+        names = [str(name) for name in table.column_names]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise DataError(f"{what}: has more than one column {listed(twice)}; rename them")
+        return pa.table({name: _plain(column) for name, column in zip(names, table.columns, strict=True)})
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        why = "; ".join(str(part) for part in reversed(error.args)) or type(error).__name__
+        raise DataError(f"{what}: can't be read: {why[:300]}; {EXPECTED}, each column of one type") from None
+
+
+def _read(frame: object) -> pa.Table:
+    import pyarrow as pa
+
+    match kind_of(frame):
+        case "polars_lazy":
+            return pa.table(frame.collect())  # type: ignore[attr-defined]
+        case "pandas":  # its own stream would hold an index without a name as a column too
+            table = pa.Table.from_pandas(frame)
+            return table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
+        case "dict":
+            assert isinstance(frame, Mapping)
+            return pa.table({str(name): _column(values) for name, values in frame.items()})
+        case "rows":
+            assert isinstance(frame, Sequence)
+            if isinstance(frame, (str, bytes)) or not all(map(_is_row, frame)):
+                raise TypeError(f"found {type(frame).__name__}")
+            names = dict.fromkeys(str(name) for row in frame for name in row)
+            return pa.table({name: _column([row.get(name) for row in frame]) for name in names})
+    if isinstance(frame, pa.Table):
+        return frame
+    if not hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "__arrow_c_array__"):
+        raise TypeError(f"found {type(frame).__name__}")
+    return pa.table(frame)
+
+
+def _column(values: object) -> pa.Array | pa.ChunkedArray:
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if hasattr(values, "__arrow_c_stream__"):
+        return pa.chunked_array(values)
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"a column holds {values!r:.60}; expected a list of values")
+    return pa.array(values if hasattr(values, "__array__") else list(values), from_pandas=True)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column without dictionaries, views and extension types."""
+    import pyarrow as pa
+
+    plain = _plain_type(column.type)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    return column if column.type == plain else column.cast(plain)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    if any(is_list(kind) for is_list in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list,
+                                         pa.types.is_list_view, pa.types.is_large_list_view)):  # fmt: skip
+        return pa.large_list(_plain_type(kind.value_type))
+    return kind
+
+
+def from_table(table: pa.Table, kind: Kind) -> Any:
+    """A pyarrow table as a frame of a kind. Raises `MissingExtraError` if its library is not installed."""
+    match kind:
+        case "pandas":
+            _imported("pandas")
+            return table.to_pandas()
+        case "polars" | "polars_lazy":
+            frame = _imported("polars").from_arrow(table)
+            return frame if kind == "polars" else frame.lazy()
+        case "duckdb":
+            return _imported("duckdb").from_arrow(table)
+        case "dict":
+            return table.to_pydict()
+        case "rows":
+            return table.to_pylist()
+    return table
+
+
+def _imported(library: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            f"frames of {library} need the library '{library}', which is not installed: pip install {library}"
+        ) from None
+
+
+def as_ids(values: object, what: str) -> tuple[str | int, ...]:
+    """Raw ids from one id, a list, a column of a data frame, or a frame of one column."""
+    if values is None:
+        return ()
+    if isinstance(values, (str, int)) and not isinstance(values, bool):
+        return (values,)
+    if isinstance(values, Mapping) or hasattr(type(values), "columns") or not hasattr(type(values), "__iter__"):
+        table = to_table(values, what)
+        if table.num_columns != 1:
+            raise DataError(f"{what}: is a frame of the columns {listed(table.column_names)}; pass the column of ids")
+        found = table.column(0).to_pylist()
+    elif isinstance(values, Iterable) and not isinstance(values, (bytes, bytearray)):
+        found = [value.item() if hasattr(value, "item") else value for value in values]
+        found = [value.as_py() if hasattr(value, "as_py") else value for value in found]
+    else:
+        raise DataError(f"{what}: found {type(values).__name__}; expected an id or a list of ids")
+    wrong = [value for value in found if isinstance(value, bool) or not isinstance(value, (str, int))]
+    if wrong:
+        raise DataError(f"{what}: holds {wrong[0]!r:.60}; expected texts or whole numbers")
+    return tuple(found)
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _library(value: object) -> str:
+    return type(value).__module__.partition(".")[0]

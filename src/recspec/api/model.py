@@ -1,0 +1,511 @@
+"""A trained model, opened: a run, a bundle, a blend or a pipeline."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from recspec.api.data import Data, load_spec
+from recspec.api.evaluating import EvaluationResult, evaluate
+from recspec.api.exporting import Exported, export
+from recspec.api.frames import Kind, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.kept import Report, report
+from recspec.api.progress import Stages, stages
+from recspec.api.serving import Serving, serve
+from recspec.api.verbs import Place, verb
+from recspec.api.views import Section, View, Viewed, figures
+from recspec.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from recspec.inference import Predictor, Recommendation, Wanted
+    from recspec.training import Result
+
+
+class Note(UserWarning):
+    """A remark on an answer: unknown values, a short list, scores that are no probabilities."""
+
+
+class Model(Viewed):
+    """A trained model that takes raw values. `os.fspath(model)` is its folder.
+
+    One class because its methods are the verbs that people look for on a model.
+
+    Attributes:
+        path: The folder of the run or bundle.
+        kind: The kind of frame in which answers go out, unless the question is a frame itself.
+        result: What training reached, right after a training.
+    """
+
+    def __init__(
+        self,
+        path: Place,
+        *,
+        device: str = "auto",
+        verify: bool = True,
+        kind: Kind = "pyarrow",
+        data: Data | None = None,
+        result: Result | None = None,
+    ) -> None:
+        self.path, self._device, self._verify = Path(path), device, verify
+        self.kind, self._data, self.result = kind, data, result
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The bundle with its encoders and catalogues, opened when it is first needed."""
+        from recspec.inference import Predictor
+
+        return Predictor.open(self.path, device=self._device, verify=self._verify)
+
+    @property
+    def name(self) -> str:
+        """The model's name, such as sasrec."""
+        return self.predictor.bundle.card.model
+
+    @property
+    def data(self) -> Data | None:
+        """The dataset that it was trained on, where its run says that it lies; None if it does not say.
+
+        Raises:
+            SpecError: if it is no longer there.
+        """
+        if self._data is None:
+            from recspec.bundle import run_record
+
+            record = run_record.read(run_record.home(self.predictor.bundle.folder))
+            if record is not None and record.data is not None:
+                self._data = Data(load_spec(record.data.path), kind=self.kind)
+        return self._data
+
+    @property
+    def plan(self) -> Plan:
+        """Every choice of the training and its reason, as its log holds them; empty for a bundle without a log."""
+        return Plan.of_log(self.path, self.name)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    @verb
+    def predict(
+        self,
+        rows: object,
+        *,
+        split: str | None = None,
+        columns: Sequence[str] | None = None,
+        out: Place | None = None,
+        allow_outside: bool = False,
+        kind: str | None = None,
+        progress: bool | Stages | None = None,
+    ) -> Any:
+        """Rows with a column `probability`: that of the label, from 0 to 1.
+
+        Args:
+            rows: A frame of raw rows, a file of them (csv, jsonl or parquet), or a prepared dataset.
+            split: Split of a prepared dataset; by default test.
+            columns: Columns to keep before `probability`; by default all columns of raw rows, or the ids and the label
+                of a split.
+            out: File to write (csv, jsonl or parquet), instead of a frame.
+            allow_outside: Allow files outside the specification's folder.
+            kind: Kind of frame; by default that of `rows`.
+            progress: A function that receives stages (stage, done, total), or False for no bar.
+
+        Returns:
+            A frame of B rows for B raw rows, in their order; with `out`, the path.
+
+        Raises:
+            DataError: naming every column that is missing, and every value that can't be read.
+            SpecError: for an unknown split, or another dataset than the model was trained on.
+        """
+        from recspec.inference import predict_split, predict_tables, row_writer
+
+        kept = list(columns) if columns is not None else None
+        tables: list[pa.Table] = []
+        write_to = Path(out) if out is not None else tables.append
+        if is_frame(rows):
+            asked, place = chosen_kind(kind, kind_of(rows)), Path("rows")
+        else:
+            asked, place = chosen_kind(kind, self.kind), Path(_path_of(rows))
+        is_prepared = not is_frame(rows) and (place.is_dir() or place.suffix in (".yaml", ".yml"))
+        if split is not None and not is_prepared:
+            raise SettingsError(f"predict: {place} holds raw rows, which have no split; leave split={split!r} out")
+        with stages(progress) as show:
+            if is_prepared:
+                spec = load_spec(cast(Place, rows), allow_outside=allow_outside)
+                counts = predict_split(self.predictor, spec, split or "test", write_to, columns=kept, progress=show)
+            else:
+                blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
+                with row_writer(write_to) as write:
+                    counts = predict_tables(self.predictor, blocks, write, columns=kept, where=place)
+        notes = list(counts.notes())
+        if not self.predictor.model.gives_logits:
+            notes.append(f"the scores of {self.name} are no logits, so these are no probabilities; "
+                         "only the order counts")  # fmt: skip
+        _tell(notes)
+        return Path(out) if out is not None else from_table(_joined(tables), asked)
+
+    @verb
+    def recommend(
+        self,
+        users: object = None,
+        *,
+        items: object = None,
+        context: Mapping[str, object] | None = None,
+        k: int = 10,
+        filter: str | None = None,
+        exclude: object = None,
+        include_seen: bool = False,
+        diversity: float = 0.0,
+        diverse_by: str | None = None,
+        boost: str | Sequence[str] | None = None,
+        explain: bool = False,
+        all: bool = False,
+        out: Place | None = None,
+        kind: str | None = None,
+        progress: bool | Stages | None = None,
+    ) -> Any:
+        """The k best items for users, for a basket or for a context, without items that the users acted on before.
+
+        Args:
+            users: Raw ids of users: one, a list, or a column of a frame.
+            items: A basket of raw item ids, oldest first, in place of the user's history; without users, it is answered
+                by itself.
+            context: Raw columns of the request, for models that read them.
+            k: Number of items.
+            filter: Expression over columns of the item catalogue, such as "in_stock and price < 50".
+            exclude: Raw ids of items to leave out.
+            include_seen: Include items that the user acted on before.
+            diversity: Weight of variety against scores, from 0 to 1.
+            diverse_by: Column of the catalogue that tells which items are alike; by default the model's vectors.
+            boost: Texts "EXPRESSION: WEIGHT": add WEIGHT spreads of a user's scores to the items it keeps.
+            explain: Add a column `because`: the events of the history that spoke for each item.
+            all: Recommend to every user of the dataset.
+            out: Parquet file to write, instead of a frame.
+            kind: Kind of frame; by default that of `users`, or of the data that were prepared.
+            progress: A function that receives stages (stage, done, total), or False for no bar.
+
+        Returns:
+            A frame of one row a user and item, best first: `user`, `known` (False for an unknown user, who gets the
+            most popular items), `rank` from 1, `item`, `title`, `score`, and where there are any `boost`, `because` and
+            `retrieved_by`. With `out`, the path.
+
+        Raises:
+            RequestError: with every problem of the request.
+            SettingsError: if nobody is named, or `out` does not end in .parquet.
+        """
+        from recspec.inference import Wanted, recommend_to_parquet
+
+        asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
+        named = as_ids(users, "users")
+        wanted = Wanted(
+            users=named, items=as_ids(items, "items"), context=dict(context or {}), k=k, filter=filter,
+            exclude=as_ids(exclude, "exclude"), include_seen=include_seen, diversity=diversity, diverse_by=diverse_by,
+            boosts=(boost,) if isinstance(boost, str) else tuple(boost or ()), explain=explain,
+        )  # fmt: skip
+        problems = []
+        if all and named:
+            problems.append("users: all=True recommends to every user; leave users out")
+        if not (all or users is not None or wanted.is_anonymous):
+            problems.append("name users, take all=True, or give items or a context")
+        if out is not None and Path(out).suffix != ".parquet":
+            problems.append(f"out {out}: expected a name that ends in .parquet")
+        if (out is not None or all) and explain:
+            problems.append("explain: goes with named users and without out")
+        if out is not None and not (all or named):
+            problems.append("out: names users; without a user, leave it out")
+        if problems:
+            raise SettingsError.of("recommend", problems)
+        if out is not None:
+            with stages(progress) as show:
+                count, unknown = recommend_to_parquet(self.predictor, None if all else named, Path(out), wanted,
+                                                      progress=show)  # fmt: skip
+            if unknown:
+                they = "without a basket or context that the model reads, they got the most popular items"
+                _tell([f"{unknown:,} of {count:,} users are unknown; {they}"])
+            return Path(out)
+        if all:
+            with stages(progress) as show:
+                return from_table(_of_all(self.predictor, wanted, show), asked)
+        answers = self.answers(wanted)
+        _tell(dict.fromkeys(note if answer.user is None else f"user {answer.user}: {note}"
+                            for answer in answers for note in answer.notes))  # fmt: skip
+        return from_table(_of_answers(self.predictor, answers, wanted), asked)
+
+    def answers(self, wanted: Wanted) -> list[Recommendation]:
+        """The answers to a request as objects, with notes and reasons; see `recommend`.
+
+        Raises:
+            RequestError: with every problem of the request.
+        """
+        return self.predictor.recommend(wanted)
+
+    @verb
+    def similar(
+        self,
+        item: str | int,
+        *,
+        k: int = 10,
+        filter: str | None = None,
+        exclude: object = None,
+        kind: str | None = None,
+    ) -> Any:
+        """The k items most like one, most similar first, by the model's vectors of items or its weights between items.
+
+        Args:
+            item: Raw id of the item.
+            k: Number of items.
+            filter: Expression over columns of the item catalogue.
+            exclude: Raw ids of items to leave out.
+            kind: Kind of frame; by default that of the data that were prepared.
+
+        Returns:
+            A frame of one row an item: `rank` from 1, `item`, `title`, `score` (a cosine, or the model's score).
+
+        Raises:
+            RequestError: with every problem of the request.
+        """
+        import pyarrow as pa
+
+        found = self.predictor.similar(item, k=k, filter=filter, exclude=as_ids(exclude, "exclude"))
+        _tell(found.notes)
+        own = self.predictor.raw_ids("item", _no_ids()).type
+        table = pa.table({
+            "rank": pa.array(range(1, len(found.items) + 1), pa.int32()),
+            "item": pa.array([each.item for each in found.items], own),
+            "title": pa.array([each.title for each in found.items], pa.string()),
+            "score": pa.array([each.score for each in found.items], pa.float64()),
+        })  # fmt: skip
+        return from_table(table, chosen_kind(kind, self.kind))
+
+    @verb
+    def explain(self, user: str | int, item: str | int, *, kind: str | None = None) -> Any:
+        """The events of a user's history that speak for an item, strongest first.
+
+        Returns:
+            A frame of one row an event: `item`, `title`, `value` and `by`. By `shares`, the values are parts of the
+            model's score, and a last row holds the rest; by `nearest`, they are cosines of the model's vectors of
+            items, which are no proof of what the model read. The frame is empty if nothing explains the score.
+
+        Raises:
+            RequestError: for an unknown user or item, or a model that reads a context.
+        """
+        import pyarrow as pa
+
+        from recspec.inference import explain
+
+        _, because = explain(self.predictor, user, item)
+        events = list(because.events) if because is not None else []
+        by = because.kind if because is not None else None
+        rest = because.rest if because is not None else None
+        items = [each.item for each in events] + ([None] if rest is not None else [])
+        titles = [each.title for each in events] + (["(rest)"] if rest is not None else [])
+        values = [each.value for each in events] + ([rest] if rest is not None else [])
+        table = pa.table({
+            "item": pa.array(items, self.predictor.raw_ids("item", _no_ids()).type),
+            "title": pa.array(titles, pa.string()), "value": pa.array(values, pa.float64()),
+            "by": pa.array([by] * len(items), pa.string()),
+        })  # fmt: skip
+        return from_table(table, chosen_kind(kind, self.kind))
+
+    @verb
+    def history(self, user: str | int, *, kind: str | None = None) -> Any:
+        """The items of a user's events that the model knows: a frame of `item` and `title`.
+
+        Oldest first where the model keeps the order of events, otherwise in order of the items' ids.
+
+        Raises:
+            RequestError: for an unknown user.
+        """
+        from recspec.inference import history_of
+
+        return from_table(history_of(self.predictor, user), chosen_kind(kind, self.kind))
+
+    # --- measured, exported, served -----------------------------------------------------------------------------------
+
+    def evaluate(self, data: Place | None = None, split: str = "test", **named: Any) -> EvaluationResult:
+        """Measure the model on a dataset, by default the one that it was trained on; see `evaluate`."""
+        named = {"device": self._device, "verify": self._verify, **named}
+        used = self.data if data is None else data
+        if used is None:
+            raise SettingsError(f"{self.path}: does not say which data trained it; pass them, as in evaluate('data')")
+        return evaluate(self, used, split, **named)
+
+    def export(self, out: Place, **named: Any) -> Exported:
+        """Export the model, by default to ONNX, and check it against the bundle; see `export`."""
+        return export(self, out, **named)
+
+    def serve(self, **named: Any) -> Serving:
+        """Serve the model over HTTP and gRPC, beside other work of this process; see `serve`."""
+        return serve(self, **named)
+
+    def report(self, out: Place | None = None, *, data: Place | None = None) -> Report:
+        """Write the report of the run as one HTML file that needs no network; see `report`."""
+        return report(self, out=out, data=data if data is not None else self._data)
+
+    def _view(self) -> View:
+        card = self.predictor.bundle.card
+        names = [name for name in ("epoch", "steps", "seconds", "stopped") if name in card.trained]
+        told: dict[str, object] = {name: card.trained[name] for name in names}
+        sections = [figures("trained", told)] if told else []
+        for protocol, metrics in card.metrics.items():
+            rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
+            sections.append(Section(f"valid, {protocol}", ("", ""), rows))
+        given = {name: value for name, value in card.settings.items() if value is not None}
+        sections.append(figures("settings", given))
+        warned = [str(each.get("message")) for each in card.warnings]
+        return View(f"Model: {card.model} in {self.path}", sections, warned)
+
+
+class Plan(Viewed, Mapping[str, str]):
+    """The choices of a training by name, each with its value and its reason.
+
+    Attributes:
+        details: The whole plan as plain values.
+        notes: What is allowed, but perhaps not meant.
+    """
+
+    def __init__(
+        self, title: str, choices: Mapping[str, str], details: Mapping[str, object], notes: Sequence[str] = ()
+    ) -> None:
+        self._title, self._choices, self.details, self.notes = title, dict(choices), details, tuple(notes)
+
+    @classmethod
+    def of_log(cls, run: Path, model: str) -> Plan:
+        """The plan that the log of a run began with, the last time that it began."""
+        place = next((each for each in (run, run.parent) if (each / "log.jsonl").is_file()), None)
+        details: dict[str, object] = {}
+        if place is not None:
+            with (place / "log.jsonl").open(encoding="utf-8") as lines:
+                for line in lines:
+                    if '"start"' in line[:40]:
+                        details = json.loads(line)
+        choices = details.get("choices")
+        texts = {str(name): str(text) for name, text in choices.items()} if isinstance(choices, dict) else {}
+        return cls(f"plan of {model} in {run}", texts, details)
+
+    def __getitem__(self, name: str) -> str:
+        return self._choices[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._choices)
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def to_dict(self) -> dict[str, object]:
+        """The whole plan as plain values."""
+        return dict(self.details)
+
+    def _view(self) -> View:
+        return View(self._title, [Section("", ("choice", "value: reason"), list(self._choices.items()))], self.notes)
+
+
+@verb
+def open_model(run: Place, *, device: str = "auto", verify: bool = True, kind: str | None = None) -> Model:
+    """Open a run, a bundle, a blend or a pipeline.
+
+    Args:
+        run: Its folder.
+        device: auto, cpu, cuda or cuda:N.
+        verify: Check every file against its manifest.
+        kind: Kind of frame in which answers go out; by default pyarrow.
+
+    Raises:
+        BundleError: if there is none, or it is damaged.
+    """
+    opened = Model(run, device=device, verify=verify, kind=chosen_kind(kind))
+    _ = opened.predictor
+    return opened
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _path_of(rows: object) -> str:
+    import os
+
+    if isinstance(rows, (str, os.PathLike)):
+        return os.fspath(rows)
+    raise DataError(f"predict: found {type(rows).__name__}; expected a data frame of raw rows, or the path of a file")
+
+
+def _rows_of(place: Path) -> Iterator[pa.Table]:
+    from recspec.inference import read_rows
+
+    return read_rows(place)
+
+
+def _blocks(table: pa.Table) -> Iterator[pa.Table]:
+    from recspec.inference import ROWS
+
+    return (table.slice(start, ROWS) for start in range(0, max(1, table.num_rows), ROWS))
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, float | None], None]) -> pa.Table:
+    from recspec.inference import recommended
+
+    schema, blocks = recommended(predictor, None, wanted)
+    tables, done = [schema.empty_table()], 0
+    for block in blocks:
+        tables.append(block.table)
+        done += block.users
+        show("recommend", done, block.of)
+    return _joined(tables)
+
+
+def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: Wanted) -> pa.Table:
+    """One row a user and item."""
+    import pyarrow as pa
+
+    rows = [(answer, rank, item) for answer in answers for rank, item in enumerate(answer.items, start=1)]
+    users = [answer.user for answer, _, _ in rows]
+    texts = {type(user) for user in users} - {type(None)} != {int}
+    ids = pa.array([None if user is None else str(user) for user in users], pa.string()) if texts \
+        else pa.array(users, pa.int64())  # fmt: skip
+    columns = {
+        "user": ids,
+        "known": pa.array([answer.known for answer, _, _ in rows], pa.bool_()),
+        "rank": pa.array([rank for _, rank, _ in rows], pa.int32()),
+        "item": pa.array([item.item for _, _, item in rows], predictor.raw_ids("item", _no_ids()).type),
+        "title": pa.array([item.title for _, _, item in rows], pa.string()),
+        "score": pa.array([item.score for _, _, item in rows], pa.float32()),
+    }
+    if wanted.boosts:
+        columns["boost"] = pa.array([item.boost for _, _, item in rows], pa.float32())
+    if wanted.explain:
+        columns["because"] = pa.array([_because(item.because) for _, _, item in rows], pa.string())
+    if predictor.pipeline is not None:
+        columns["retrieved_by"] = pa.array([list(item.retrieved_by or ()) for _, _, item in rows],
+                                           pa.list_(pa.string()))  # fmt: skip
+    return pa.table(columns)
+
+
+def _because(explanation: Any) -> str | None:
+    """The events that spoke for an item: their shares of the score, or their cosines to it."""
+    if explanation is None:
+        return None
+    sign = "+" if explanation.kind == "shares" else ""
+    return "; ".join(f"{each.title or each.item} {each.value:{sign}.3f}" for each in explanation.events)
+
+
+def _no_ids() -> Any:
+    import numpy as np
+
+    return np.zeros(0, np.int64)
+
+
+def _tell(notes: Iterable[str]) -> None:
+    for note in notes:
+        warnings.warn(note, Note, stacklevel=4)

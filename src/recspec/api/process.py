@@ -1,0 +1,130 @@
+"""Signals, cores and settings of the process that does the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, cast
+
+from pydantic import BaseModel
+
+from recspec import config
+from recspec.errors import RecspecError, SettingsError, unknown
+from recspec.machine import pin
+
+if TYPE_CHECKING:
+    from recspec.training import TrainSettings
+
+PATIENCE = 10.0  # seconds in which the first process of a machine reports an error that all of them found
+
+
+def settings_of(
+    model: str, recipe: Path | None, values: Mapping[str, object], *, amp: bool
+) -> tuple[config.Settings, TrainSettings]:
+    """The model's settings and the trainer's: a recipe's, with the values of `--set` over them.
+
+    A recipe is complete: of what it leaves out the classes' defaults hold, so that its result stays the same.
+
+    Raises:
+        SettingsError: with every unknown name and wrong value.
+    """
+    from recspec.models import MODELS
+    from recspec.training import TrainSettings
+
+    if model not in MODELS:
+        raise SettingsError(unknown("model", model, MODELS))
+    loaded = config.load_recipe(recipe) if recipe is not None else config.Recipe()
+    if loaded.model not in (None, model):
+        raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
+    given = [name for name, there in ((f"recipe {recipe}", recipe is not None), ("--set", values)) if there]
+    where = " and ".join(given) or "settings"
+    types: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
+    assigned = config.assign(values, types)
+    faster = {"precision": "auto"} if amp else {}
+    made: list[BaseModel] = []
+    problems: list[str] = []
+    for section, layers in (("settings", (loaded.settings,)), ("train", (loaded.train, faster))):
+        try:
+            built = config.build(types[section], where, *layers, assigned[section])
+            made.append(config.complete(built) if recipe is not None else built)
+        except SettingsError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError.of(where, problems)
+    model_settings, train_settings = made
+    return cast(config.Settings, model_settings), cast("TrainSettings", train_settings)
+
+
+def joined(where: str, settings: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:
+    """Settings from a dict and from keywords, as plain values. Raises `SettingsError` for one that both give."""
+    given = dict(settings or {})
+    if both := [name for name in named if name in given]:
+        raise SettingsError.of(
+            where, [f"'{name}' is given as a keyword and in settings; give it once" for name in both]
+        )
+    return {str(name): _plain(value) for name, value in {**given, **named}.items()}
+
+
+def _plain(value: object) -> object:
+    """Numbers of numpy as Python's, paths as texts; lists and tables likewise."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def keep_to_cores(affinity: str) -> None:
+    """Pin this process to its cores, with a thread for each."""
+    import torch
+
+    from recspec.distributed import local_ranks
+
+    cores = pin(affinity, *local_ranks())
+    if cores is not None:
+        torch.set_num_threads(len(cores))
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask the work to write a checkpoint and stop; a second Ctrl-C stops at once.
+
+    Outside of the main thread no signal arrives, and nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked: list[int] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Let the first process of a machine report an error of all; the others wait for torchrun to end them."""
+    try:
+        yield
+    except RecspecError:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(PATIENCE)
+        raise

@@ -1,0 +1,170 @@
+"""A server of models: beside a notebook's kernel, or in the foreground."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from recspec import config
+from recspec.api.verbs import Place, verb
+from recspec.errors import SettingsError, require_extra
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from recspec.serving import Addresses, BackgroundServer
+
+
+class Serving:
+    """A server that answers in the background until `stop()`, or until the end of its `with` block.
+
+    Attributes:
+        url: Address of its page and JSON routes, such as http://127.0.0.1:8000.
+        grpc: Address of gRPC; None without it.
+        models: Names of the models.
+    """
+
+    def __init__(self, server: BackgroundServer, addresses: Addresses, models: Sequence[str]) -> None:
+        self._server = server
+        self.url, self.grpc, self.models = addresses.http, addresses.grpc, tuple(models)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it answers."""
+        return self._server.runs
+
+    def stop(self) -> None:
+        """Answer the requests under way, then end; a second call does nothing."""
+        self._server.stop()
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        grpc = f", gRPC at {self.grpc}" if self.grpc else ""
+        return f"{', '.join(self.models)} at {self.url}{grpc}{'' if self.runs else ' (stopped)'}"
+
+    def _repr_html_(self) -> str:
+        if not self.runs:
+            return f"<p>{escape(repr(self))}</p>"
+        where = escape(self.url, quote=True)
+        return f"<p>{escape(', '.join(self.models))} at <a href='{where}' target='_blank'>{where}</a></p>"
+
+
+@verb
+def serve(
+    models: Place | Sequence[Place],
+    *,
+    host: str = "127.0.0.1",
+    http_port: int = 8000,
+    grpc_port: int = 8001,
+    grpc: bool = True,
+    token_file: Place | None = None,
+    allowed_host: str | Sequence[str] | None = None,
+    control: bool = False,
+    insecure: bool = False,
+    tls_cert: Place | None = None,
+    tls_key: Place | None = None,
+    max_batch: int = 4096,
+    max_delay_ms: float = 0.0,
+    queue: int = 512,
+    max_rows: int = 65_536,
+    max_body_mb: float = 32,
+    max_held_mb: float = 512,
+    max_requests: int = 1024,
+    timeout: float = 30.0,
+    threads: int | None = None,
+    watch: float = 5.0,
+    device: str = "cpu",
+    verify: bool = True,
+    block: bool = False,
+    ready: Callable[[Serving], None] | None = None,
+    force: Callable[[str], object] | None = None,
+) -> Serving:
+    """Serve models over HTTP and gRPC: the Open Inference Protocol, JSON routes, and a page to try them.
+
+    Returns at once, with the server in a thread of its own. With `block=True`, it serves until SIGTERM or Ctrl-C.
+
+    Args:
+        models: Models, runs, bundles or exports; a text may be NAME=PATH.
+        host: Address to listen on; 0.0.0.0 accepts other machines and requires a token.
+        http_port: HTTP port; 0 picks a free one.
+        grpc_port: gRPC port; 0 picks a free one.
+        grpc: Answer over gRPC too.
+        token_file: File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN.
+        allowed_host: Further host names that clients call the server by.
+        control: Let clients load and unload models; requires a token.
+        insecure: Accept other machines without a token.
+        tls_cert: Certificate in PEM, with its chain; turns on TLS.
+        tls_key: Private key of the certificate in PEM, without a password.
+        max_batch: Maximum number of rows computed together.
+        max_delay_ms: Milliseconds that an idle model waits for more requests to batch.
+        queue: Requests that may wait for one model; further requests get 503.
+        max_rows: Maximum number of rows per request; larger requests get 413.
+        max_body_mb: Maximum MiB per request; larger requests get 413.
+        max_held_mb: Maximum MiB of all requests in progress; further requests get 503.
+        max_requests: Requests answered at once over each protocol; further requests get 503.
+        timeout: Seconds to answer a request; after that, it gets 504.
+        threads: Threads that compute a batch; by default torch's number.
+        watch: Seconds between checks for new models; 0 disables them.
+        device: Device: auto, cpu, cuda or cuda:N.
+        verify: Check every file against its manifest.
+        block: Serve in the foreground, and return after the end.
+        ready: With `block`, called once the server answers.
+        force: With `block`, called with a reason if the server does not end in time; must end the process.
+
+    Raises:
+        SettingsError: if a port is taken, or settings would admit clients by accident.
+        BundleError: if a model can't be opened.
+        MissingExtraError: without the libraries of the extra `serve`.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
+    for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
+        require_extra(library, "serve")
+    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServeSettings, read_token, sources_of
+    from recspec.serving import serve as run_server
+
+    named = [models] if isinstance(models, (str, os.PathLike)) else list(models)
+    sources = sources_of([os.fspath(each) for each in named])
+    limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
+              "max_body_bytes": int(max_body_mb * 2**20), "max_held_bytes": int(max_held_mb * 2**20),
+              "max_requests": max_requests, "timeout_seconds": timeout}  # fmt: skip
+    hosts = (allowed_host,) if isinstance(allowed_host, str) else tuple(allowed_host or ())
+    listening = {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None,
+                 "allowed_hosts": hosts, "insecure": insecure, "tls_cert": _path(tls_cert),
+                 "tls_key": _path(tls_key)}  # fmt: skip
+    opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
+    settings = config.build(ServeSettings, "serve", listening)
+    given: dict[str, Any] = {
+        "repository": config.build(RepositorySettings, "serve", opening),
+        "limits": config.build(Limits, "serve", limits),
+        "token": read_token(os.environ, _path(token_file)),
+    }
+    names = [each.name for each in sources]
+    server = BackgroundServer(sources, settings, **given)
+    if not block:
+        if ready is not None or force is not None:
+            raise SettingsError("serve: ready and force go with block=True")
+        return Serving(server, server.start(), names)
+    told: list[Serving] = []
+
+    def tell(addresses: Addresses) -> None:
+        told.append(Serving(server, addresses, names))
+        if ready is not None:
+            ready(told[0])
+
+    if force is not None:
+        given["force"] = force
+    run_server(sources, settings, ready=tell, **given)
+    return told[0]
+
+
+def _path(place: Place | None) -> Path | None:
+    from pathlib import Path
+
+    return None if place is None else Path(place)

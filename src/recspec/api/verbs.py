@@ -1,0 +1,39 @@
+"""What every function of the Python API promises: a wrong keyword is answered with the nearest known one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from os import PathLike
+from typing import ParamSpec, TypeVar
+
+from recspec.errors import SettingsError, unknown
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+Place = str | PathLike[str]
+"""A path, or an object that stands for one: a `Data` or a `Model`."""
+
+
+def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A function of the API; a keyword that it does not know raises `SettingsError` with the nearest known one."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    @wraps(function)
+    def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Result:
+        if not takes_more:
+            check_keywords(function.__name__, named, [each for each in known if each != "self"])
+        return function(*given, **named)
+
+    return checked
+
+
+def check_keywords(where: str, named: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuse keywords that are not known. Raises `SettingsError`, which names the nearest known ones."""
+    known = list(known)
+    if strange := [name for name in named if name not in known]:
+        raise SettingsError(f"{where}: {unknown('keyword', strange, known)}")

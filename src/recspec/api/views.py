@@ -1,0 +1,123 @@
+"""Text and HTML views of results: tables with titles and notes. Every text is escaped, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDEST = 60
+"""Characters of a cell in a text view; longer ones are cut."""
+MOST_ROWS = 60
+"""Rows of a table in a view."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with a title; the first column is text, and numbers stand at the right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def to_text(self) -> str:
+        """The table in columns of text."""
+        cells = [[_line(shown(value)) for value in row] for row in self.rows[:MOST_ROWS]]
+        lines = [list(map(_line, self.columns)), *cells] if any(self.columns) else cells
+        widths = [max((len(line[at]) for line in lines), default=0) for at in range(len(self.columns))]
+        left = [all(isinstance(row[at], (str, type(None))) for row in self.rows) for at in range(len(self.columns))]
+        texts = ["  ".join(text.ljust(width) if is_text else text.rjust(width)
+                           for text, width, is_text in zip(line, widths, left, strict=True)).rstrip()
+                 for line in lines]  # fmt: skip
+        return "\n".join(
+            [*([_line(self.title)] if self.title else []), *(f"  {text}" for text in texts), *self._rest()]
+        )
+
+    def to_html(self) -> str:
+        """The table as HTML."""
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in self.columns)
+        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows[:MOST_ROWS])
+        title = f"<caption style='text-align:left'>{escape(self.title)}</caption>" if self.title else ""
+        rest = "".join(f"<p>{escape(line.strip())}</p>" for line in self._rest())
+        thead = f"<thead><tr>{head}</tr></thead>" if any(self.columns) else ""
+        return f"<table>{title}{thead}<tbody>{body}</tbody></table>{rest}"
+
+    def _rest(self) -> list[str]:
+        return [f"  ... {len(self.rows) - MOST_ROWS:,} more rows"] if len(self.rows) > MOST_ROWS else []
+
+
+@dataclass(frozen=True)
+class View:
+    """A result to look at: a title, tables, and notes."""
+
+    title: str
+    sections: Sequence[Section] = ()
+    notes: Sequence[str] = field(default=())
+
+    def to_text(self) -> str:
+        """The view as text."""
+        return "\n".join([_line(self.title), *(each.to_text() for each in self.sections),
+                          *(f"note: {_printable(note)}" for note in self.notes)])  # fmt: skip
+
+    def to_html(self) -> str:
+        """The view as HTML, without scripts."""
+        tables = "".join(each.to_html() for each in self.sections)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        listing = f"<ul>{notes}</ul>" if notes else ""
+        return f"<div><p><b>{escape(self.title)}</b></p>{tables}{listing}</div>"
+
+
+class Viewed:
+    """A result with a text view and an HTML view for notebooks."""
+
+    def _view(self) -> View:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self._view().to_text()
+
+    def _repr_html_(self) -> str:
+        return self._view().to_html()
+
+    def to_html(self) -> str:
+        """The HTML view, without scripts; texts of the data are escaped."""
+        return self._view().to_html()
+
+
+def figures(title: str, values: Mapping[str, object]) -> Section:
+    """Names and values as a table of two columns."""
+    return Section(title, ("", ""), [(name, shown(value)) for name, value in values.items()])
+
+
+def shown(value: object) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(shown(part) for part in value)
+    return str(value)
+
+
+def _line(text: str) -> str:
+    """A printable line of bounded length."""
+    plain = _printable(text)
+    return plain if len(plain) <= WIDEST * 3 else f"{plain[: WIDEST * 3]}..."
+
+
+def _printable(text: str) -> str:
+    """One line, in which nothing moves the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))
+
+
+def _cell(value: object) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    style = " style='text-align:right'" if is_number else " style='text-align:left'"
+    return f"<td{style}>{escape(shown(value))}</td>"

@@ -1,0 +1,172 @@
+"""`run.json`: what a run's folder says about itself: model, data, command, time and machine.
+
+It lies in the folder of a run, beside `bundle/`, or in a bundle that has no run. It is not part of the bundle, so the
+manifest does not list it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recspec import __version__, machine
+from recspec.bundle.same_data import data_digest, meaning_digest
+from recspec.errors import BundleError
+from recspec.files import PathError, confined, read_json, whole_file
+from recspec.spec import FeatureSpec
+
+FILE_NAME = "run.json"
+FORMAT = 1
+MOST_BYTES = 1 << 20
+
+Kind = Literal["trained", "fitted", "blend", "pipeline", "tuned", "auto"]
+
+
+class DataRecord(BaseModel):
+    """The dataset of a run or of an evaluation."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    path: str
+    """Its folder, absolute."""
+    digest: str
+    """`same_data.data_digest`."""
+    meaning: str = ""
+    """`same_data.meaning_digest`, which bundles of models trained on it share."""
+    name: str = ""
+    """The dataset of `recspec prepare`, or the folder's name."""
+
+    @classmethod
+    def of(cls, spec: FeatureSpec) -> Self:
+        """The record of a dataset."""
+        folder = spec.folder.resolve()
+        name = str(spec.metadata.get("dataset") or folder.name)
+        return cls(path=str(folder), digest=data_digest(spec), meaning=meaning_digest(spec), name=name)
+
+
+class RunRecord(BaseModel):
+    """The content of `run.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: int = FORMAT
+    recspec: str = __version__
+    kind: Kind
+    model: str
+    data: DataRecord | None = None
+    """None if it is not known, as of a blend of runs that don't know theirs."""
+    made_of: tuple[str, ...] = ()
+    """The runs that a blend or a pipeline was made of."""
+    command: tuple[str, ...] | None = None
+    """The command line; None if it was made in Python."""
+    directory: str = ""
+    """Where the command was given, from which its paths start."""
+    device: str = "cpu"
+    world_size: int = 1
+    started: str = Field(default_factory=lambda: now())
+    """UTC, ISO 8601."""
+    seconds: float | None = None
+    """Of training; None while it goes, or after it broke off."""
+    peak_memory: int | None = None
+    """Most bytes that the first process held."""
+    machine: dict[str, object] = {}
+
+    def write(self, folder: Path) -> Self:
+        """Write it into a run's folder."""
+        with whole_file(folder / FILE_NAME) as temporary:
+            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        return self
+
+    def finish(self, folder: Path, seconds: float) -> Self:
+        """Write it again at the end of the work, with its seconds and the memory that it took."""
+        found = {"seconds": round(seconds, 3), "peak_memory": machine.peak_memory()}
+        return self.model_copy(update=found).write(folder)
+
+
+def begin(
+    folder: Path,
+    kind: Kind,
+    model: str,
+    data: DataRecord | None,
+    *,
+    made_of: Sequence[Path] = (),
+    device: str = "cpu",
+    world_size: int = 1,
+) -> RunRecord:
+    """Write `run.json` at the start of the work; a run that goes on keeps the time of its start."""
+    try:
+        before = read(folder)
+    except BundleError:
+        before = None
+    made = RunRecord(
+        kind=kind,
+        model=model,
+        data=data,
+        made_of=tuple(str(path.resolve()) for path in made_of),
+        command=machine.command_line(),
+        directory=str(Path.cwd()),
+        device=device,
+        world_size=world_size,
+        machine=machine.describe(),
+        **({} if before is None else {"started": before.started}),
+    )
+    return made.write(folder)
+
+
+def hand_over(run: Path, folder: Path, kind: Kind) -> None:
+    """Copy a run's record into the folder that its bundle goes to; nothing if it has none."""
+    with suppress(BundleError):
+        if (record := read(run)) is not None:
+            record.model_copy(update={"kind": kind}).write(folder)
+
+
+def read(folder: Path) -> RunRecord | None:
+    """The record of a run's folder; None if an older version of recspec wrote none.
+
+    Raises:
+        BundleError: if it is damaged, or of another format.
+    """
+    file = folder / FILE_NAME
+    try:
+        confined(folder, FILE_NAME)
+        if not file.exists():
+            return None
+        data = read_json(file, most=MOST_BYTES)
+        if isinstance(data, dict) and data.get("format") != FORMAT:
+            raise BundleError(f"{file}: format {data.get('format')!r}; this recspec reads {FORMAT}")
+        return RunRecord.model_validate(data)
+    except PathError as error:
+        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
+        raise BundleError.of(f"{file}: damaged", problems) from None
+
+
+def common_data(folders: Iterable[Path]) -> DataRecord | None:
+    """The dataset that the runs of some bundles say they were trained on; None if one says nothing, or another one."""
+    found = set()
+    for folder in folders:
+        try:
+            record = read(home(folder))
+        except BundleError:
+            record = None
+        found.add(None if record is None else record.data)
+    return found.pop() if len(found) == 1 else None
+
+
+def home(bundle_folder: Path) -> Path:
+    """The folder that holds what is said about a bundle: its run's, or its own if it lies in none."""
+    run = bundle_folder.parent
+    signs = (FILE_NAME, "log.jsonl", "checkpoints")
+    return run if bundle_folder.name == "bundle" and any((run / name).exists() for name in signs) else bundle_folder
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")

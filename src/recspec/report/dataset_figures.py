@@ -1,0 +1,234 @@
+"""Figures of a prepared dataset beyond its card: users, items, density, times and cold shares of each split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.errors import SpecError
+from recspec.spec import FeatureSpec
+from recspec.storage import Columns, Ragged, open_split
+
+BLOCK = 1 << 16  # rows read at once
+MOST_PAIRS = 1 << 26  # pairs of user and item held to count the distinct ones: 512 MB
+MOST_IDS = 1 << 26  # ids of users or items that are counted
+MOST_SAMPLED = 1 << 18  # rows of a split that a sample holds
+BINS_OF_TIME = 30
+
+Ids = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SplitFigures:
+    """A split: its rows, and its events, which are the positives of series and all rows of other data."""
+
+    rows: int
+    events: int
+    label_mean: float | None
+    users: int | None
+    items: int | None
+    first: float | None
+    """Unix time of the earliest event."""
+    last: float | None
+    cold_users: float | None
+    """Share of the events whose user has no event in train; None of train itself."""
+    cold_items: float | None
+    times: tuple[int, ...] = ()
+    """Events in each bin of time; see `DatasetFigures.time_edges`."""
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetFigures:
+    """What a pass over the ids and times of a dataset counts."""
+
+    splits: dict[str, SplitFigures]
+    users: int | None
+    """Different users with an event in any split; None if the rows have no user."""
+    items: int | None
+    pairs: int | None
+    """Different pairs of user and item among the events; None if they were too many to count."""
+    per_user: Ids
+    """(users,) events of each user."""
+    per_item: Ids
+    time_edges: tuple[float, ...]
+    are_positives: bool
+    """Whether events are the positives alone."""
+
+    @property
+    def events(self) -> int:
+        """Events of all splits."""
+        return sum(split.events for split in self.splits.values())
+
+    @property
+    def density(self) -> float | None:
+        """Share of all pairs of user and item that occur."""
+        if self.pairs is None or not self.users or not self.items:
+            return None
+        return self.pairs / (self.users * self.items)
+
+    @property
+    def head_share(self) -> float | None:
+        """Share of the events that the tenth of the items with most events holds."""
+        if not self.events or not len(self.per_item):
+            return None
+        ordered = np.sort(self.per_item)[::-1]
+        return float(ordered[: -(-len(ordered) // 10)].sum() / ordered.sum())
+
+
+@dataclass(eq=False)
+class _Split:
+    """Columns of a split's events."""
+
+    rows: int
+    label_mean: float | None
+    users: Ids | None
+    items: Ids | None
+    times: Values | None
+
+    @property
+    def events(self) -> int:
+        held = next((each for each in (self.users, self.items, self.times) if each is not None), None)
+        return self.rows if held is None else len(held)
+
+
+def figures_of(spec: FeatureSpec) -> DatasetFigures:
+    """Read the ids, times and labels of every split once.
+
+    Raises:
+        DataError: the first values found that contradict the specification; `check` finds all.
+    """
+    user, item = _id(spec, "user"), _id(spec, "item")
+    read = {split: _read(spec, split, user, item) for split in spec.splits}
+    times = [each.times for each in read.values() if each.times is not None and len(each.times)]
+    edges = np.zeros(0)
+    if times:
+        low, high = min(each.min() for each in times), max(each.max() for each in times)
+        edges = np.linspace(low, high if high > low else low + 1, BINS_OF_TIME + 1)
+    known_users, known_items = (_known(spec, read, name) for name in ("users", "items"))
+    splits = {}
+    for split, found in read.items():
+        learned = split == "train" or "train" not in read
+        splits[split] = SplitFigures(
+            rows=found.rows,
+            events=found.events,
+            label_mean=found.label_mean,
+            users=None if found.users is None else len(np.unique(found.users)),
+            items=None if found.items is None else len(np.unique(found.items)),
+            first=None if found.times is None or not len(found.times) else float(found.times.min()),
+            last=None if found.times is None or not len(found.times) else float(found.times.max()),
+            cold_users=None if learned else _cold(found.users, known_users),
+            cold_items=None if learned else _cold(found.items, known_items),
+            times=() if found.times is None else tuple(np.histogram(found.times, edges)[0].tolist()),
+        )
+    per_user, per_item = (_counted([getattr(each, name) for each in read.values()]) for name in ("users", "items"))
+    return DatasetFigures(
+        splits,
+        users=len(per_user) if user else None,
+        items=len(per_item) if item else None,
+        pairs=_count_pairs(read, spec, item),
+        per_user=per_user,
+        per_item=per_item,
+        time_edges=tuple(edges.tolist()),
+        are_positives=spec.has_series,
+    )
+
+
+def sample(spec: FeatureSpec, split: str, names: Sequence[str], most: int = MOST_SAMPLED) -> Columns:
+    """Columns of single values of an even sample of a split's rows."""
+    reader = open_split(spec, split, list(names))
+    step = max(1, -(-reader.num_rows // most))
+    parts: list[Columns] = []
+    for start in range(0, reader.num_rows, BLOCK):
+        block = reader.read(start, start + BLOCK)
+        kept = slice((-start) % step, None, step)
+        parts.append({name: _scalar(block[name])[kept] for name in names})
+    return {name: np.concatenate([_scalar(part[name]) for part in parts]) for name in names} if parts else {}
+
+
+def time_of(spec: FeatureSpec, split: str) -> str | None:
+    """The feature that holds the time of a split's rows, if there is one."""
+    named = spec.metadata.get("timestamp")
+    return named if isinstance(named, str) and named in spec.columns(split) else None
+
+
+def _read(spec: FeatureSpec, split: str, user: str | None, item: str | None) -> _Split:
+    held = spec.columns(split)
+    time, label = time_of(spec, split), spec.label if spec.label in held else None
+    wanted = [name for name in dict.fromkeys((user, item, time, label)) if name is not None and name in held]
+    reader = open_split(spec, split, wanted)
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in wanted}
+    total = 0.0
+    for block in reader.batches(BLOCK):
+        kept: Any = slice(None)
+        if label is not None:
+            labels = _scalar(block[label])
+            total += float(labels.sum(dtype=np.float64))
+            kept = labels > 0 if spec.has_series else kept
+        for name in wanted:
+            parts[name].append(_scalar(block[name])[kept])
+    joined = {name: np.concatenate(each) if each else np.zeros(0) for name, each in parts.items()}
+    ids = [joined[name].astype(np.int64) if name is not None and name in joined else None for name in (user, item)]
+    return _Split(
+        reader.num_rows,
+        total / reader.num_rows if label is not None and reader.num_rows else None,
+        ids[0],
+        ids[1],
+        joined[time].astype(np.float64) if time is not None else None,
+    )
+
+
+def _scalar(column: object) -> NDArray[Any]:
+    assert not isinstance(column, Ragged), "an id, a time or a label is a scalar"
+    assert isinstance(column, np.ndarray)
+    return column
+
+
+def _id(spec: FeatureSpec, role: str) -> str | None:
+    try:
+        name = spec.user_id if role == "user" else spec.item_id
+        return name if spec.num_ids(name) <= MOST_IDS else None
+    except SpecError:
+        return None
+
+
+def _known(spec: FeatureSpec, read: dict[str, _Split], name: str) -> NDArray[np.bool_] | None:
+    """Which ids occur in train."""
+    ids = getattr(read["train"], name) if "train" in read else None
+    feature = _id(spec, name[:-1])
+    if ids is None or feature is None:
+        return None
+    known = np.zeros(spec.num_ids(feature), np.bool_)
+    known[ids] = True
+    if spec.reserves_unknown(feature):
+        known[0] = False
+    return known
+
+
+def _cold(ids: Ids | None, known: NDArray[np.bool_] | None) -> float | None:
+    if ids is None or known is None or not len(ids):
+        return None
+    return float(1 - known[ids].mean())
+
+
+def _counted(ids: Sequence[Ids | None]) -> Ids:
+    """Events of each id that has any."""
+    held = [each for each in ids if each is not None and len(each)]
+    if not held:
+        return np.zeros(0, np.int64)
+    counts = np.bincount(np.concatenate(held))
+    return counts[counts > 0]
+
+
+def _count_pairs(read: dict[str, _Split], spec: FeatureSpec, item: str | None) -> int | None:
+    both = [(each.users, each.items) for each in read.values() if each.users is not None and each.items is not None]
+    if not both or item is None or sum(len(users) for users, _ in both) > MOST_PAIRS:
+        return None
+    count = spec.num_ids(item)
+    keys = np.concatenate([users * count + items for users, items in both])
+    keys.sort()
+    return int(np.count_nonzero(np.diff(keys)) + 1) if len(keys) else 0

@@ -1,0 +1,170 @@
+"""Users to show: their latest events, what the held-out split holds of them, and what a model recommends.
+
+Shapes: U users of the model; S shown users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recspec.errors import RecspecError
+from recspec.report.markup import Markup, plain, tag
+from recspec.report.run_facts import RunFacts
+
+if TYPE_CHECKING:
+    from recspec.inference import Recommendation
+
+LISTED = 10  # items of a list
+HISTORY = 8  # events of a user that are shown
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Places of the shown users among all users in order of their number of events."""
+
+KNOWN = ("train", "valid")
+"""Splits whose events a bundle knows, so that it does not recommend their items."""
+
+Raw = str | int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A user, and what is known of them."""
+
+    user: Raw
+    num_events: int
+    history: tuple[str, ...]
+    """Items, the latest first, or the most popular first where their order is not known."""
+    targets: frozenset[Raw]
+    """Raw ids of the items that the held-out split holds."""
+    target_titles: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Gives users of a run with their histories and lists."""
+
+    run: RunFacts
+    split: str
+    """The held-out split, whose items are marked as hits."""
+
+    def typical(self) -> list[Raw]:
+        """Five users, from few events to many."""
+        lengths = self._lengths
+        known = np.flatnonzero(lengths > 0)
+        known = known[known >= self.run.predictor.users.first_id]
+        if self._targets is not None:
+            with_targets = known[np.isin(known, self._targets[0])]
+            known = with_targets if len(with_targets) >= len(QUANTILES) else known
+        order = known[np.argsort(lengths[known], kind="stable")]
+        if not len(order):
+            return []
+        places = sorted({min(len(order) - 1, int(share * len(order))) for share in QUANTILES})
+        return [*self._raw("user", order[places])]
+
+    def of(self, users: Sequence[Raw]) -> list[Shown]:
+        """What is known of some users."""
+        ids = self.run.predictor.catalogues.user_ids(users)
+        return [self._of(user, int(number)) for user, number in zip(users, ids, strict=True)]
+
+    def recommended(self, users: Sequence[Raw]) -> list[Recommendation]:
+        """The best items for some users.
+
+        Raises:
+            RecspecError: if the model can't recommend, for example because it needs a context.
+        """
+        return self.run.predictor.recommend(list(users), k=LISTED)
+
+    @property
+    def has_order(self) -> bool:
+        """Whether histories are in order of time."""
+        return self._events is not None
+
+    def _of(self, user: Raw, number: int) -> Shown:
+        predictor = self.run.predictor
+        if self._events is not None and 0 <= number < self._events.num_users:
+            events = self._events
+            items = events.items[events.offsets[number] : events.offsets[number + 1]].astype(np.int64)
+            history = self._titled(items[::-1][:HISTORY])
+        else:
+            history = tuple(predictor.liked(user, k=HISTORY))
+        held = np.zeros(0, np.int64)
+        if self._targets is not None:
+            held = self._targets[1][self._targets[0] == number]
+        return Shown(user, int(self._lengths[number]) if 0 <= number < len(self._lengths) else 0, history,
+                     frozenset(self._raw("item", held)), self._titled(held))  # fmt: skip
+
+    def _titled(self, items: NDArray[np.int64]) -> tuple[str, ...]:
+        known = self.run.predictor.items
+        kept = items[items >= known.first_id]
+        titles = known.titles_of(kept).to_pylist()
+        return tuple(str(title or raw) for title, raw in zip(titles, self._raw("item", kept), strict=True))
+
+    def _raw(self, role: Any, ids: NDArray[np.int64]) -> list[Raw]:
+        found: list[Raw] = self.run.predictor.raw_ids(role, ids).to_pylist()
+        return found
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        """(U,) items that each user acted on, as the model knows them."""
+        found: NDArray[np.int64] = self.run.predictor.recommender.seen.offsets.diff().numpy()
+        return found
+
+    @cached_property
+    def _events(self) -> Any:
+        """The events of every user before the held-out split, oldest first; None without the dataset."""
+        from recspec.evaluation import read_events
+
+        data, figures = self.run.data, self.run.figures
+        if data is None or figures is None:
+            return None
+        before = [split for split in KNOWN if split in data.splits]
+        try:
+            return read_events(data, before)
+        except RecspecError:
+            return None
+
+    @cached_property
+    def _targets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Users and items of the held-out positives; None without the dataset, or if the model knows the split."""
+        from recspec.evaluation import read_rows
+
+        data = self.run.data
+        if data is None or self.run.figures is None or self.split not in data.splits or self.split in KNOWN:
+            return None
+        try:
+            rows = read_rows(data, self.split)
+        except RecspecError:
+            return None
+        if rows.users is None or rows.items is None:
+            return None
+        return rows.users[rows.labels].astype(np.int64), rows.items[rows.labels].astype(np.int64)
+
+
+def history_list(shown: Shown, *, has_order: bool) -> Markup:
+    """A user's history, and the items that were held out."""
+    head = "Latest events, the newest first" if has_order else "Acted on, among others, the most popular first"
+    parts = [
+        tag("h4", head),
+        tag("ul", [tag("li", plain(each)) for each in shown.history]) if shown.history else tag("p", "none"),
+    ]
+    if shown.target_titles:
+        parts += [
+            tag("h4", "Held out, to be found"),
+            tag("ul", [tag("li", plain(each)) for each in shown.target_titles[:HISTORY]]),
+        ]
+    return tag("div", *parts)
+
+
+def recommended_list(title: str, found: Recommendation, targets: frozenset[Raw]) -> Markup:
+    """A list of recommended items, in which hits are marked in words."""
+    items = []
+    for each in found.items:
+        hit = tag("span", "✓ hit", class_="tag good") if each.item in targets else None
+        items.append(tag("li", plain(each.title or each.item), " " if hit else None, hit))
+    notes = [tag("p", plain(each), class_="soft") for each in found.notes]
+    return tag("div", tag("h4", plain(title)), tag("ol", items), notes)

@@ -1,0 +1,76 @@
+"""Numbers, times and sizes as a page shows them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from recspec.report.markup import plain
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A count with thousands, another number with some significant digits, a dash for none; texts as they are."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return plain(value)
+    if not math.isfinite(value):
+        return "infinite" if value > 0 else "-infinite"
+    if isinstance(value, int) or (value == int(value) and abs(value) >= 1_000):
+        return f"{int(value):,}"
+    if 0 < abs(value) < 1e-3 or abs(value) >= 1e6:
+        return f"{value:.{digits - 1}g}"
+    return f"{value:,.{max(0, digits - max(0, len(str(int(abs(value)))) - 1))}f}"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """A difference, with its sign."""
+    shown = number(value, digits)
+    return shown if value < 0 or math.isnan(value) or float(value) == 0 else f"+{shown}"
+
+
+def percent(share: object, digits: int = 1) -> str:
+    """A share as a percentage; a share that rounds to none is told from 0."""
+    if not isinstance(share, (int, float)) or math.isnan(share):
+        return "–"
+    least = 10.0**-digits
+    if 0 < 100 * share < least / 2:
+        return f"under {least:g} %"
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: object) -> str:
+    """`12.3 s`, `4 min 10 s`, `2 h 5 min`."""
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, of_hour = divmod(minutes, 60)
+    return f"{hours:,} h {of_hour} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(count: object) -> str:
+    """Bytes in the largest fitting unit."""
+    if not isinstance(count, (int, float)) or not math.isfinite(count):
+        return "–"
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if abs(count) < 1_000 or unit == "GB":
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1_000
+    raise AssertionError
+
+
+def moment(seconds: object) -> str:
+    """A Unix time as a date and time in UTC; a dash where it is none."""
+    if not isinstance(seconds, (int, float)):
+        return "–"
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+    except (OverflowError, OSError, ValueError):
+        return "–"
+
+
+def p_value(value: float) -> str:
+    """A p-value; small ones as a bound."""
+    return "–" if math.isnan(value) else "under 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,115 @@
+"""Datasets from frames: what is inferred and shown, what a keyword changes, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recspec import api
+from recspec.errors import DataError, SettingsError
+from tests.api.conftest import USERS, events, films, prepared
+
+
+def test_a_frame_becomes_a_dataset_that_shows_what_was_inferred(data: api.Data) -> None:
+    assert data.splits == ("train", "valid", "test")
+    assert data.prepared["users"] == USERS
+    assert data.prepared["items"] == 30
+    text = repr(data)
+    assert text.startswith("Data: table in ")
+    assert "splits train, valid, test" in text
+    assert "times without a zone, taken as UTC" in text
+    assert "rows.parquet" not in text
+    assert data.check() == {"train": 300, "valid": 30 * 101, "test": 30 * 101}
+
+
+def test_the_same_frame_is_not_prepared_again_and_another_one_needs_force(tmp_path: Path) -> None:
+    first = prepared(tmp_path)
+    assert first.message.startswith("prepared table in")
+    assert prepared(tmp_path).message.startswith("already prepared")
+    names = {"user": "customer", "item": "film", "timestamp": "bought_at"}
+    fewer = events().iloc[:200]
+    with pytest.raises(DataError, match="the raw files are not the same"):
+        api.prepare(fewer, tmp_path / "data", progress=False, **names)
+    again = api.prepare(fewer, tmp_path / "data", force=True, progress=False, **names)
+    assert again.prepared["interactions"] == 200
+    assert [each.name for each in tmp_path.iterdir()] == ["data"]
+
+
+def test_rows_come_back_with_raw_values_in_the_kind_that_came_in(data: api.Data) -> None:
+    train = data.to_frame("train")
+    assert isinstance(train, pd.DataFrame)
+    assert set(train["user_id"]) == {f"u{user}" for user in range(USERS)}
+    assert len(data.to_frame("test", rows=3)) == 3
+    assert len(data.to_frame("test", rows=0)) == 0
+    assert data.to_frame("valid", rows=1, kind="rows")[0]["item_id"].startswith("f")
+    again = api.open_data(data.path, kind="dict")
+    assert again.to_frame("train") == data.to_frame("train", kind="dict")
+    assert again.prepared["users"] == data.prepared["users"]
+
+
+def test_labels_lists_and_vectors_of_a_frame_are_inferred_and_a_keyword_changes_them(tmp_path: Path) -> None:
+    rows = 200
+    frame = {
+        "user_id": [f"u{row % 20}" for row in range(rows)], "item_id": [row % 17 for row in range(rows)],
+        "clicked": [row % 3 == 0 for row in range(rows)], "tags": [["a"] * (row % 3) for row in range(rows)],
+        "embedding": [[0.5, row / rows] for row in range(rows)],
+    }  # fmt: skip
+    features = ["tags", "embedding"]
+    data = api.prepare(frame, tmp_path / "clicks", context_features=features, progress=False)
+    assert data.spec.features["tags"].is_list
+    assert data.spec.features["embedding"].is_vector
+    assert data.kind == "dict"
+    assert 0.3 < sum(data.to_frame("train")["label"]) / len(data.to_frame("train")["label"]) < 0.4
+    every_row = api.prepare(frame, tmp_path / "rows", label=None, settings={"item_features": []}, progress=False)
+    assert "label" not in str(every_row.prepared.get("inferred", ""))
+    assert every_row.prepared["interactions"] == rows
+
+
+@pytest.mark.parametrize(("keywords", "said"), [
+    ({"usr": "customer"}, r"prepare: unknown setting 'usr' \(did you mean 'user'\?\)"),
+    ({"forced": True}, r"unknown setting 'forced' \(did you mean 'force'\?\)"),
+    ({"user": "custmer", "item": "film"}, r"custmer.*did you mean 'customer'"),
+    ({"dataset": "tabel"}, r"unknown dataset 'tabel' \(did you mean 'table'\?\)"),
+    ({"dataset": "movielens"}, "a data frame is for dataset='table'"),
+    ({"engine": "duckdbb"}, "did you mean 'duckdb'"),
+    ({"user": "customer", "settings": {"user": "film"}}, "'user' is given as a keyword and in settings"),
+    ({"valid": 2}, "prepare: setting 'valid' is 2"),
+])  # fmt: skip
+def test_a_wrong_keyword_gets_one_sentence_with_the_nearest_name(
+    tmp_path: Path, keywords: dict[str, object], said: str
+) -> None:
+    with pytest.raises((SettingsError, DataError), match=said) as caught:
+        api.prepare(events(), tmp_path / "data", progress=False, **keywords)  # type: ignore[arg-type]
+    assert "parquet" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_about_values_call_a_frame_a_frame(tmp_path: Path) -> None:
+    frame = events().assign(bought_at="some day")
+    with pytest.raises(DataError, match="the data frame") as caught:
+        api.prepare(frame, tmp_path / "data", user="customer", item="film", timestamp="bought_at", progress=False)
+    assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(DataError, match="the data frame items: can't be read"):
+        api.prepare(events(), tmp_path / "data", items={"film": ["f1", 1]}, progress=False)
+    with pytest.raises(SettingsError, match="a frame goes with a frame of rows"):
+        api.prepare(tmp_path, tmp_path / "data", items=films(), progress=False)
+    with pytest.raises(DataError, match="found int; expected a data frame or the path of raw files"):
+        api.prepare(7, tmp_path / "data", progress=False)
+
+
+def test_every_setting_of_every_dataset_can_be_a_keyword() -> None:
+    own = {name for name in inspect.signature(api.prepare).parameters if name != "named"}
+    for name, settings in api.datasets().items():
+        assert not own & set(settings.model_fields), name
+
+
+def test_random_data_and_other_chunk_types(tmp_path: Path, data: api.Data) -> None:
+    made = api.synthesize(data, tmp_path / "random", rows=50, seed=3)
+    assert made.check()["train"] == 50
+    again = api.transcode(made, tmp_path / "csv", to="csv")
+    assert again.to_frame("train", kind="dict") == made.to_frame("train", kind="dict")
+    with pytest.raises(SettingsError, match=r"unknown chunk type 'parket' \(did you mean 'parquet'\?\)"):
+        api.transcode(made, tmp_path / "no", to="parket")

@@ -1,0 +1,118 @@
+"""Frames of every kind come in as the same table, and go out as the kind that came in."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from recspec.api import frames
+from recspec.errors import DataError, SettingsError
+
+COLUMNS: dict[str, list[Any]] = {
+    "user": ["007", "7", "é"], "item": [1, 2, 3], "price": [0.5, None, 2.0],
+    "tags": [["a", "b"], [], ["c"]], "at": [datetime.datetime(2024, 1, day) for day in (1, 2, 3)],
+}  # fmt: skip
+
+
+class Stream:
+    """An Arrow stream of a library that nobody knows."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def _polars(lazy: bool) -> Any:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame(COLUMNS)
+    return frame.lazy() if lazy else frame
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "dict": lambda: COLUMNS,
+    "rows": lambda: pa.table(COLUMNS).to_pylist(),
+    "pyarrow": lambda: pa.table(COLUMNS),
+    "pandas": lambda: pd.DataFrame(COLUMNS),
+    "duckdb": lambda: duckdb.from_arrow(pa.table(COLUMNS)),
+    "polars": lambda: _polars(False),
+    "polars_lazy": lambda: _polars(True),
+}
+
+
+@pytest.mark.parametrize("kind", frames.KINDS)
+def test_a_frame_of_every_kind_comes_in_and_goes_out(kind: frames.Kind) -> None:
+    frame = MADE[kind]()
+    assert frames.is_frame(frame)
+    assert frames.kind_of(frame) == kind
+    table = frames.to_table(frame)
+    assert table.column_names == list(COLUMNS)
+    assert table.to_pydict() == COLUMNS
+    again = frames.from_table(table, kind)
+    assert frames.kind_of(again) == kind
+    assert frames.to_table(again).to_pydict() == COLUMNS
+
+
+def test_an_unknown_library_comes_in_by_its_arrow_stream_and_gets_pyarrow() -> None:
+    frame = Stream(pa.table(COLUMNS))
+    assert frames.kind_of(frame) == "pyarrow"
+    assert frames.to_table(frame).to_pydict() == COLUMNS
+    assert frames.to_table(pa.RecordBatch.from_pydict({"a": [1]})).to_pydict() == {"a": [1]}
+
+
+def test_categories_views_decimals_and_named_indexes_become_plain_columns() -> None:
+    frame = pd.DataFrame({"kind": pd.Categorical(["x", "y", "x"]), "n": np.array([1, 2, 3], np.int8)})
+    frame.index = pd.Index(["u", "v", "w"], name="user")
+    assert frames.to_table(frame).to_pydict() == {"kind": ["x", "y", "x"], "n": [1, 2, 3], "user": ["u", "v", "w"]}
+    unnamed = frame.set_axis(["u", "v", "w"])
+    unnamed.index.name = None
+    assert frames.to_table(unnamed).column_names == ["kind", "n"]
+    views = pa.table({"a": pa.array(["x"], pa.string_view()), "b": pa.array([1], pa.decimal128(5, 2)),
+                      "c": pa.array([["x"]], pa.list_(pa.string_view()))})  # fmt: skip
+    kinds = frames.to_table(views).schema.types
+    assert kinds == [pa.large_string(), pa.float64(), pa.large_list(pa.large_string())]
+
+
+def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
+    mixed = {"a": np.array([1, 2]), "b": pd.Series(["x", None]), "c": pa.array([0.5, 1.5]), "d": (True, False)}
+    assert frames.to_table(mixed).to_pydict() == {"a": [1, 2], "b": ["x", None], "c": [0.5, 1.5], "d": [True, False]}
+
+
+@pytest.mark.parametrize(("frame", "said"), [
+    (7, "found int"),
+    ("rows.csv", "found str"),
+    ([1, 2], "found list"),
+    ({"a": [1, 2], "b": [1]}, "the data frame: can't be read"),
+    ({"a": ["x", 1]}, "each column of one type"),
+    ({"a": "abc"}, "expected a list of values"),
+    (pa.table([[1], [2]], ["a", "a"]), "more than one column 'a'"),
+])  # fmt: skip
+def test_what_is_no_frame_is_refused_in_one_sentence(frame: object, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        frames.to_table(frame)
+    assert len(str(caught.value)) < 700
+
+
+def test_an_unknown_kind_gets_the_nearest_known_one() -> None:
+    with pytest.raises(SettingsError, match=r"unknown kind of frame 'panda' \(did you mean 'pandas'\?\)"):
+        frames.chosen_kind("panda")
+
+
+def test_ids_come_as_one_a_list_an_array_or_a_column() -> None:
+    assert frames.as_ids("u1", "users") == ("u1",)
+    assert frames.as_ids(np.array([1, 2]), "users") == (1, 2)
+    assert frames.as_ids(pd.Series(["a", "b"]), "users") == ("a", "b")
+    assert frames.as_ids(pa.array(["a"]), "users") == ("a",)
+    assert frames.as_ids(pd.DataFrame({"user": ["a"]}), "users") == ("a",)
+    assert frames.as_ids(None, "users") == ()
+    for wrong in (pd.DataFrame({"a": ["x"], "b": ["y"]}), [1.5], [None], True, b"ab", 1.5):
+        with pytest.raises(DataError, match="users: "):
+            frames.as_ids(wrong, "users")

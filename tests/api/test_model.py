@@ -1,0 +1,186 @@
+"""What a model answers: frames in and out, with titles, reasons and notes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec import api
+from recspec.errors import BundleError, DataError, RequestError, SettingsError
+from tests.api.conftest import USERS, events
+
+
+def test_recommendations_are_a_frame_of_the_kind_that_was_prepared(model: api.Model) -> None:
+    found = model.recommend(["u1", "u2"], k=3)
+    assert isinstance(found, pd.DataFrame)
+    assert list(found.columns) == ["user", "known", "rank", "item", "title", "score"]
+    assert found["user"].tolist() == ["u1"] * 3 + ["u2"] * 3
+    assert found["rank"].tolist() == [1, 2, 3] * 2
+    assert found["score"].is_monotonic_decreasing or len(set(found["user"])) > 1
+    bought = set(model.history("u1")["item"])
+    assert not bought & set(found[found["user"] == "u1"]["item"])
+    assert bought == set(events().query("customer == 'u1'")["film"].iloc[:11])  # the last one is for test
+
+
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+def test_the_question_decides_the_kind_of_the_answer(model: api.Model) -> None:
+    arrow = pa.chunked_array([["u1", "u2"]])
+    assert isinstance(model.recommend(arrow, k=1), pa.Table)
+    assert isinstance(model.recommend(pd.DataFrame({"customer": ["u1"]}), k=1), pd.DataFrame)
+    assert isinstance(model.recommend("u1", k=1, kind="rows"), list)
+    assert model.recommend("u1", k=1, kind="dict")["rank"] == [1]
+    rows = duckdb.sql("select 'u1' customer, 'f3' film")
+    assert isinstance(model.predict(rows), duckdb.DuckDBPyRelation)
+    assert isinstance(model.predict({"customer": ["u1"], "film": ["f3"]}), dict)
+    assert isinstance(api.open(model).similar("f1", k=1), pa.Table)
+
+
+def test_all_users_a_file_and_named_users_get_the_same_answers(model: api.Model, tmp_path: Path) -> None:
+    every = model.recommend(all=True, k=4, kind="pyarrow", progress=False)
+    users = [f"u{user}" for user in range(USERS)]
+    named = model.recommend(users, k=4, kind="pyarrow")
+    file = model.recommend(all=True, k=4, out=tmp_path / "all.parquet", progress=False)
+    assert every.num_rows == USERS * 4
+    written = pq.read_table(file)
+    assert written.select(["user", "item", "rank"]).to_pydict() == every.select(["user", "item", "rank"]).to_pydict()
+    own = {user: [row["item"] for row in named.to_pylist() if row["user"] == user] for user in users}
+    assert own == {user: [row["item"] for row in every.to_pylist() if row["user"] == user] for user in users}
+    assert model.recommend([], k=4).shape == (0, 6)
+
+
+def test_a_basket_a_filter_and_reasons(model: api.Model) -> None:
+    basket = model.recommend(items=["f1", "f2"], k=5, exclude="f3", filter="kind = 'a'", kind="rows")
+    assert {row["user"] for row in basket} == {None}
+    assert not {"f1", "f2", "f3"} & {row["item"] for row in basket}
+    assert all(int(row["item"][1:]) % 3 == 0 for row in basket)
+    boosted = model.recommend("u1", k=2, boost="kind = 'b': 100", explain=True, kind="rows")
+    assert all(int(row["item"][1:]) % 3 == 1 for row in boosted)
+    assert all(row["boost"] > 0 and row["because"] for row in boosted)
+
+
+def test_an_explanation_adds_up_to_the_score(model: api.Model) -> None:
+    best = model.recommend("u1", k=1, kind="rows")[0]
+    reasons = model.explain("u1", best["item"], kind="dict")
+    assert set(reasons["by"]) == {"shares"}
+    assert reasons["title"][-1] == "(rest)"
+    assert sum(reasons["value"]) == pytest.approx(best["score"], abs=1e-3)
+    for user, item, said in (("nobody", "f1", "user 'nobody'"), ("u1", "nothing", "item 'nothing'")):
+        with pytest.raises(RequestError, match=f"{said}: is unknown to the model"):
+            model.explain(user, item)
+    with pytest.raises(RequestError, match="is unknown"):
+        model.history("nobody")
+
+
+def test_an_unknown_user_gets_popular_items_and_a_note(model: api.Model) -> None:
+    with pytest.warns(api.Note, match="user nobody: unknown user: these are the 2 most popular items"):
+        found = model.recommend(["u1", "nobody"], k=2, kind="rows")
+    assert [row["known"] for row in found] == [True, True, False, False]
+
+
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+def test_probabilities_of_frames_files_and_prepared_rows(model: api.Model, data: api.Data, tmp_path: Path) -> None:
+    rows = events()[["customer", "film"]].iloc[:5]
+    scored = model.predict(rows)
+    assert list(scored.columns) == ["customer", "film", "probability"]
+    assert ((scored["probability"] > 0) & (scored["probability"] < 1)).all()
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    assert model.predict(tmp_path / "rows.csv")["probability"].tolist() == scored["probability"].tolist()
+    written = model.predict(rows, out=tmp_path / "scored.jsonl")
+    lines = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [line["film"] for line in lines] == rows["film"].tolist()
+    split = model.predict(data, split="valid", progress=False)
+    assert len(split) == data.check()["valid"]
+    with pytest.warns(api.Note, match="2 rows|unknown"):
+        model.predict({"customer": ["nobody", "u1"], "film": ["f1", "f999"]})
+    with pytest.raises(DataError, match="no column 'item_id' or 'film'; found 'customer'"):
+        model.predict({"customer": ["u1"]})
+    with pytest.raises(SettingsError, match="have no split"):
+        model.predict(rows, split="test")
+    with pytest.raises(DataError, match="column 'probability' already"):
+        model.predict(scored)
+    with pytest.raises(DataError, match="found int; expected a data frame of raw rows"):
+        model.predict(7)
+
+
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+def test_an_empty_frame_has_no_probabilities(model: api.Model) -> None:
+    nothing = pa.table({"customer": pa.array([], pa.string()), "film": pa.array([], pa.string())})
+    found = model.predict(nothing)
+    assert found.column_names == ["customer", "film", "probability"]
+    assert found.num_rows == 0
+
+
+def test_an_opened_run_knows_its_data_and_keeps_its_evaluations(model: api.Model) -> None:
+    opened = api.open(model.path, kind="pandas")
+    assert opened.data is not None
+    result = opened.evaluate(protocol="full", baselines=True, progress=False)
+    assert result.file is not None
+    assert result.file.is_file()
+    frame = result.to_frame()
+    assert isinstance(frame, pd.DataFrame)
+    ours = frame.query("model == 'ease' and protocol == 'full' and metric == 'ndcg@10'")
+    assert ours["value"].tolist() == [result.metrics["full"]["ndcg@10"]]
+    assert ours["standard_error"].notna().all()
+    assert {"popularity", "item_knn"} <= set(frame["model"])
+    listed = api.runs(model.path).to_frame("rows")
+    assert listed[0]["model"] == "ease"
+    assert listed[0]["test"] is not None
+
+
+def test_runs_are_compared_and_one_is_refused(model: api.Model, data: api.Data) -> None:
+    other = api.train("popularity", data, model.path.parent / "popularity", progress=False)
+    result = api.compare([model, other], data, protocol="full", progress=False)
+    assert list(result.report.against) == [str(other.path)]
+    with pytest.raises(SettingsError, match="expected two runs or more"):
+        api.compare([model], data)
+    joined = api.pipeline(model.path.parent / "pipeline", retriever={"near": model}, ranker=model, progress=False)
+    assert joined.recommend("u1", k=2, kind="rows")[0]["retrieved_by"] == ["near"]
+    mixed = api.blend(model.path.parent / "blend", [model, other], data, progress=False)
+    assert len(mixed.blended.members) == 2
+    assert mixed.recommend("u1", k=2).shape == (2, 6)
+
+
+def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.Data) -> None:
+    with pytest.raises(SettingsError, match=r"evaluate: unknown keyword 'baseline' \(did you mean 'baselines'\?\)"):
+        model.evaluate(data, baseline=True)
+    with pytest.raises(SettingsError, match=r"recommend: unknown keyword 'excludes' \(did you mean 'exclude'\?\)"):
+        model.recommend("u1", excludes=["f1"])  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match=r"unknown setting 'recncy' \(did you mean 'recency'\?\)"):
+        api.train("ease", data, "nowhere", recncy=1)
+    with pytest.raises(SettingsError, match=r"unknown model 'eas' \(did you mean 'ease'\?\)"):
+        api.train("eas", data, "nowhere")
+    with pytest.raises(BundleError, match="nowhere"):
+        api.open("nowhere")
+
+
+@pytest.mark.parametrize(("keywords", "said"), [
+    ({}, "name users, take all=True, or give items or a context"),
+    ({"users": "u1", "all": True}, "leave users out"),
+    ({"users": "u1", "out": "a.csv"}, "ends in .parquet"),
+    ({"items": "f1", "out": "a.parquet"}, "names users"),
+    ({"all": True, "explain": True}, "goes with named users"),
+    ({"users": "u1", "k": 0}, "k is 0; expected a whole number"),
+    ({"users": "u1", "filter": "knd = 'a'"}, "did you mean 'kind'"),
+])  # fmt: skip
+def test_a_wrong_request_is_told_before_any_work(model: api.Model, keywords: dict[str, object], said: str) -> None:
+    with pytest.raises((SettingsError, RequestError), match=said):
+        model.recommend(**keywords)  # type: ignore[arg-type]
+
+
+def test_nothing_is_printed(model: api.Model, data: api.Data, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", api.Note)
+        model.recommend(["u1"])
+        model.predict(data)
+        model.evaluate(data, protocol="full")
+        data.describe()
+        model.similar("f1")
+        api.train("popularity", data, model.path.parent / "quiet")
+    assert capfd.readouterr() == ("", "")

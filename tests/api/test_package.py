@@ -1,0 +1,67 @@
+"""`import recspec` loads nothing heavy, and its names are the API's."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import recspec as rs
+from recspec import api
+from recspec.models import MODELS
+
+
+def _in_a_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_import_loads_no_library_and_nothing_of_the_package() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import recspec
+new = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+print(*sorted(new), *(name for name in sys.modules if name.startswith("recspec.")))
+"""
+    assert _in_a_process(code) == "recspec"
+
+
+def test_preparing_and_opening_data_load_neither_torch_nor_pandas() -> None:
+    code = (
+        "import recspec as rs, sys; rs.prepare, rs.open_data, rs.Model; print({'torch', 'pandas'} & set(sys.modules))"
+    )
+    assert _in_a_process(code) == "set()"
+
+
+def test_a_folder_that_is_a_verb_too_can_be_called_and_imported_from_in_any_order() -> None:
+    code = """
+import recspec as rs
+first = callable(rs.prepare), callable(rs.datasets)
+import recspec.prepare as prepare
+from recspec.datasets import DATASETS
+from recspec import datasets
+print(*first, prepare is rs.prepare, datasets is rs.datasets, {*rs.datasets()} == {*DATASETS})
+"""
+    assert _in_a_process(code) == "True True True True True"
+    for name in ("auto", "datasets", "export", "models", "prepare", "report"):
+        assert isinstance(getattr(rs, name), ModuleType)
+        assert callable(getattr(rs, name))
+    assert {*rs.models()} == {*MODELS}
+
+
+def test_every_name_of_the_package_is_there_and_listed() -> None:
+    assert set(rs.__all__) <= set(dir(rs))
+    for name in rs.__all__:
+        assert getattr(rs, name) is not None
+    with pytest.raises(AttributeError, match="module 'recspec' has no attribute 'trian'"):
+        _ = rs.trian  # type: ignore[attr-defined]
+
+
+def test_verbs_show_their_signature_wherever_they_come_from() -> None:
+    for name in ("prepare", "export", "auto", "models", "datasets", "train", "evaluate"):
+        assert inspect.signature(getattr(rs, name)) == inspect.signature(getattr(api, name)), name
