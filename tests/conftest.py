@@ -25,7 +25,7 @@ MEANT_FOR_OTHERS = {
     # memory, threads and Spark, which some tests set themselves
     "glibc_tunables", "gomp_spincount", "omp_wait_policy", "spark_home", "spark_conf_dir", "pyspark_submit_args",
 }  # fmt: skip
-OF_OTHERS = ("MALLOC_", "TORCHELASTIC_")
+OF_OTHERS = ("MALLOC_", "MLFLOW_", "TORCHELASTIC_")
 """Variables of the environment, in lower case, that change what is tested and say nothing about the machine."""
 
 for variable in list(os.environ):
@@ -51,6 +51,14 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shop_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs on a made-up shop, whose titles a careless page would run; see `made_up_models.shop`."""
+    from tests.made_up_models import shop
+
+    return shop(tmp_path_factory.mktemp("shop"), "<img src=x onerror=document.title=1>")
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,50 @@ def films_and_clicks(folder: Path, title: str) -> dict[str, Path]:
     return {"films": folder / "neumf", "clicks": folder / "wide_deep"}
 
 
+def shop(folder: Path, title: str) -> dict[str, Path]:
+    """Runs on purchases and impressions of 24 items, p0 to p23, by 30 customers, c0 to c29.
+
+    `ease` and `ials` learned from purchases; `clicks` is a logistic regression of impressions, which reads the device
+    and the hour. The catalogue has prices, stocks, dates, tags and pictures: those of even items are data, those of odd
+    ones on another host.
+    """
+    rng = np.random.default_rng(0)
+    pixel = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
+    lines = ["sku,title,category,price,in_stock,tags,added,image"]
+    for item in range(24):
+        picture = f"https://pictures.example/{item}.png" if item % 2 else f'"{pixel}"'
+        tags, stock = ("new|eco", "eco", "")[item % 3], ("true", "false")[item % 5 == 0]
+        lines.append(f'p{item},"{title} {item}",{"abc"[item % 3]},{item + 0.5},{stock},{tags},'
+                     f"2026-01-{item + 1:02d},{picture}")  # fmt: skip
+    (folder / "items.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    users = [f"c{user},Customer {user},{20 + user}" for user in range(30)]
+    (folder / "users.csv").write_text("\n".join(["customer,name,age", *users]) + "\n")
+    bought, shown = ["customer,sku,at"], ["customer,sku,at,device,hour,clicked"]
+    for user in range(30):
+        for time, item in enumerate(rng.permutation(24)[:10].tolist()):
+            bought.append(f"c{user},p{item},{time}")
+            clicked = int(rng.random() < (0.7 if item % 3 == user % 3 else 0.2))
+            shown.append(f"c{user},p{item},{time},{('phone', 'laptop')[item % 2]},{time},{clicked}")
+    own: dict[str, Any] = {"user": "customer", "item": "sku", "timestamp": "at", "items": "items.csv"}
+    table, made = DATASETS["table"], dict[str, Path]()
+    for name, rows, more in (
+        ("bought", bought, {"users": "users.csv", "item_features": ("category",), "num_negatives": 5}),
+        ("shown", shown, {"label": "clicked", "split": "share", "context_features": ("device", "hour")}),
+    ):
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
+        settings = table.Settings(**own, **more)  # type: ignore[call-arg]
+        table.prepare(PrepareContext(folder / f"{name}.csv", folder / name, threads=1), settings)
+    for name, model, data in (
+        ("ease", "ease", "bought"), ("ials", "ials", "bought"), ("clicks", "logistic_regression", "shown"),
+    ):  # fmt: skip
+        chosen: dict[str, dict[str, object]] = {"ease": {"l2": 5.0}, "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0}}
+        made[name] = folder / f"run_{name}"
+        of_model = MODELS[model].Settings.model_validate(chosen.get(name, {}))
+        how, spec = TrainSettings(tensorboard=False), FeatureSpec.load(folder / data)
+        train(model, spec, made[name], settings=how, model_settings=of_model)
+    return made
+
+
 def made_up_rows(ports: tuple[Port, ...], rows: int, seed: int = 0) -> dict[str, NDArray[Any]]:
     """Inputs (rows, width) of a model."""
     numbers = np.random.default_rng(seed)

@@ -77,17 +77,7 @@ def options(command: Callable[..., object]) -> dict[str, object]:
 
 def test_every_command_is_a_verb_and_every_verb_a_command() -> None:
     assert set(commands()) == {*VERBS, *OF_COMMANDS_ALONE}
-    own = {
-        "open",
-        "report",
-        "open_data",
-        "compare",
-        "verify_at",
-        "keep_to_cores",
-        "settings_of",
-        "shown",
-        "stop_on_signal",
-    }
+    own = {"open", "open_data", "compare", "verify_at", "keep_to_cores", "settings_of", "shown", "stop_on_signal"}
     functions = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))} - own
     assert functions == {each.__name__ for each in VERBS.values()} - {"predict", "recommend", "similar"}
 

@@ -17,6 +17,7 @@ from recspec.auto.beginning import begin
 from recspec.auto.judging import Judged, check_metric, judge
 from recspec.auto.search import MOST_ATTEMPTS
 from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
+from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.datasets import DATASETS
 from recspec.distributed import Ranks
@@ -63,6 +64,9 @@ def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(dat
     user = Predictor.open(tmp_path / "out" / BEST).busiest_user()
     assert len(Predictor.open(tmp_path / "out" / BEST).recommend([user], k=3)[0].items) == 3
     assert first["trained_again_on"] == ["train", "valid"]
+    record = run_record.read(tmp_path / "out" / BEST)
+    assert record is not None
+    assert (record.kind, record.data) == ("auto", DataRecord.of(data))
 
     again = config.load_recipe(tmp_path / "out" / RUNS / "neumf" / RECIPE)
     settings = config.build(MODELS["neumf"].Settings, "recipe", again.settings)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recspec.encoding.encoder_kinds import CrossEncoder, HashEncoder, NumberEncoder, ScaleEncoder, VocabularyEncoder
 from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_columns import SMALL
+from recspec.encoding.raw_columns import SMALL, as_array
 from recspec.encoding.raw_values import (
     MISSING_NUMBERS,
     KnownValues,
@@ -99,3 +99,9 @@ def test_a_text_that_is_no_number_is_refused_and_an_infinite_one_by_its_row() ->
         numbers_of(NumberEncoder(), ["1", "inf"])
     with pytest.raises(DataError, match="row 2 is infinite; expected a finite number"):
         Encoders({"x": ScaleEncoder(mean=0, std=1)}).encode_column("x", ["1", "inf"])
+
+
+@pytest.mark.parametrize("values", [["\ud800"], ["a", 5, "x\udcff"], ["\ud800", None]])
+def test_a_text_that_utf_8_can_not_hold_is_named(values: list[str | int | None]) -> None:
+    with pytest.raises(DataError, match=r"'x?\\ud...' is no UTF-8 text; write it in UTF-8"):
+        as_array(values)

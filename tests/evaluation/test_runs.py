@@ -89,6 +89,22 @@ def test_evaluations_of_another_bundle_or_dataset_do_not_count(folder: Path, sma
         assert set(find_runs(run).runs[0].values) == {"valid"}, part
 
 
+def test_strange_values_of_a_run_fit_in_a_line(folder: Path) -> None:
+    record = run_record.read(folder / "a" / "knn")
+    assert record is not None
+    strange = {"model": "x" * 10_000, "started": "\x1b[2J\n", "seconds": float("inf"), "kind": "auto"}
+    (folder / "a" / "knn" / "run.json").write_text(json.dumps({**record.model_dump(), **strange}))
+    file = folder / "a" / "knn" / "bundle" / "bundle.json"
+    card = json.loads(file.read_text())
+    card["metrics"] = {"rows": {"auc": float("nan"), "\n": 1.0}}
+    file.write_text(json.dumps(card))
+    (found,) = find_runs(folder / "a" / "knn").runs
+    assert (found.time, found.seconds, found.values) == ("\\x1b[2J\\n", None, {"valid": {"rows/\\n": 1.0}})
+    file.unlink()
+    (found,) = find_runs(folder / "a" / "knn").runs
+    assert len(found.model) < 300
+
+
 def test_damaged_runs_are_lines_with_a_reason(folder: Path) -> None:
     texts = {"empty": "", "deep": "[" * 100_000, "list": "[]", "newer": '{"format": 9}', "wrong": '{"format": 1}'}
     for name, text in texts.items():

@@ -13,6 +13,6 @@ def one_table_of_operators() -> Iterator[None]:
     """torch.onnx makes its table of operators anew for each program, half a second each; here one serves all."""
     registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
     with pytest.MonkeyPatch.context() as patch:
-        if hasattr(registration, "ONNXRegistry"):
-            patch.setattr(registration.ONNXRegistry, "from_torchlib", cache(registration.ONNXRegistry.from_torchlib))
+        if registry := getattr(registration, "ONNXRegistry", None):
+            patch.setattr(registry, "from_torchlib", staticmethod(cache(registry.from_torchlib)))
         yield

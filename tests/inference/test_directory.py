@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+import unicodedata
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recspec.inference import directory as directories
 from recspec.inference.directory import Directory
 from recspec.inference.predictor import Predictor
+
+
+def held(items: list[tuple[str | int, str | None, int]]) -> Directory:
+    """A directory of items: raw id, title, number of users."""
+    raw, titles, counts = zip(*items, strict=True)
+
+    class Catalogue:
+        first_id = 1
+
+        def __len__(self) -> int:
+            return len(items)
+
+        def titles_of(self, ids: Any) -> pa.Array:
+            return pa.array(titles, pa.string()).take(pa.array(ids - 1))
+
+    def raw_ids(_: str, ids: Any) -> pa.Array:
+        return pa.array(raw).take(pa.array(ids - 1))
+
+    known = SimpleNamespace(of=lambda _: Catalogue(), raw_ids=raw_ids)
+    seen = SimpleNamespace(counts=torch.tensor([0, *counts]))
+    return Directory(SimpleNamespace(catalogues=known, recommender=SimpleNamespace(seen=seen)), "item")  # type: ignore[arg-type]
+
+
+def found(items: Directory, query: str, limit: int = 10) -> list[str | int]:
+    return [each["item"] for each in items.find(query, limit)]
 
 
 def test_items_are_found_by_id_title_and_part_whatever_the_case(films: Predictor) -> None:
@@ -27,3 +64,78 @@ def test_the_id_itself_comes_before_beginnings_of_others(films: Predictor) -> No
     users = Directory(films, "user")
     assert [each["user"] for each in users.find("u3", 1)] == ["u3"]
     assert {each["user"] for each in users.find("U3", 99)} == {"u3", *(f"u3{number}" for number in range(10))}
+
+
+def test_the_order_is_the_id_beginnings_words_parts_all_words() -> None:
+    items = held([
+        ("a1", "Supermen", 9), ("a2", "Men in black", 1), ("men", "Alien", 0), ("a4", "X men", 2), ("MEN", None, 5),
+        ("a6", "Omen", 8), ("a7", "Black, the men", 3),
+    ])  # fmt: skip
+    assert found(items, "men") == ["men", "MEN", "a2", "a7", "a4", "a1", "a6"]
+    assert found(items, "black men") == ["a7", "a2"]
+    assert found(items, "men black") == ["a7", "a2"]
+    assert found(items, "men", 3) == ["men", "MEN", "a2"]
+    assert found(items, "men grey") == []
+
+
+def test_accents_and_numbers() -> None:
+    items = held([(7, "Amélie", 1), (70, "ÉTÉ à Besançon", 2), (8, "Straße", 3), (9, "日本の映画", 4), (10, None, 0)])
+    assert found(items, "amelie") == found(items, "AMÉLIE") == [7]
+    assert found(items, "ete a besancon") == [70]
+    assert found(items, "straße") == [8]
+    assert found(items, "映画") == [9]
+    assert found(items, "7") == [7, 70]
+    assert found(items, "\u0301") == found(items, "")  # nothing but an accent
+
+
+def test_signs_of_the_searched_text_are_found_nowhere() -> None:
+    items = held([("a", "one\ntwo", 1), ("b\x1fc", "three", 2), ("d", "four\x00five", 3)])
+    for query in ("\n", "\x1f", "\x00", " \n "):
+        assert len(found(items, query)) == 3  # a blank: the busiest
+    assert found(items, "one two") == ["a"]
+    assert found(items, "one\ntwo") == ["a"]
+    assert found(items, "a\x1fone") == ["a"]  # two words
+    assert found(items, "b c") == ["b\x1fc"]
+
+
+def test_a_long_title_is_searched_at_its_beginning() -> None:
+    items = held([("a", "x" * 300 + " needle", 1), ("b", "needle", 0)])
+    assert found(items, "needle") == ["b"]
+    assert found(items, "x" * 200) == ["a"]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.text("aAé b1\n", max_size=6), st.integers(0, 3)), min_size=1, max_size=12),
+    st.text("aAé b1\n", max_size=4),
+    st.integers(1, 15),
+)
+def test_it_finds_what_a_plain_search_finds(titles: list[tuple[str, int]], query: str, limit: int) -> None:
+    def plain(text: str) -> str:
+        parts = unicodedata.normalize("NFKD", text.replace("\n", " "))
+        return "".join(each for each in parts if not unicodedata.combining(each)).lower()
+
+    items = [(f"k{place}", title, count) for place, (title, count) in enumerate(titles)]
+    text = plain(query.strip()).strip()
+    expected = {raw for raw, title, _ in items if text in plain(title) or text in raw}
+    several = text.split()
+    if len(several) > 1:
+        expected |= {raw for raw, title, _ in items if all(word in f"{raw}\x1f{plain(title)}" for word in several)}
+    answer = found(held(items), query, limit)
+    assert len(answer) == len(set(answer)) == min(limit, len(expected))
+    assert set(answer) <= expected
+
+
+def test_the_words_of_a_query_cost_a_bounded_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "MOST_LOOKED_AT", 5)
+    items = held([(f"i{place}", "aaaa bb" if place < 5 else "aaaa cc", 100 - place) for place in range(50)])
+    assert found(items, "bb aaaa", 3) == ["i0", "i1", "i2"]
+    assert found(items, "cc aaaa") == []
+
+
+def test_a_large_catalogue_is_read_from_its_beginning() -> None:
+    count = 20_000
+    items = held([(f"i{place}", f"thing {place}", count - place) for place in range(count)])
+    assert found(items, "thing", 3) == ["i0", "i1", "i2"]
+    assert found(items, "19999") == ["i19999"]
+    assert np.all(np.diff(items._starts) > 0)

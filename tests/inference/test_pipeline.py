@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from recspec import config
 from recspec.bundle import folder as bundle
+from recspec.bundle import run_record
 from recspec.cli.app import app
 from recspec.datasets import DATASETS
 from recspec.errors import BundleError, SettingsError
@@ -157,6 +158,11 @@ def test_a_pipeline_is_its_ranker_with_the_retrievers_in_it(pipeline: Path, runs
     nested = {name for name in manifest.names(pipeline / "bundle") if name.startswith("retrievers/factors/")}
     assert {"retrievers/factors/index.safetensors", "retrievers/factors/weights.safetensors"} <= nested
     assert not any("seen" in name or "manifest" in name for name in nested)
+    record, ranker = run_record.read(pipeline), run_record.read(runs["wide_deep"])
+    assert record is not None
+    assert ranker is not None
+    assert (record.kind, record.model, record.data) == ("pipeline", "wide_deep", ranker.data)
+    assert record.made_of == tuple(str(runs[name].resolve()) for name in ("wide_deep", "ease", "ials"))
 
 
 def test_the_command_builds_and_tells_what_it_built(runs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -444,5 +450,5 @@ def test_items_that_nobody_acted_on_come_from_retrievers_that_read_features(tmp_
     new, old = ([item for item in answer.items if item.title == "New one"] for answer in answers)
     assert [item.retrieved_by for item in new] == [("two_tower",)]
     assert not old
-    assert not any("nobody acted on" in note for note in answers[0].notes)
-    assert any("nobody acted on" in note for note in answers[1].notes)
+    assert not any("without interactions" in note for note in answers[0].notes)
+    assert any("without interactions" in note for note in answers[1].notes)

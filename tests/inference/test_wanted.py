@@ -32,7 +32,7 @@ def items(answer: Recommendation) -> list[Any]:
 
 def kinds(predictor: Predictor) -> dict[str, str]:
     """The kind of each item by raw id."""
-    column = predictor.recommender.chooser._raw
+    column = predictor.recommender.chooser.raw
     return dict(zip(column.column("item_id").to_pylist(), column.column("kind").to_pylist(), strict=True))
 
 
@@ -66,7 +66,7 @@ def test_a_filter_of_everything_leaves_nothing(films: Predictor) -> None:
 
 def test_masks_of_filters_are_kept_by_their_text(films: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(films, "u3", filter="kind == 'b'")
-    monkeypatch.setattr(films.recommender.chooser, "_raw", None)
+    monkeypatch.setattr(films.recommender.chooser, "raw", None)
     assert ask(films, "u3", filter="kind == 'b'").items
     assert len(films.recommender.chooser._masks) <= 32
 
@@ -164,7 +164,7 @@ def test_a_model_with_context_recommends_once_it_is_given(clicks: Predictor) -> 
 
 
 def columns(predictor: Predictor) -> str:
-    names = ", ".join(f"'{name}'" for name in predictor.recommender.chooser._raw.columns)
+    names = ", ".join(f"'{name}'" for name in predictor.recommender.chooser.raw.columns)
     return f"columns of the catalogue: {names}"
 
 
@@ -395,7 +395,7 @@ def test_items_that_nobody_acted_on_come_from_models_that_score_them(
     new = Predictor(bundle, films.device)
     assert ask(new, "u3", k=1).items[0].item != item
     short = ask(new, "u3", k=100)
-    assert "1 item is left out that nobody acted on, because the model knows nothing of it" in short.notes
+    assert "1 item without interactions is left out, because the model knows nothing of it" in short.notes
     monkeypatch.setattr(type(films.model), "scores_unseen_items", True, raising=False)
     assert ask(Predictor(bundle, films.device), "u3", k=1).items[0].item == item
 

@@ -30,6 +30,7 @@ from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.closeness import assert_close
 from tests.nn import plain_kernels
+from tests.processes import ended
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -478,9 +479,7 @@ def test_a_bundle_trained_with_fbgemm_loads_without_it(clicks: FeatureSpec, tmp_
         "import sys; sys.modules['fbgemm_gpu'] = None; from recspec.bundle import folder as bundle; "
         "from pathlib import Path; print(bundle.load(Path(sys.argv[1])).card.model)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "bundle")], capture_output=True, text=True, check=False
-    )
+    done = ended(code, str(folder / "bundle"))
     assert (done.returncode, done.stdout) == (0, "dlrm\n"), done.stderr
 
 

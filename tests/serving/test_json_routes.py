@@ -282,12 +282,13 @@ def test_an_export_knows_no_raw_values(runs: dict[str, Path], tmp_path: Path) ->
 
 
 def test_the_openapi_document_names_every_route_and_only_those(films: Asked) -> None:
-    from recspec.serving.json_routes import routes
+    from recspec.serving import json_routes, listing_routes, pages
 
     said = films("GET", "/openapi.json").data
     there = {
         (route.path, method.lower())
-        for route in routes(films.repository)
+        for file in (json_routes, listing_routes, pages)
+        for route in file.routes(films.repository)
         for method in (route.methods or ()) if method != "HEAD"
     }  # fmt: skip
     assert {(path, method) for path, methods in said["paths"].items() for method in methods} == there

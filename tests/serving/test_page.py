@@ -1,302 +1,393 @@
-"""The page at `/`: small, alone, escaped; in headless Chromium, where it is installed, what a person sees and does."""
+"""The page at `/`: alone, escaped, within its policy; in headless Chromium, what a person sees and does."""
 
 from __future__ import annotations
 
+import base64
 import json
-import os
 import re
-import shutil
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
-from recspec.inference.predictor import Predictor
-from recspec.inference.requests import predict, recommend
-from recspec.inference.wanted import Wanted
+from recspec.inference import Predictor, Wanted
+from recspec.inference.requests import predict, recommend, similar
+from recspec.serving.pages import SCRIPTS, page_text
 from tests.asking import asking, serving, sources
-from tests.made_up_models import films_and_clicks
+from tests.browser import Page, chromium
 
-CHROMIUM = next(
-    (
-        found
-        for name in ("chromium-headless-shell", "chromium", "google-chrome", "chrome")
-        if (found := shutil.which(name))
-    ),
-    None,
-)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
-)  # fmt: skip
-PATIENCE = 600.0
-"""Seconds until what a test waits for must have come; it goes on as soon as it has."""
-
-TEXT = files("recspec.serving").joinpath("page.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Films with titles that a careless page would run; and clicks, without users to recommend to."""
-    return films_and_clicks(tmp_path_factory.mktemp("page"), "<img src=x onerror=document.title=1>")
+FOLDER = files("recspec.serving").joinpath("page")
+TEXT = page_text()
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_small_and_needs_nothing_else() -> None:
-    assert len(TEXT.encode()) < 25_000
-    assert not re.search(r"https?:|<link|<iframe|@import|url\(| src=", TEXT)
+def test_it_loads_nothing_from_elsewhere() -> None:
+    assert len(TEXT.encode()) < 60_000
+    assert not re.search(r"<link|<iframe|@import|url\(| src=\"", TEXT)
+    assert set(re.findall(r"https?://[\w.]*", TEXT)) == set()
+
+
+def test_every_file_of_the_folder_is_in_it() -> None:
+    assert {each.name for each in FOLDER.iterdir()} == {"page.html", "page.css", *SCRIPTS}
 
 
 def test_it_writes_text_and_never_markup() -> None:
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|\son\w+=", TEXT)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|\son\w+=|setHTML", TEXT
+    )
+    assert not re.search(r"\sstyle=|javascript:", TEXT)
 
 
 def test_every_field_has_a_label() -> None:
-    fields = set(re.findall(r'<(?:input|select|textarea) id="(\w+)"', TEXT))
-    assert fields == {"model", "token", "user", "k", "seen", "text"}
-    assert fields == set(re.findall(r'<label for="(\w+)"', TEXT))
+    fields = set(re.findall(r'<(?:input|select|textarea) id="([\w-]+)"', TEXT))
+    assert fields == set(re.findall(r'<label for="([\w-]+)"', TEXT))
+    assert len(fields) == 12
 
 
-def test_its_policy_allows_what_stands_in_it_and_this_server_alone(runs: dict[str, Path]) -> None:
-    with asking(sources(films=runs["films"])) as asked:
-        answer = asked("GET", "/")
-    assert answer.body.decode() == TEXT
-    rules = dict(rule.split(" ", 1) for rule in answer.headers["content-security-policy"].split("; "))
-    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == rules["frame-ancestors"] == "'none'"
-    assert rules["connect-src"] == "'self'"
-    for name in ("script-src", "style-src"):
-        assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
+def policy(asked: Any, target: str) -> dict[str, str]:
+    answer = asked("GET", target)
     assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    rules = answer.headers["content-security-policy"].split("; ")
+    return {name: rest for name, _, rest in (rule.partition(" ") for rule in rules)}
+
+
+def test_its_policy_allows_what_stands_in_it_and_this_server_alone(shop_runs: dict[str, Path]) -> None:
+    with asking(sources(ease=shop_runs["ease"]), token="secret") as asked:  # the page itself needs no token
+        assert asked("GET", "/").body.decode() == TEXT
+        rules, docs = policy(asked, "/"), policy(asked, "/docs")
+        for name in ("default-src", "base-uri", "form-action", "frame-ancestors"):
+            assert rules[name] == docs[name] == "'none'"
+        assert rules["connect-src"] == "'self'"
+        for name in ("script-src", "style-src"):
+            assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
+        assert docs["script-src"] == "'none'"
+        assert rules["img-src"] == "data:"
+
+
+def test_pictures_of_other_hosts_are_allowed_only_where_they_are_asked_for(shop_runs: dict[str, Path]) -> None:
+    with asking(sources(ease=shop_runs["ease"])) as asked:
+        assert policy(asked, "/?images=on")["img-src"] == "data: https: http:"
+        for other in ("/?images=off", "/?images", "/?image=on"):
+            assert policy(asked, other)["img-src"] == "data:"
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------
 
 
-class Tab:
-    """A page in Chromium, spoken to in its DevTools protocol: JSON between NUL bytes, on pipes."""
-
-    def __init__(self, asks: BinaryIO, answers: BinaryIO) -> None:
-        self._asks, self._answers, self._number, self._session = asks, answers, 0, ""
-        self.events: list[dict[str, Any]] = []
-
-    def send(self, method: str, **parameters: object) -> dict[str, Any]:
-        """Call a method and wait for its result."""
-        self._number += 1
-        said = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            said["sessionId"] = self._session
-        self._asks.write(json.dumps(said).encode() + b"\0")
-        self._asks.flush()
-        while True:
-            told = self._read()
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                return dict(told["result"])
-            self.events.append(told)
-
-    def open(self, address: str) -> None:
-        """Show an address in a new tab."""
-        self._session = ""
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self.events = []
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Runtime", "Log", "Page"):
-            self.send(f"{domain}.enable")
-        self.send("Page.navigate", url=address)
-        self.wait("location.href != 'about:blank' && document.readyState == 'complete'")
-
-    def value(self, expression: str) -> Any:
-        """What an expression of JavaScript is worth there."""
-        told = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
-
-    def wait(self, expression: str) -> Any:
-        """Wait until an expression is true."""
-        until = time.monotonic() + PATIENCE
-        while not (found := self.value(f"!!({expression})")):
-            shown = self.value("document.body && document.body.innerText")
-            assert time.monotonic() < until, f"never true: {expression}; the page shows: {shown}"
-            time.sleep(0.02)
-        return found
-
-    def press(self, *keys: str) -> None:
-        """Press keys, one after the other."""
-        codes = {"Enter": 13, "ArrowDown": 40, "ArrowUp": 38, "Escape": 27, "Tab": 9}
-        for key in keys:
-            text = "\r" if key == "Enter" else ""
-            for kind in ("keyDown", "keyUp"):
-                more = {"text": text} if text and kind == "keyDown" else {}
-                self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                          windowsVirtualKeyCode=codes[key], **more)  # fmt: skip
-
-    def type(self, text: str) -> None:
-        """Write into what has the focus."""
-        self.send("Input.insertText", text=text)
-
-    @property
-    def complaints(self) -> list[dict[str, Any]]:
-        """Errors and breaches of the policy; answers that are refusals are none."""
-        self.send("Runtime.evaluate", expression="1")
-        entries = [told["params"]["entry"] for told in self.events if told.get("method") == "Log.entryAdded"]
-        thrown = [told["params"] for told in self.events if told.get("method") == "Runtime.exceptionThrown"]
-        return thrown + [each for each in entries if each["level"] == "error" and each["source"] != "network"]
-
-    def _read(self) -> dict[str, Any]:
-        text = b""
-        while not text.endswith(b"\0"):
-            more = self._answers.read(1)
-            assert more, "the browser ended"
-            text += more
-        return dict(json.loads(text[:-1]))
-
-
-@contextmanager
-def browser(profile: Path) -> Iterator[Tab]:
-    """Chromium without a window, and a tab in it."""
-    assert CHROMIUM is not None
-    asks, told = os.pipe()
-    answers, says = os.pipe()
-
-    def as_three_and_four() -> None:  # where Chromium reads and writes
-        first, second = os.dup(asks), os.dup(says)
-        os.dup2(first, 3)
-        os.dup2(second, 4)
-
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    chromium = subprocess.Popen(
-        command, preexec_fn=as_three_and_four, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    os.close(asks)
-    os.close(says)
-    try:
-        with os.fdopen(told, "wb", 0) as writes, os.fdopen(answers, "rb") as reads:
-            yield Tab(writes, reads)
-            chromium.terminate()
-            chromium.wait(600)
-    finally:
-        chromium.kill()
-        chromium.wait()
-
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)")
-
-
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
         yield opened
 
 
-def texts(tab: Tab, selector: str) -> list[str]:
-    found = tab.value(f"[...document.querySelectorAll({selector!r})].map(each => each.textContent)")
-    return [str(each) for each in found]
+@pytest.fixture
+def page(browser: Any) -> Iterator[Page]:
+    made = browser.new_page(viewport={"width": 1200, "height": 900})
+    try:
+        yield Page(made)
+    finally:
+        made.close()
 
 
-@needs_chromium
-def test_a_user_is_picked_with_the_keyboard_and_gets_titled_items(tab: Tab, runs: dict[str, Path]) -> None:
-    by_hand = recommend(Predictor.open(runs["films"], device="cpu"), Wanted(users=("u7",)), liked=12)
-    with serving(sources(films=runs["films"])) as addresses:
-        tab.open(addresses.http)
-        tab.wait("!document.getElementById('people').hidden && document.getElementById('user').value")
-        assert tab.value("document.getElementById('models-box').hidden")
-        tab.value("document.getElementById('user').focus()")
-        tab.press("ArrowDown")
-        tab.wait("document.querySelectorAll('#found [role=option]').length == 8")  # the busiest, as nothing was typed
-        tab.press("Escape")
-        assert tab.value("document.getElementById('found').hidden")
-        tab.value("document.getElementById('user').focus()")
-        tab.value("document.getElementById('user').value = ''")
-        tab.type("u7")
-        tab.wait(
-            "!document.getElementById('found').hidden && document.querySelector('#found span').textContent == 'u7'"
-        )
-        assert tab.value("document.getElementById('user').getAttribute('aria-expanded')") == "true"
-        tab.press("ArrowDown")
-        assert tab.value("document.getElementById('user').getAttribute('aria-activedescendant')") == "user-0"
-        tab.press("Enter")
-        tab.wait("document.querySelectorAll('#items tbody tr').length == 10")
-        assert texts(tab, "#items tbody tr td:nth-child(2)") == [str(each["item"]) for each in by_hand["items"]]
-        assert texts(tab, "#items tbody tr td:nth-child(3)") == [each["title"] for each in by_hand["items"]]
-        scores = [float(text) for text in texts(tab, "#items tbody tr td:nth-child(4)")]
-        assert scores == pytest.approx([each["score"] for each in by_hand["items"]], abs=6e-4)
-        assert texts(tab, "#liked li") == [each["title"] for each in by_hand["liked"]]
-        assert re.search(r"User u7 .* ms in the server, .* ms in all", texts(tab, "#who")[0])
-        assert tab.value("document.querySelectorAll('img').length") == 0
-        assert tab.value("document.title") == "recspec: try a model"
-        assert tab.complaints == []
+@pytest.fixture(scope="module")
+def address(shop_runs: dict[str, Path], browser: Any) -> Iterator[str]:  # noqa: ARG001  # no server without a browser
+    with serving(sources(**shop_runs)) as addresses:
+        yield addresses.http
 
 
-@needs_chromium
-def test_an_unknown_user_is_said_to_be_one(tab: Tab, runs: dict[str, Path]) -> None:
-    with serving(sources(films=runs["films"])) as addresses:
-        tab.open(addresses.http)
-        tab.wait("!document.getElementById('people').hidden && document.getElementById('user').value")
-        tab.value("document.getElementById('user').focus()")
-        tab.value("document.getElementById('user').value = ''")
-        tab.type("<script>nobody")
-        tab.press("Enter")
-        tab.wait("document.querySelector('#who .flag')")
-        assert "the 10 most popular items" in texts(tab, "#who")[0]
-        assert "User <script>nobody" in texts(tab, "#who")[0]
-        assert tab.complaints == []
+GIF = base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==")
+TITLES = "#lists .item h3"
 
 
-@needs_chromium
-def test_a_pasted_row_is_scored_as_json_and_as_csv(tab: Tab, runs: dict[str, Path]) -> None:
-    predictor = Predictor.open(runs["clicks"], device="cpu")
-    with serving(sources(**runs)) as addresses:
-        tab.open(addresses.http)
-        tab.wait("document.querySelectorAll('#model option').length == 2")
-        tab.value("document.getElementById('model').value = 'clicks'; "
-                  "document.getElementById('model').dispatchEvent(new Event('change'))")  # fmt: skip
-        tab.wait("document.getElementById('people').hidden && !document.getElementById('rows').hidden")
-        row = json.loads(tab.value("document.getElementById('text').value"))[0]
-        assert set(row) >= {"user_id", "item_id"}
-        scalars = {name: 3 for name, value in row.items() if value is None}
-        lists = {name: value for name, value in row.items() if value is not None}
-        rows = [{**scalars, **lists}, {**scalars, **lists, "item_id": 4}]
-        score(tab, json.dumps(rows))
-        expected = predict(predictor, rows)
-        assert shown(tab) == pytest.approx(list(expected.probabilities), rel=1e-3)
-        assert texts(tab, "#notes li") == list(expected.notes)
-        if not lists:
-            score(tab, ",".join(scalars) + "\n" + ",".join('"3"' if name == "item_id" else "3" for name in scalars))
-            assert shown(tab) == pytest.approx([expected.probabilities[0]], rel=1e-3)
-        score(tab, "[{]", fails=True)
-        assert "The rows are not JSON" in texts(tab, "#problem")[0]
-        score(tab, '[{"item_id": {}}]', fails=True)
-        assert "row 1 (rows[0].item_id) is an object" in texts(tab, "#problem")[0]
-        score(tab, "a,b\n1", fails=True)
-        assert "Row 1 has 1 values for 2 columns." in texts(tab, "#problem")[0]
-        assert tab.complaints == []
+def ready(page: Page, address: str) -> None:
+    page.page.goto(address)
+    page.wait("document.querySelector('#lists .item') && !document.querySelector('[aria-busy=true]')")
 
 
-def score(tab: Tab, rows: str, *, fails: bool = False) -> None:
-    tab.value(f"document.getElementById('told').textContent = ''; "
-              f"document.getElementById('text').value = {json.dumps(rows)}; "
-              "document.getElementById('score').requestSubmit()")  # fmt: skip
-    tab.wait(f"document.getElementById('{'problem' if fails else 'told'}').textContent")
+def settled(page: Page, status: str) -> None:
+    page.wait(f"document.getElementById('status').textContent.includes({json.dumps(status)})")
+    page.wait("!document.querySelector('[aria-busy=true]')")
 
 
-def shown(tab: Tab) -> list[float]:
-    return [float(text) for text in texts(tab, "#scores tbody tr td:nth-child(2)")]
+def ids(page: Page, selector: str = TITLES) -> list[str]:
+    return page.texts(f"{selector} small")
 
 
-@needs_chromium
-def test_a_token_is_asked_for_where_the_server_wants_one(tab: Tab, runs: dict[str, Path]) -> None:
-    with serving(sources(films=runs["films"]), token="secret") as addresses:
-        tab.open(addresses.http)
-        tab.wait("!document.getElementById('token-box').hidden")
-        assert "Authorization: Bearer TOKEN" in texts(tab, "#problem")[0]
-        tab.value("document.getElementById('token').value = 'secret'; "
-                  "document.getElementById('token').dispatchEvent(new Event('change'))")  # fmt: skip
-        tab.wait("!document.getElementById('people').hidden")
-        assert texts(tab, "#problem") == [""]
+def test_a_user_is_found_with_the_keyboard_and_gets_items_with_their_fields(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
+    by_hand = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(users=("c7",), explain=True), liked=20)
+    ready(page, address)
+    page.page.focus("#user")
+    page.page.keyboard.press("ArrowDown")
+    page.wait("document.querySelectorAll('#user-list [role=option]').length == 8")  # the busiest, or what is typed
+    page.page.keyboard.press("Escape")
+    assert not page.page.is_visible("#user-list")
+    page.page.fill("#user", "customer 7")
+    page.wait("document.querySelector('#user-list [role=option] span')?.textContent == 'Customer 7 · c7'")
+    assert page.page.get_attribute("#user", "aria-expanded") == "true"
+    page.page.keyboard.press("ArrowDown")
+    assert page.page.get_attribute("#user", "aria-activedescendant") == "user-0"
+    page.page.keyboard.press("Enter")
+    settled(page, "User c7 · Customer 7")
+    assert ids(page) == [each["item"] for each in by_hand["items"]]
+    assert page.texts(TITLES) == [f"{each['title']}{each['item']}" for each in by_hand["items"]]
+    first = by_hand["items"][0]
+    number = int(first["item"][1:])
+    assert f"Category{'abc'[number % 3]}" in page.texts("#lists .item .values")[0]
+    assert f"Price{number}.5" in page.texts("#lists .item .values")[0]
+    assert len(page.texts("#history-items li")) == len(by_hand["liked"]) > 0
+    page.page.click("#lists .why summary >> nth=0")
+    why = [event["title"] for event in first["because"]["events"]]
+    assert page.texts("#lists .item:first-child .why li") == why
+    assert page.page.title() == "recspec: try a model"
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_scores_are_shares_of_the_strongest_and_no_logits(page: Page, shop_runs: dict[str, Path], address: str) -> None:
+    ready(page, address + "/#user=c3")
+    shown = page.texts("#lists .score b")
+    assert page.texts("#lists .score")[0] == "the strongest"
+    shares = [float(text.removesuffix(" %")) for text in shown[1:]]
+    assert shares == sorted(shares, reverse=True)
+    assert all(0 < share <= 100 for share in shares)
+    found = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(users=("c3",)))["items"]
+    ratios = [100 * 2.718281828 ** (each["score"] - found[0]["score"]) for each in found[1:]]
+    assert shares == pytest.approx(ratios, rel=0.01)
+
+
+@pytest.mark.slow
+def test_filters_are_made_from_columns(page: Page, address: str) -> None:
+    ready(page, address + "/#user=c1")
+    page.page.click("#filter-box summary")
+    page.page.get_by_label("b", exact=True).check()
+    page.page.get_by_label("Price to").fill("15")
+    page.page.get_by_label("In stock").select_option(label="yes")
+    page.page.get_by_label("eco", exact=True).check()
+    page.page.get_by_label("Added from").fill("2026-01-02")
+    page.page.keyboard.press("Enter")
+    expected = (
+        "category in ('b') and price <= 15 and in_stock == true and tags contains 'eco' and added >= '2026-01-02'"
+    )
+    page.wait(f"document.getElementById('filter-text').textContent == {json.dumps('filter: ' + expected)}")
+    page.wait("!document.querySelector('[aria-busy=true]')")
+    shown = [int(each[1:]) for each in ids(page)]
+    assert shown
+    assert all(item % 3 == 1 and item <= 14 and item % 5 for item in shown)
+    page.page.fill("#expression", "price >")
+    page.page.keyboard.press("Enter")
+    page.wait("document.getElementById('problem').textContent.includes('filter')")
+    page.page.click("#clear-filters")
+    page.wait(
+        "document.getElementById('problem').textContent == '' && document.querySelectorAll('#lists .item').length == 10"
+    )
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_a_basket_answers_in_place_of_the_history(page: Page, shop_runs: dict[str, Path], address: str) -> None:
+    ready(page, address + "/#user=c2")
+    page.page.click("#lists .item >> nth=1 >> text=Add to basket")
+    settled(page, "by the basket")
+    chosen = page.texts("#basket li span")
+    page.page.fill("#basket-item", "p11")
+    page.wait("document.querySelector('#basket-item-list span')?.textContent.endsWith('p11')")
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("Enter")
+    page.wait("document.querySelectorAll('#basket li').length == 2")
+    page.page.fill("#user", "")
+    page.page.click("#ask button.main")
+    page.wait("document.getElementById('status').textContent.startsWith('10 items, by the basket')")
+    basket = (chosen[0].rpartition(" ")[2], "11")
+    items = tuple(f"p{number}" for number in basket)
+    expected = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(items=items))["items"]
+    page.wait("!document.querySelector('[aria-busy=true]')")
+    assert ids(page) == [each["item"] for each in expected]
+    assert page.page.url.endswith("item=".join(["", *(f"{item}&" for item in items)]).rstrip("&").removeprefix("item="))
+    page.page.click("#basket button >> nth=0")
+    page.wait("document.querySelectorAll('#basket li').length == 1")
+    assert page.page.evaluate("document.activeElement.closest('#basket') !== null")  # the focus is not lost
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_similar_items_open_in_a_dialog_that_escape_closes(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
+    ready(page, address + "/#user=c2")
+    item = ids(page)[0]
+    page.page.focus("#lists .item .foot button")
+    page.page.keyboard.press("Enter")
+    page.wait("document.querySelectorAll('#similar .item').length == 10")
+    found = similar(Predictor.open(shop_runs["ease"], device="cpu"), item)["items"]
+    assert ids(page, "#similar .item h3") == [each["item"] for each in found]
+    page.page.keyboard.press("Escape")
+    assert not page.page.is_visible("#similar")
+    assert page.page.evaluate("document.activeElement.closest('#lists') !== null")  # back where it was
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_two_models_stand_side_by_side(page: Page, shop_runs: dict[str, Path], address: str) -> None:
+    ready(page, address + "/#model=ease&user=c4")
+    page.page.select_option("#beside", "ials")
+    page.wait("document.querySelectorAll('#lists .list').length == 2")
+    for place, name in enumerate(("ease", "ials"), start=1):
+        expected = recommend(Predictor.open(shop_runs[name], device="cpu"), Wanted(users=("c4",)))["items"]
+        assert ids(page, f"#lists .list:nth-child({place}) h3") == [each["item"] for each in expected]
+    left, right = (set(ids(page, f"#lists .list:nth-child({place}) h3")) for place in (1, 2))
+    assert f"{len(left & right)} of them in both lists" in page.texts("#status")[0]
+    assert sum("also number" in text for text in page.texts("#lists .sign")) == 2 * len(left & right)
+    assert page.complaints == []
+
+
+def test_an_unknown_user_is_flagged_and_its_text_is_no_markup(page: Page, address: str) -> None:
+    ready(page, address)
+    page.page.fill("#user", "<script>nobody")
+    page.page.keyboard.press("Enter")
+    settled(page, "unknown user")
+    assert "User <script>nobody unknown user 10 items, by popularity" in page.texts("#status")[0]
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_a_situation_is_asked_for_and_probabilities_are_shown(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
+    ready(page, address + "/#model=clicks&user=c5")
+    assert page.page.is_visible("text=In which situation?")
+    page.page.locator("#context-fields").get_by_label("Device").select_option(label="phone")
+    page.page.locator("#context-fields").get_by_label("Hour").fill("2")
+    page.page.keyboard.press("Enter")
+    context = {"device": "phone", "hour": 2}
+    expected = recommend(Predictor.open(shop_runs["clicks"], device="cpu"), Wanted(users=("c5",), context=context))[
+        "items"
+    ]
+    page.wait(f"document.querySelector('#lists .score b').textContent == '{100 * expected[0]['probability']:.3g} %'")
+    shown = [float(text.removesuffix(" %")) / 100 for text in page.texts("#lists .score b")]
+    assert shown == pytest.approx([each["probability"] for each in expected], rel=0.01)
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_rows_are_scored_from_controls_and_from_what_is_pasted(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
+    predictor = Predictor.open(shop_runs["clicks"], device="cpu")
+    ready(page, address + "/#model=clicks&user=c5")
+    page.page.click("#rows > summary")
+    page.page.click("#many > summary")
+    page.wait("document.getElementById('text').value")
+    row = json.loads(page.page.input_value("#text"))[0]
+    assert row["device"] in ("phone", "laptop")
+    assert isinstance(row["hour"], (int, float))
+    page.page.click("text=Score this row")
+    page.wait("document.querySelectorAll('#scores tbody tr').length == 1")
+    probability = predict(predictor, [row]).probabilities[0]
+    assert float(page.texts("#scores td:nth-child(2)")[0]) == pytest.approx(probability, rel=1e-3)
+    rows = [{**row, "customer": "c3"}, {**row, "customer": "nobody"}]
+    for written in (
+        json.dumps(rows),
+        "\n".join([",".join(row), *(",".join(f'"{value}"' for value in each.values()) for each in rows)]),
+    ):
+        page.page.fill("#text", written)
+        page.page.click("text=Score these rows")
+        page.wait("document.querySelectorAll('#scores tbody tr').length == 2")
+        found = predict(predictor, rows)
+        shown = [float(each) for each in page.texts("#scores td:nth-child(2)")]
+        assert shown == pytest.approx(list(found.probabilities), rel=1e-3)
+        assert page.texts("#row-notes li") == list(found.notes)
+    for written, told in (
+        ("[{]", "The rows are not JSON"), ('[{"hour": {}}]', "row 1 (rows[0].hour) is an object"),
+        ("a,b\n1", "Row 1 has 1 values for 2 columns."), ("a,b", "CSV needs a line with the names"),
+    ):  # fmt: skip
+        page.page.fill("#text", written)
+        page.page.click("text=Score these rows")
+        page.wait(f"document.getElementById('problem').textContent.includes({json.dumps(told)})")
+    assert page.complaints == []
+
+
+@pytest.mark.slow
+def test_pictures_of_other_hosts_wait_for_the_user(page: Page, address: str) -> None:
+    ready(page, address + "/#user=c6")
+    page.wait("document.querySelector('#lists .picture img')")
+    assert not page.page.evaluate("[...document.images].some(each => !each.src.startsWith('data:'))")
+    assert "pictures.example" in page.texts("#pictures-text")[0]
+    page.page.goto(address + "/?images=on#user=c6")  # an address alone allows nothing
+    page.wait("document.querySelector('#lists .item')")
+    assert not page.page.evaluate("[...document.images].some(each => !each.src.startsWith('data:'))")
+    assert not any("pictures.example" in each for each in page.requests)
+    page.page.route("https://pictures.example/**", lambda route: route.fulfill(content_type="image/gif", body=GIF))
+    page.page.click("#pictures-button")
+    page.wait("location.search == '?images=on' && document.querySelector('#lists .item')")
+    page.wait("[...document.images].some(each => each.src.startsWith('https://pictures.example/'))")
+    assert page.page.evaluate("[...document.images].every(each => each.referrerPolicy == 'no-referrer')")
+    page.page.click("#pictures-button")
+    page.wait("location.search == '' && document.querySelector('#lists .item')")
+    assert not page.page.evaluate("[...document.images].some(each => !each.src.startsWith('data:'))")
+
+
+@pytest.mark.slow
+def test_a_token_is_asked_for_once_and_kept_in_the_tab(page: Page, shop_runs: dict[str, Path]) -> None:
+    (shop_runs["ease"] / "report.html").write_text("<title>report</title><p>of the run", encoding="utf-8")
+    try:
+        with serving(sources(ease=shop_runs["ease"]), token="secret") as addresses:
+            page.page.goto(addresses.http)
+            page.page.fill("#token", "wrong")
+            page.page.keyboard.press("Enter")
+            page.wait("document.getElementById('problem').textContent.includes('does not know this token')")
+            page.page.fill("#token", "secret")
+            page.page.keyboard.press("Enter")
+            page.wait("document.querySelector('#lists .item')")
+            assert page.page.input_value("#token") == ""
+            page.page.reload()
+            page.wait("document.querySelector('#lists .item')")
+            with page.page.expect_popup() as opened:  # a link of its own, without the token
+                page.page.click("#reports a")
+            opened.value.wait_for_load_state()
+            assert (opened.value.title(), opened.value.inner_text("p")) == ("report", "of the run")
+            opened.value.close()
+            page.page.click("text=Forget the token")
+            assert page.page.is_visible("#token")
+            page.page.reload()
+            page.wait("!document.getElementById('sign-in').hidden")
+            assert page.complaints == []
+    finally:
+        (shop_runs["ease"] / "report.html").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1400])
+def test_it_fits_the_window_and_every_control_has_a_name(browser: Any, address: str, width: int) -> None:
+    page = Page(browser.new_page(viewport={"width": width, "height": 800}))
+    ready(page, address + "/#model=clicks&user=c5")
+    page.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    unnamed = page.page.evaluate("""[...document.querySelectorAll('input, select, textarea, button, summary, a')]
+      .filter(each => !(each.labels?.length || each.getAttribute('aria-label') || each.textContent.trim()))
+      .map(each => each.outerHTML)""")
+    assert unnamed == []
+    assert page.page.locator("main").count() == page.page.locator("h1").count() == 1
+    page.page.close()
+
+
+@pytest.mark.slow
+def test_every_control_is_reached_with_the_tab_key_and_none_holds_it(page: Page, address: str) -> None:
+    ready(page, address + "/#user=c2")
+    reached = list[str]()
+    for _ in range(60):
+        page.page.keyboard.press("Tab")
+        reached.append(page.page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        if reached.count(reached[0]) == 2:
+            break
+    for name in ("model", "beside", "user", "basket-item", "k", "diversity", "seen", "explain"):
+        assert name in reached
+    assert reached.index("user") < reached.index("k") < reached.index("Recommend") < reached.index("Similar items")
+    outline = page.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from recspec import config
-from recspec.bundle import Blend, as_part
+from recspec.bundle import Blend, DataRecord, as_part, run_record
 from recspec.bundle import folder as bundle
 from recspec.cli.app import app
 from recspec.errors import BundleError, RecspecError, SettingsError
@@ -64,6 +64,20 @@ def test_the_logarithm_of_shares_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor([[math.log(0.8), math.log(0.3), math.log(0.05), math.log(0.05)]]))
     torch.testing.assert_close(as_part(torch.zeros(1, 2), "log", 0.5), torch.full((1, 2), math.log(0.5)))
     assert as_part(torch.tensor([[3.0, -2.0]]), "score", 0.05).tolist() == [[3.0, -2.0]]
+
+
+def test_a_blend_knows_its_data_and_its_parts(
+    blended: Path, data: FeatureSpec, runs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    record = run_record.read(blended)
+    assert record is not None
+    assert (record.kind, record.data) == ("blend", DataRecord.of(data))
+    assert record.made_of == tuple(str(runs[name].resolve()) for name in ("ease", "item_knn", "mult_vae"))
+    parts = [each.model for each in bundle.load(blended).model.settings.members]  # type: ignore[union-attr]
+    blend_runs(tmp_path / "like", [runs[name] for name in parts], like=blended)
+    alike = run_record.read(tmp_path / "like")
+    assert alike is not None
+    assert alike.data == record.data, "that of its parts"
 
 
 def test_scores_are_the_weighted_sum_of_the_members(blended: Path, runs: Mapping[str, Path]) -> None:

@@ -16,7 +16,9 @@ pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 
 from recspec import config, training
 from recspec.bundle import folder as bundle
+from recspec.bundle import run_record
 from recspec.errors import Interrupted, SettingsError
+from recspec.evaluation import find_runs
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training import tune
@@ -77,6 +79,10 @@ def test_the_best_trial_leaves_its_recipe_and_its_bundle(data: FeatureSpec, tmp_
     assert {trial for trial, event in seen if event["event"] == "epoch"} == {0, 1, 2}
     assert not list((tmp_path / "trials").glob("*/checkpoints"))
     assert not list((tmp_path / "trials").glob("*/bundle"))
+    record = run_record.read(tmp_path / "best")
+    assert record is not None
+    assert (record.kind, record.model) == ("tuned", "neumf")
+    assert [each.path for each in find_runs(tmp_path).runs] == [str(tmp_path / "best")], "trials are no runs"
 
 
 def test_several_workers_share_the_trials_of_a_folder(data: FeatureSpec, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted
 from recspec.spec import FeatureSpec
-from recspec.training import Event, blend_runs, has_checkpoint, train
+from recspec.training import Event, TrackedSearch, blend_runs, has_checkpoint, train
 
 SPLITS = ["train", "valid"]
 
@@ -34,6 +34,7 @@ class SecondTraining:
     stop_requested: Callable[[], bool]
     save: Callable[[], None]
     """Writes the state down, after each member of a blend."""
+    tracked: TrackedSearch
 
     def seconds(self, line: Line) -> tuple[float, str]:
         """Seconds that it takes; or why it can't be done."""
@@ -87,7 +88,7 @@ class SecondTraining:
         if not resume:
             shutil.rmtree(again, ignore_errors=True)
         train(spec=self.spec, model_name=line.model, run=again, settings=train_settings, model_settings=own,
-              ranks=self.ranks, resume=resume, stop_requested=self.stop_requested,
+              ranks=self.ranks, resume=resume, part_of=self.tracked, stop_requested=self.stop_requested,
               on_event=lambda event: self.on_event(f"{line.name}, again", event))  # fmt: skip
         write_again(run, again, asked)
 

@@ -29,7 +29,7 @@ from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Question
 from recspec.files import put_in_place, staging
 from recspec.spec import FeatureSpec
-from recspec.training import Event
+from recspec.training import Event, TrackedSearch
 
 LEAST = 20.0
 """Seconds that the end may take even if the time is over."""
@@ -50,12 +50,13 @@ class Finish:
     on_event: Callable[[str, Event], None]
     tell: Callable[[str], None]
     stop_requested: Callable[[], bool]
+    tracked: TrackedSearch
     _at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.question, self.on_valid = cache(self._question), cache(self._on_valid)
         self.again = SecondTraining(
-            self.spec, self.state, self.out, self.ranks, self.on_event, self.stop_requested, self._save
+            self.spec, self.state, self.out, self.ranks, self.on_event, self.stop_requested, self._save, self.tracked
         )
 
     def run(self, left: float) -> Leaderboard:

@@ -21,7 +21,7 @@ from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.files import confine, local, locked_inside, made
 from recspec.spec import FeatureSpec
-from recspec.training import Event, Result, TrainingPlan, has_checkpoint, plan_run, train
+from recspec.training import Event, Result, TrackedSearch, TrainingPlan, has_checkpoint, plan_run, train
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
@@ -63,6 +63,7 @@ class AutoSearch:
     tell: Callable[[str], None] = lambda _: None
     """Called with a sentence on what the search takes up, leaves out, or does at its end."""
     plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
+    _tracked: TrackedSearch = field(init=False)
     _started: float = field(default=0.0, init=False)
     _counted: float = field(default=0.0, init=False)
 
@@ -77,6 +78,7 @@ class AutoSearch:
             Interrupted: if `stop_requested` says so.
         """
         self.out = local(self.out, "OUT")
+        self._tracked = TrackedSearch(self.out)
         with made(self.out), locked_inside(self.out, "searching in"):
             confine(self.out, WRITTEN)
             self._open()
@@ -87,11 +89,28 @@ class AutoSearch:
                         self.state.ending = self.state.blend = None  # a new choice; then test is opened for it
                     self._slice(line)
             if self.stop_requested():
+                self._tracked.wait()
                 raise Interrupted(f"{self.out}: {STOPPED}")
             end = Finish(
-                self.spec, self.state, self.out, self.ranks, self.on_event, self.tell, self.stop_requested
+                self.spec, self.state, self.out, self.ranks, self.on_event, self.tell, self.stop_requested,
+                self._tracked,
             )  # fmt: skip
-            return end.run(self.left)
+            board = end.run(self.left)
+            self._track(board)
+            return board
+
+    def _track(self, board: Leaderboard) -> None:
+        """Tell MLflow the winner, if candidates are tracked."""
+        best, asked, held = board.lines[0], self.train.get("mlflow"), board.best / "bundle"
+        metrics = {split: {board.metric: best.get(split)} for split in ("valid", "test")}
+        problem = self._tracked.finish(
+            asked if isinstance(asked, str) else None, self.spec.folder,
+            bundle=held if held.is_dir() else board.best,
+            start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
+            done={"metrics": metrics, "seconds": board.seconds},
+        )  # fmt: skip
+        if problem is not None:
+            self.tell(problem)
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
@@ -260,6 +279,7 @@ class AutoSearch:
             resume=resume,
             on_event=lambda event: self._see(line, event),
             stop_requested=self.stop_requested,
+            part_of=self._tracked,
         )
 
     def _see(self, line: Line, event: Event) -> None:

@@ -61,7 +61,7 @@ class RunRecord(BaseModel):
     model: str
     data: DataRecord | None = None
     """None if it is not known, as of a blend of runs that don't know theirs."""
-    parts: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
     """The runs that a blend or a pipeline was made of."""
     command: tuple[str, ...] | None = None
     """The command line; None if it was made in Python."""
@@ -95,7 +95,7 @@ def begin(
     model: str,
     data: DataRecord | None,
     *,
-    parts: Sequence[Path] = (),
+    made_of: Sequence[Path] = (),
     device: str = "cpu",
     world_size: int = 1,
 ) -> RunRecord:
@@ -108,7 +108,7 @@ def begin(
         kind=kind,
         model=model,
         data=data,
-        parts=tuple(str(path.resolve()) for path in parts),
+        made_of=tuple(str(path.resolve()) for path in made_of),
         command=machine.command_line(),
         directory=str(Path.cwd()),
         device=device,

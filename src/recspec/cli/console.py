@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,10 +112,18 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_next(*command: object, note: str = "") -> None:
-    """The command to run next, quoted for a POSIX shell; a path that starts with a hyphen is not read as an option."""
+def print_next(*command: object) -> None:
+    """The command to run next, quoted for the shell; a path that starts with a hyphen is not read as an option."""
     parts = [f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part) for part in command]
-    err.print(f"next: {shlex.join(('recspec', *parts))}{f'  # {note}' if note else ''}")
+    err.print(f"next: {' '.join(map(_quoted, ('recspec', *parts)))}")
+
+
+def _quoted(text: str) -> str:
+    """A word for the shell; one with characters that can't be shown has them as escapes, as bash and zsh read them."""
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = (chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in os.fsencode(text))
+    return f"$'{''.join(shown)}'"
 
 
 def step(text: str) -> None:

@@ -61,6 +61,8 @@ def recommend(
     named = bool(user or users or all_users)
     if not named and not items and not columns and not problems:
         problems.append("name users with --user ID, --users FILE, or take --all with --out FILE; or give --items")
+    if items and not _ids(items):
+        problems.append(f"--items {items[:80]}: holds no id")
     if out_file is not None and out_file.suffix != ".parquet":
         problems.append(f"--out {out_file}: expected a name that ends in .parquet")
     if out_file is not None and explain:

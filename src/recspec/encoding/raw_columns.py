@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.encoding.raw_values import MISSING_NUMBERS, number, whole
-from recspec.errors import DataError
+from recspec.errors import DataError, shortened
 
 TEXT_BYTES = 2**31 - 1  # text that one array of type `string` can hold; more text is held as `large_string`
 SMALL = 4096  # rows up to which looking each value up costs less than finding the different ones, or than a hash table
@@ -39,11 +39,18 @@ def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArr
 
 
 def as_column(values: Sequence[object]) -> pa.Array:
-    """Raw values as JSON gives them; numbers and texts together become texts."""
+    """Raw values as JSON gives them; numbers and texts together become texts.
+
+    Raises:
+        DataError: for a text that UTF-8 can't hold, such as bytes of another encoding on a command line.
+    """
     try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([_text(value) for value in values], pa.string())
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return pa.array([_text(value) for value in values], pa.string())
+    except UnicodeEncodeError as error:
+        raise DataError(f"{shortened(ascii(error.object))} is no UTF-8 text; write it in UTF-8") from None
 
 
 def as_array(values: RawValues) -> pa.Array:

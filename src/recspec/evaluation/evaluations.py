@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar, cast
 
-from recspec.bundle import Bundle
+from recspec.bundle import Bundle, DataRecord
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, listed
 from recspec.evaluation.bootstrap import compare, intervals
@@ -75,8 +75,9 @@ def evaluate(
     compared = {name: compare(model, found, draws, asked.seed) for name, found in others.items()}
     wanted = Asked(None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines,
                    tuple(against or ()))  # fmt: skip
-    notes = data_notes(trained, spec) if ranks.is_first else ()
-    report = Report(split, model, intervals=found, against=compared, asked=wanted, data_notes=notes)
+    data = DataRecord.of(spec) if ranks.is_first else None
+    notes = () if data is None else data_notes(trained, data)
+    report = Report(split, model, intervals=found, against=compared, asked=wanted, data=data, data_notes=notes)
     if not (baselines and ranks.is_first):
         return replace(report, seconds=time.monotonic() - started)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec.bundle import DataRecord
 from recspec.evaluation import warnings
 from recspec.evaluation.warnings import Difference, ModelWarning, Probabilities
 
@@ -134,6 +135,7 @@ class Report:
     against: Mapping[str, Mapping[str, Mapping[str, Comparison]]] = field(default_factory=dict)  # run -> protocol ->
     chosen_by: str = ""  # PROTOCOL/METRIC on valid that chose the model, if known
     asked: Asked | None = None
+    data: DataRecord | None = None
     data_notes: tuple[str, ...] = ()
     """What differs between this dataset and the one that the model was trained on."""
     seconds: float | None = None

@@ -5,6 +5,7 @@ Nothing is opened but small JSON files, links are not followed, and the search e
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from recspec.bundle import Card, RunRecord, run_record
 from recspec.bundle import folder as bundle
-from recspec.errors import DataError, RecspecError, SettingsError, of_the_machine, unknown
+from recspec.errors import DataError, RecspecError, SettingsError, of_the_machine, shortened, unknown
 from recspec.evaluation.report import is_lower_better
 from recspec.evaluation.saved import SavedEvaluation, saved
 
@@ -120,24 +121,29 @@ def describe(path: Path) -> FoundRun:
     taken = card.trained.get("seconds") if card is not None and seconds is None else seconds
     return FoundRun(
         path=shown(path),
-        model=shown(card.model if card is not None else record.model if record is not None else ""),
+        model=brief(card.model if card is not None else record.model if record is not None else ""),
         kind=record.kind if record is not None else "",
-        data=shown(data.name) if data is not None else "",
+        data=brief(data.name) if data is not None else "",
         data_path=shown(data.path) if data is not None else "",
-        data_digest=shown(data.digest) if data is not None else "",
-        metric=shown(chosen_by or next(iter(metrics), "")),
+        data_digest=brief(data.digest) if data is not None else "",
+        metric=brief(chosen_by or next(iter(metrics), "")),
         values=values,
         choices=choices,
-        time=shown(record.started) if record is not None else "",
-        seconds=float(taken) if isinstance(taken, (int, float)) else None,
+        time=brief(record.started) if record is not None else "",
+        seconds=float(taken) if isinstance(taken, (int, float)) and math.isfinite(taken) else None,
         size=_size(of) if has_bundle else None,
-        problem="; ".join(shown(each) for each in problems),
+        problem="; ".join(brief(each) for each in problems),
     )
 
 
 def shown(text: object) -> str:
     """A text from a file or a file's name for a line: characters that can't be printed are written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def brief(text: object) -> str:
+    """A text from a file for a cell of a table: `shown`, and cut if it is long."""
+    return shortened(shown(text))
 
 
 class _Search:
@@ -225,11 +231,12 @@ def _values(card: Card | None, found: list[SavedEvaluation]) -> tuple[Values, di
     values: Values = {}
     choices: dict[str, str] = {}
     for each in sorted(found, key=_unusual):
-        told = ", ".join(f"{name} {each.settings.get(name)}" for name in _unusual(each))
-        own = values.setdefault(shown(each.split), {})
-        if own and choices.get(shown(each.split), "") != told:
+        told = ", ".join(f"{name} {brief(each.settings.get(name))}" for name in _unusual(each))
+        split = brief(each.split)
+        own = values.setdefault(split, {})
+        if own and choices.get(split, "") != told:
             continue
-        choices[shown(each.split)] = told
+        choices[split] = told
         for name, value in _flat(each.metrics):
             own.setdefault(name, value)
     if card is not None:
@@ -249,7 +256,8 @@ def _unusual(found: SavedEvaluation) -> list[str]:
 def _flat(metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, float]]:
     for protocol, named in metrics.items():
         for name, value in named.items():
-            yield shown(f"{protocol}/{name}"), value
+            if math.isfinite(value):
+                yield brief(f"{protocol}/{name}"), value
 
 
 def _sorted(runs: list[FoundRun], sort: str, split: str) -> list[FoundRun]:

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,6 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
     A folder that can't be written to is a note, because the evaluation itself is done.
     """
     assert report.asked is not None, "`evaluate` made the report"
-    data = DataRecord.of(spec)
     folder = run_record.home(trained.folder) / FOLDER
     made = SavedEvaluation(
         time=run_record.now(),
@@ -179,7 +179,7 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
             bundle=str(trained.folder.resolve()),
             digest=manifest.digest(trained.folder),
         ),
-        data=data,
+        data=report.data or DataRecord.of(spec),
         split=report.split,
         protocols=report.asked.protocols,
         settings=dict(report.asked.settings),
@@ -218,14 +218,15 @@ def saved(path: Path, problems: list[str] | None = None) -> tuple[SavedEvaluatio
     current, found = manifest.digest(bundle), []
     try:
         confined(folder.parent, FOLDER)
-        names = sorted(file.name for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+        entries = list(islice(folder.iterdir(), 2 * MOST_READ + 1))
+        names = sorted(file.name for file in entries if file.suffix == ".json" and file.name[0] != ".")
     except FileNotFoundError:
         return ()
     except (OSError, PathError) as error:
         problems.append(f"{folder}: {of_the_machine(error) or error}")
         return ()
-    if len(names) > MOST_READ:
-        problems.append(f"{folder}: holds {len(names):,} evaluations; {MOST_READ:,} are read")
+    if len(names) > MOST_READ or len(entries) > 2 * MOST_READ:
+        problems.append(f"{folder}: holds more than {MOST_READ:,} evaluations; the others are not read")
     for name in names[:MOST_READ]:
         try:
             one = _read(folder, name)
@@ -237,7 +238,7 @@ def saved(path: Path, problems: list[str] | None = None) -> tuple[SavedEvaluatio
     return tuple(sorted(found, key=lambda each: (each.time, each.name), reverse=True))
 
 
-def data_notes(trained: Bundle, spec: FeatureSpec) -> tuple[str, ...]:
+def data_notes(trained: Bundle, here: DataRecord) -> tuple[str, ...]:
     """A note if a model is asked about other data than it was trained on."""
     try:
         record = run_record.read(run_record.home(trained.folder))
@@ -245,10 +246,10 @@ def data_notes(trained: Bundle, spec: FeatureSpec) -> tuple[str, ...]:
         return (f"{error}; so the dataset that the model was trained on is not known",)
     data = record.data if record is not None else None
     if data is None:
-        if meaning_digest(trained.spec) == meaning_digest(spec):
+        if meaning_digest(trained.spec) == here.meaning:
             return ()
-        return (f"the model was trained on other data than {spec.folder}: counts, vocabularies or catalogues differ",)
-    here = DataRecord.of(spec)
+        unlike = f"counts, vocabularies or catalogues of {here.path} differ from its own"
+        return (f"the model does not say on which dataset it was trained, and {unlike}",)
     if here.digest == data.digest:
         return ()
     was, now = data.digest[:12], here.digest[:12]

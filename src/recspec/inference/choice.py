@@ -51,7 +51,7 @@ class Chooser:
 
     def __init__(self, known: Catalogues, scorable: NDArray[np.bool_]) -> None:
         self._known, self._scorable = known, scorable
-        self._raw = RawCatalogue(known.spec, known.encoders)
+        self.raw = RawCatalogue(known.spec, known.encoders)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
     def choose(self, wanted: Wanted, problems: list[str]) -> Choice:
@@ -107,7 +107,7 @@ class Chooser:
         """The items (N,) that an expression keeps; None if it can't be read."""
         if text not in self._masks:
             try:
-                self._masks[text] = self._raw.mask(text)
+                self._masks[text] = self.raw.mask(text)
             except RequestError as error:
                 problems += [f"{where}{problem}" for problem in _whole(error)]
                 return None
@@ -118,7 +118,7 @@ class Chooser:
 
     def _column(self, name: str, problems: list[str]) -> Any:
         try:
-            return self._raw.column(name)
+            return self.raw.column(name)
         except RequestError as error:
             problems += [f"diverse_by: {problem}" for problem in error.problems]
             return None

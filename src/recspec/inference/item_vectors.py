@@ -23,14 +23,14 @@ def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
     with torch.inference_mode():
         if made is not None:
             vectors: Tensor = made() if isinstance(model, ItemModel) else made(known.items.features)
-            return vectors.float()
+            return vectors.detach().float()
         if isinstance(model, ItemModel):
             factors = getattr(model, "items", None)  # of a factorisation
-            return factors.float() if isinstance(factors, Tensor) and factors.dim() == 2 else None
+            return factors.detach().float() if isinstance(factors, Tensor) and factors.dim() == 2 else None
         name, ids = known.spec.item_id, known.items.features[known.spec.item_id]
         if (rows := getattr(model, "item_embeddings", None)) is not None:
             embedded: Tensor = rows(ids)
-            return embedded.float()
+            return embedded.detach().float()
         tables = [each for each in model.modules() if isinstance(each, Embeddings) and name in each.widths]
         parts = [each({name: ids}, (name,)).float() for each in tables if each.widths[name] > 1]
         return torch.cat(parts, dim=1) if parts else None

@@ -139,7 +139,7 @@ def build_pipeline(
     progress("retrievers", 1, 1)
     data = run_record.common_data(each.folder for each in (first, *trained))
     parts = [ranker, *(path for _, path in named)]
-    record = run_record.begin(target, "pipeline", first.card.model, data, parts=parts)
+    record = run_record.begin(target, "pipeline", first.card.model, data, made_of=parts)
     record.finish(target, time.monotonic() - started)
     return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept)
 

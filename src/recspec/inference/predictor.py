@@ -92,7 +92,7 @@ class Predictor:
     ) -> list[Recommendation]:
         """The k best items for each user, best first, without those the user acted on.
 
-        `wanted` is a whole request, or only raw user ids. Equal scores are ordered by id. Items that nobody acted on in
+        `wanted` is a whole request, or only raw user ids. Equal scores are ordered by id. Items without interactions in
         training are left out, unless the model scores items by their features. An unknown user is answered by the
         basket or the context of the request, and without them by the most popular items; `known` is False.
 

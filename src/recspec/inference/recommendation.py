@@ -98,7 +98,7 @@ def notes_of(
 ) -> Iterator[str]:
     """What an answer of `count` items is made from, unless it is the user; and why it is short.
 
-    `unseen` items are left out because nobody acted on them.
+    `unseen` items are left out because they have no interactions.
     """
     if has_basket and how not in ("basket", "basket_vectors"):
         yield (
@@ -119,5 +119,5 @@ def notes_of(
         left = "items are left" if wanted.include_seen else "unseen items are left"
         yield f"only {count} {left}" + (f" by {' and '.join(limits)}" if limits else "")
         if unseen:
-            are, them = ("item is", "it") if unseen == 1 else ("items are", "them")
-            yield f"{unseen:,} {are} left out that nobody acted on, because the model knows nothing of {them}"
+            items, are, them = ("item", "is", "it") if unseen == 1 else ("items", "are", "them")
+            yield f"{unseen:,} {items} without interactions {are} left out, because the model knows nothing of {them}"

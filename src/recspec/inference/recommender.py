@@ -73,7 +73,7 @@ class Recommender:
 
     @cached_property
     def chooser(self) -> Chooser:
-        """Reads filters, excluded items and boosts; items that nobody acted on are for models that can score them."""
+        """Reads filters, excluded items and boosts; items without interactions are for models that can score them."""
         counts = self.seen.counts.numpy()
         scores_all = self._bundle.model.scores_unseen_items
         return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0)

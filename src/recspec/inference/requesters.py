@@ -58,6 +58,19 @@ class Requesters:
         return [name for name in self._wanted if name not in users.features and name not in users.lists
                 and name not in self._spec.role("history")]  # fmt: skip
 
+    @property
+    def columns(self) -> tuple[list[str], list[str]]:
+        """Raw columns that every request must give, and those of the user that it may give too."""
+        past, own = self._spec.role("history"), self._spec.user_id
+        asked = self.asked
+        others = [name for name in self._wanted if name not in past and name != own and name not in asked]
+        return self.columns_of(asked), self.columns_of(others)
+
+    @property
+    def crosses_items(self) -> bool:
+        """Whether the model crosses columns of items with those of requests, so that it can't score all items."""
+        return bool(self._item_columns.intersection(self.columns_of(self.asked)))
+
     def columns_of(self, features: list[str]) -> list[str]:
         """The raw columns that features are made from, each by the first of its names."""
         encoders = self._known.encoders

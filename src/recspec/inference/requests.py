@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from recspec.encoding import CrossEncoder, MissingValues, column_notes, row_at
 from recspec.errors import DataError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role
+from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
 from recspec.inference.predictor import Predictor
 from recspec.inference.request_rows import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.inference.wanted import Wanted
+from recspec.models import ItemModel
 
 
 @dataclass(frozen=True)
@@ -212,12 +215,17 @@ def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[s
         raise RequestError("recommend: name a user, a basket of items or a context")
     found = predictor.recommend(wanted)[0]
     taken = predictor.recommender.liked(wanted.users[0], k=liked) if found.known else ()
+    items = [{"rank": rank, **item.to_dict()} for rank, item in enumerate(found.items, start=1)]
+    if gives_probabilities(predictor) and found.answered_by in ("user", "basket", "context"):
+        logits = torch.tensor([each.score - (each.boost or 0.0) for each in found.items])
+        for item, probability in zip(items, predictor.model.probabilities(logits).tolist(), strict=True):
+            item["probability"] = probability
     return {
         "user": found.user,
         "unknown_user": not found.known,
         "answered_by": found.answered_by,
         "liked": [{"item": item.item, "title": item.title} for item in taken],
-        "items": [{"rank": rank, **item.to_dict()} for rank, item in enumerate(found.items, start=1)],
+        "items": items,
         "notes": list(found.notes),
     }
 
@@ -245,6 +253,32 @@ def knows_users_and_items(predictor: Predictor) -> bool:
 def can_recommend(predictor: Predictor) -> bool:
     """Whether `recommend` answers for a user alone: the model knows users and items, and reads no context."""
     return knows_users_and_items(predictor) and not predictor.recommender.requesters.asked
+
+
+def can_recommend_in_context(predictor: Predictor) -> bool:
+    """Whether `recommend` answers if the request gives the context that the model reads."""
+    return knows_users_and_items(predictor) and not predictor.recommender.requesters.crosses_items
+
+
+def gives_probabilities(predictor: Predictor) -> bool:
+    """Whether the sigmoid of a score is the probability of the label.
+
+    It is if the model learned from labels of rows, or is calibrated. Scores of a model that learned from interactions
+    and drawn negatives only rank.
+    """
+    card = predictor.bundle.card
+    of_labels = "rows" in card.metrics or not card.train  # an imported model learned from labels
+    return not isinstance(predictor.model, ItemModel) and (of_labels or card.calibration is not None)
+
+
+def context_columns(predictor: Predictor) -> list[ColumnFacts]:
+    """Raw columns that a request's context may give; those that it must give first."""
+    if not knows_users_and_items(predictor):
+        return []
+    required, others = predictor.recommender.requesters.columns
+    of_encoder = partial(facts_of_encoder, encoders=predictor.encoders)
+    found = [of_encoder(name, is_required=True) for name in required]
+    return found + [of_encoder(name) for name in others if name not in required]
 
 
 # --- flags and notes -------------------------------------------------------------------------------------------------

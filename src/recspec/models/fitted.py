@@ -51,7 +51,7 @@ class FittedModel(Model):
     """
 
     reads: ClassVar[tuple[str, ...]] = (
-        "train_splits", "metric", "minutes", "valid_users", "seed", "threads", "affinity", "tensorboard",
+        "train_splits", "metric", "minutes", "valid_users", "seed", "threads", "affinity", "mlflow", "tensorboard",
     )  # fmt: skip
     """Settings of training that it reads."""
 

@@ -37,6 +37,7 @@ VARIABLES = {
 """Colours that matplotlib is given -> what a page calls them."""
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
+HATCHES = (None, "///", "...", "xx", "\\\\", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 Values = Sequence[float] | NDArray[Any]
@@ -130,7 +131,7 @@ def grouped(
         for place, (who, heights) in enumerate(series.items()):
             at = np.arange(len(labels)) + (place - (count - 1) / 2) * 0.8 / count
             bars = chart.axes.bar(at, heights, 0.8 / count, color=_colour(place), edgecolor=INK, linewidth=0.3,
-                                  hatch=(None, "///", "...", "xx", "\\\\", "++")[place % 6])  # fmt: skip
+                                  hatch=HATCHES[place % len(HATCHES)])  # fmt: skip
             told = [f"{label}: {value:,.4g}" for label, value in zip(labels, heights, strict=True)]
             chart.hover_patches(bars, [f"{who}, {text}" for text in told])
         if level is not None:
@@ -207,6 +208,13 @@ def legend(place: int, name: str, *, patch: bool = False) -> Markup:
     colour = f"var(--c{place % len(SERIES) + 1})"
     if patch:
         sample = [tag("rect", x=2, y=1, width=20, height=10, fill=colour, stroke="var(--ink)", stroke_width=0.5)]
+        sample += [
+            tag("line", x1=at, y1=11, x2=at + 8, y2=1, stroke="var(--ink)", stroke_width=0.7)
+            for at in (4, 8, 12)
+            if HATCHES[place % len(HATCHES)] == "///"
+        ]
+        sample += [tag("circle", cx=at, cy=6, r=1.2, fill="var(--ink)")
+                   for at in (6, 12, 18) if HATCHES[place % len(HATCHES)] == "..."]  # fmt: skip
     else:
         dash = DASHES[place % len(DASHES)] or None
         sample = [tag("line", x1=0, x2=24, y1=6, y2=6, stroke=colour, stroke_width=2, stroke_dasharray=dash),
@@ -274,9 +282,9 @@ class _Chart:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
-        self.figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
+        self.figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
         FigureCanvasSVG(self.figure)
-        self.axes = self.figure.add_subplot()
+        self.axes = self.figure.add_axes((0.14, 0.19, 0.84, 0.77))  # a layout engine would take most of the time
         self.axes.spines[["top", "right"]].set_visible(False)
         self.axes.grid(axis="y", color=LINE, linewidth=0.6)
         self.axes.set_axisbelow(True)
@@ -317,7 +325,8 @@ class _Chart:
         return gid
 
     def svg(self, name: str, title: str, description: str) -> Markup:
-        """The chart as an element whose ids begin with `name`."""
+        """The chart as an element whose ids begin with `chart-NAME`."""
+        name = f"chart-{name}"
         written = io.StringIO()
         self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         root = ElementTree.fromstring(written.getvalue())

@@ -22,7 +22,7 @@ def compare_page(runs: Sequence[RunFacts]) -> str:
     """The whole page."""
     beside = paired(runs)
     names = [run.name for run in runs]
-    told = f" beside {', '.join(names[1:])}. All differences are theirs minus that of {names[0]}."
+    told = f" beside {', '.join(names[1:])}. A difference is the other run's metric minus that of {names[0]}."
     lead = tag("p", tag("strong", names[0]), told, class_="lead")
     sections = [
         verdict_section(runs, beside), differences_section(runs, beside), users_section(runs, beside),

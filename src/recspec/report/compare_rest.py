@@ -8,7 +8,7 @@ from typing import Any
 
 from recspec.report import charts
 from recspec.report.markup import Child, Markup, plain, tag
-from recspec.report.measured import MODEL, first_answer, mapping, numbers, of_metric
+from recspec.report.measured import MODEL, first_answer, is_lower_better, mapping, numbers, of_metric
 from recspec.report.numbers import duration, number, size
 from recspec.report.page import Cell, Section, command, num, soft, table
 from recspec.report.page import charts as side_by_side
@@ -80,7 +80,7 @@ def curves_section(runs: Runs) -> Section:
     body: tuple[Child, ...] = (
         (side_by_side(*drawn),) if drawn else (soft("No run has curves: models fitted in one go take no steps."),)
     )
-    return Section("curves", "Learning curves and calibration", body)
+    return Section("curves", "Curves and calibration", body)
 
 
 def settings_section(runs: Runs) -> Section:
@@ -115,7 +115,7 @@ def cost_section(runs: Runs) -> Section:
     body.append(command(*(train_command(run) for run in runs), *(evaluate_command(run) for run in runs),
                         f"recspec report {' '.join(str(run.path) for run in runs)}"))  # fmt: skip
     body.append(soft("Each run has a report of its own: recspec report RUN."))
-    return Section("cost", "Time, memory, and how to make them again", tuple(body))
+    return Section("cost", "Cost and commands", tuple(body))
 
 
 def _slices(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str) -> Markup:
@@ -126,12 +126,13 @@ def _slices(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str)
         for each in held:
             values, errors = (numbers(mapping(each, name, of)) for of in ("metrics", "standard_errors"))
             found.append(of_metric(metric, values[metric], errors.get(metric)) if metric in values else None)
-        best = max((one.value for one in found if one is not None), default=None)
+        known = sorted((one.value for one in found if one is not None), reverse=not is_lower_better(metric))
+        best = known[0] if len({*known}) > 1 else None
         row += [num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})",
                                                   best=one.value == best) for one in found]  # fmt: skip
         rows.append(row)
     return table(
-        f"{metric} by {by}; ★ marks the highest", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows
+        f"{metric} by {by}; ★ marks the best", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows
     )
 
 

@@ -107,6 +107,9 @@ def _lists(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
         chosen = _chosen(able, beside)
         typical = [each for each in examples.typical() if str(each) not in {str(user) for user, _ in chosen}]
         wanted = [*chosen, *((user, "") for user in typical)]
+        if not wanted:
+            yield soft("The models know no user with an event.")
+            return
         shown = examples.of([user for user, _ in wanted])
     except RecspecError as error:
         yield note(f"No lists could be made: {error}")

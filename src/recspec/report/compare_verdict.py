@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recspec.report import charts
-from recspec.report.markup import Child, Markup, tag
+from recspec.report.markup import Child, Markup, coded, tag
 from recspec.report.measured import first_answer, is_lower_better
 from recspec.report.numbers import duration, number, p_value, percent, signed, size
 from recspec.report.page import Cell, Section, command, drawing, note, num, soft, table
@@ -69,7 +69,7 @@ def _verdict(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
     yield _runs_table(runs, beside)
     for run in runs:
         for problem in run.problems:
-            yield note(tag("strong", f"{run.name}: "), problem)
+            yield note(tag("strong", f"{run.name}: "), coded(problem))
 
 
 def _sentence(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:

@@ -229,4 +229,6 @@ def _count_pairs(read: dict[str, _Split], spec: FeatureSpec, item: str | None) -
     if not both or item is None or sum(len(users) for users, _ in both) > MOST_PAIRS:
         return None
     count = spec.num_ids(item)
-    return len(np.unique(np.concatenate([users * count + items for users, items in both])))
+    keys = np.concatenate([users * count + items for users, items in both])
+    keys.sort()
+    return int(np.count_nonzero(np.diff(keys)) + 1) if len(keys) else 0

@@ -15,7 +15,7 @@ from recspec.report.dataset_figures import DatasetFigures, figures_of
 from recspec.report.dataset_leaks import Leaks, leaks_of
 from recspec.report.dataset_summary import Card, FeatureCard, describe
 from recspec.report.dataset_values import Numbers, RawNames, TopValues, numbers_of, top_values
-from recspec.report.markup import Child, Markup, tag
+from recspec.report.markup import Child, Markup, coded, tag
 from recspec.report.numbers import moment, number, percent, size
 from recspec.report.page import Cell, Section, drawing, note, num, page, soft, table, tiles
 from recspec.report.page import charts as side_by_side
@@ -32,7 +32,7 @@ def write_dataset_page(spec: FeatureSpec, out: Path) -> Path:
     Raises:
         DataError: the first values found that contradict the specification; `check` finds all.
     """
-    out = local(out, "--html")
+    out = local(out, "the page")
     text = dataset_page(spec)
     with whole_file(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -180,7 +180,7 @@ def _leaks(leaks: Leaks) -> Iterator[Child]:
                    "time, and at an even sample of large splits.", kind="good")  # fmt: skip
     if leaks.remarks:
         yield tag("h3", "Good to know")
-        yield tag("ul", [tag("li", each) for each in leaks.remarks])
+        yield tag("ul", [tag("li", coded(each)) for each in leaks.remarks])
     if leaks.clean:
         yield tag("h3", "Looked for and not found")
         yield tag("ul", [tag("li", each) for each in leaks.clean])

@@ -25,6 +25,9 @@ HISTORY = 8  # events of a user that are shown
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Places of the shown users among all users in order of their number of events."""
 
+KNOWN = ("train", "valid")
+"""Splits whose events a bundle knows, so that it does not recommend their items."""
+
 Raw = str | int
 
 
@@ -119,7 +122,7 @@ class Examples:
         data, figures = self.run.data, self.run.figures
         if data is None or figures is None:
             return None
-        before = [split for split in ("train", "valid") if split in data.splits and split != self.split]
+        before = [split for split in KNOWN if split in data.splits]
         try:
             return read_events(data, before)
         except RecspecError:
@@ -127,11 +130,11 @@ class Examples:
 
     @cached_property
     def _targets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Users and items of the held-out positives; None without the dataset."""
+        """Users and items of the held-out positives; None without the dataset, or if the model knows the split."""
         from recspec.evaluation import read_rows
 
         data = self.run.data
-        if data is None or self.run.figures is None or self.split not in data.splits:
+        if data is None or self.run.figures is None or self.split not in data.splits or self.split in KNOWN:
             return None
         try:
             rows = read_rows(data, self.split)

@@ -37,6 +37,14 @@ def joined(children: Iterable[Child]) -> Markup:
     return Markup("".join(_of(child) for child in children))
 
 
+def coded(text: object, most: int = 2_000) -> list[Child]:
+    """A sentence in which what stands between backticks is code."""
+    parts = plain(text, most).split("`")
+    if len(parts) % 2 == 0:
+        return ["`".join(parts)]
+    return [tag("code", part) if place % 2 else part for place, part in enumerate(parts)]
+
+
 def plain(text: object, most: int = MOST_TEXT) -> str:
     """A text without control characters and changes of direction, and not longer than a page can show."""
     shown = _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(text)[: most + 1])

@@ -20,7 +20,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, data: Path | 
     """Write the report and return its path; see `recspec.report.write_report`."""
     if not runs or len(runs) > MOST_RUNS:
         raise SettingsError(f"report: {len(runs)} runs; give 1 to {MOST_RUNS}")
-    if repeated := [path for path, other in zip(runs[1:], runs, strict=False) if path.resolve() == other.resolve()]:
+    whole = [path.resolve() for path in runs]
+    if repeated := [path for place, path in enumerate(runs) if whole[place] in whole[:place]]:
         raise SettingsError(f"report: {repeated[0]} is given twice")
     out = _place(runs, out)
     found = read_runs(runs, data)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from recspec.report import charts
 from recspec.report.charts import Series
-from recspec.report.markup import Child
+from recspec.report.markup import Child, coded
 from recspec.report.measured import Answer, answers_of, mapping, real
 from recspec.report.numbers import number, percent
 from recspec.report.page import Section, details, note, num, soft, table
@@ -56,8 +56,8 @@ def _judged(held: Mapping[str, object]) -> Iterator[Child]:
     told = f"Calibration error {number(error)}; perfect probabilities would have {number(chance)} by chance on as "
     told += "many rows."
     if beyond:
-        yield note(f"The probabilities are {of.get('lean')}. {told} `recspec train --resume --set "
-                   "train.calibration=temperature` mends that without changing any ranking.", kind="bad")  # fmt: skip
+        yield note(coded(f"The probabilities are {of.get('lean')}. {told} `recspec train --resume --set "
+                   "train.calibration=temperature` mends that without changing any ranking."), kind="bad")  # fmt: skip
     else:
         yield note(f"The probabilities come true. {told}", kind="good")
     loss, constant = real(held.get("log_loss")), real(held.get("log_loss_of_constant"))

@@ -80,8 +80,8 @@ def _reproduce(run: RunFacts) -> Iterator[Child]:
             "The command was not noted; this one has the same settings of the model. Those of training stand under "
             "Plan."
         )
-    if record is not None and record.parts:
-        yield soft("Made of the runs ", [(tag("code", each), " ") for each in record.parts], ".")
+    if record is not None and record.made_of:
+        yield soft("Made of the runs ", [(tag("code", each), " ") for each in record.made_of], ".")
     yield tag("h3", "Evaluate and report")
     yield command(evaluate_command(run), f"recspec report {run.path}")
     machine = record.machine if record is not None else {}

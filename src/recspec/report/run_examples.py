@@ -33,6 +33,9 @@ def _body(run: RunFacts) -> Iterator[Child]:
     try:
         examples = Examples(run, held_out(run))
         users = examples.typical()
+        if not users:
+            yield soft("The model knows no user with an event.")
+            return
         lists = examples.recommended(users)
         shown = examples.of(users)
     except RecspecError as error:
@@ -40,8 +43,11 @@ def _body(run: RunFacts) -> Iterator[Child]:
         return
     told = "Five users, from few events to many; the choice is by their number of events alone."
     marked = any(each.targets for each in shown)
-    yield soft(told, f" ✓ marks an item that the user acted on in {examples.split}." if marked else
-               " The dataset is not at hand, so hits can't be marked.")  # fmt: skip
+    if marked:
+        yield soft(told, f" ✓ marks an item that the user acted on in {examples.split}.")
+    else:
+        why = f"the items of {examples.split} are not at hand, or the model knows them"
+        yield soft(told, f" Hits can't be marked: {why}.")
     for each, found in zip(shown, lists, strict=True):
         head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {number(each.num_events)} events")
         parts = [history_list(each, has_order=examples.has_order), recommended_list("Recommended", found, each.targets)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recspec.report import charts
-from recspec.report.markup import Child, Markup, tag
+from recspec.report.markup import Child, Markup, coded, tag
 from recspec.report.measured import (
     MODEL,
     NORMAL,
@@ -79,12 +79,11 @@ def _verdict(run: RunFacts) -> Iterator[Child]:
     facts["Training took"] = duration(run.card.trained.get("seconds"))
     facts["Model on disk"] = size(sum(file.stat().st_size for file in run.bundle.rglob("*") if file.is_file()))
     yield tiles(facts)
-    warnings = [each.get("message", "") for each in run.card.warnings]
-    warnings += [each.get("message", "") for each in _dicts(answer)]
-    for warning in dict.fromkeys(warnings):
-        yield note(tag("strong", "Warning: "), warning, kind="bad")
+    warnings = [*run.card.warnings, *_dicts(answer)]
+    for warning in dict.fromkeys(str(each.get("message", "")) for each in warnings):
+        yield note(tag("strong", "Warning: "), coded(warning), kind="bad")
     for problem in run.problems:
-        yield note(problem)
+        yield note(coded(problem))
 
 
 def _judged(answer: Answer) -> Iterator[Child]:
@@ -129,12 +128,11 @@ def _answer(run: RunFacts, answer: Answer) -> Iterator[Child]:
         yield note("This evaluation is of an earlier model in this folder. Evaluate again:")
         yield command(evaluate_command(run))
     yield _table(run, answer)
-    for sentence in texts(answer.saved.report.get("verdicts")):
-        if sentence.startswith(f"{answer.protocol}: "):
-            yield soft(sentence)
-    notes = texts(answer.saved.report.get("notes"))
+    verdicts = texts(answer.saved.report.get("verdicts"))
+    notes = [each for each in verdicts if each.startswith(f"{answer.protocol}: ")]
+    notes += texts(answer.saved.report.get("notes"))
     if notes:
-        yield details("Notes of the evaluation", tag("ul", [tag("li", each) for each in notes]))
+        yield details("Notes of the evaluation", tag("ul", [tag("li", coded(each)) for each in notes]))
     if len(answer.metrics) < 2:
         yield soft("No baseline stands beside the model. To add them:")
         yield command(evaluate_command(run))

@@ -77,6 +77,12 @@ class Filter:
         """Read an expression. Raises `RequestError` with the place of what can't be read."""
         if len(text) > LONGEST:
             raise RequestError(f"the filter has {len(text):,} characters; expected at most {LONGEST:,}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"filter, character {error.start + 1}: {text[error.start]!a} is no UTF-8 text; write it in UTF-8"
+            ) from None
         return cls(text, _Parser(text).expression())
 
     @cached_property

@@ -96,7 +96,7 @@ class Pipeline:
 
     @property
     def brings_unseen(self) -> bool:
-        """Whether a retriever may bring items that nobody acted on."""
+        """Whether a retriever may bring items without interactions."""
         return any(each.model.scores_unseen_items for each in self.retrievers)
 
     @property

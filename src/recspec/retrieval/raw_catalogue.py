@@ -43,6 +43,26 @@ class RawCatalogue:
         """Names that a filter may use."""
         return tuple(self._sources)
 
+    @property
+    def distinct(self) -> tuple[str, ...]:
+        """Names that a filter may use, each column by one of its names alone; the id comes first."""
+        kept = dict[int, str]()
+        for name in (self._spec.item_id, *self._sources):
+            if name in self._sources:
+                plain = name.removesuffix(DISPLAYED)
+                kept.setdefault(id(self._sources[name]), plain if plain in self._features else name)
+        return tuple(kept.values())
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a column in the file, unpacked; 0 if it is in none."""
+        stored = f"{name}{DISPLAYED}" if f"{name}{DISPLAYED}" in self._stored else name
+        if self._file is None or stored not in self._stored:
+            return 0
+        with pq.ParquetFile(self._file) as file:
+            groups = [file.metadata.row_group(each) for each in range(file.metadata.num_row_groups)]
+            columns = [group.column(each) for group in groups for each in range(group.num_columns)]
+            return sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] == stored)
+
     def mask(self, asked: str | Filter) -> Mask:
         """Whether each id (num_ids,) is an item that a filter keeps; False for ids of no item.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+import secrets
 import ssl
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from recspec.errors import RequestError, SettingsError
 
@@ -17,6 +19,8 @@ TOKEN_VARIABLE = "RECSPEC_TOKEN"
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of the machine itself."""
+LINK_SECONDS = 12 * 3600
+"""Time for which a signed address admits."""
 WILDCARDS = ("0.0.0.0", "::")
 """Addresses that stand for every address of the machine."""
 
@@ -53,12 +57,35 @@ class Access:
     """Accepted host names: exact names, `*.example.com` for all below a domain, or `*` for any."""
     any_address: bool = False
     """Whether every IP address is accepted as a host name; DNS can't redirect an address."""
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """Signs addresses; known to this process alone."""
 
     @classmethod
     def of(cls, address: str, token: str | None = None, more: Sequence[str] = ()) -> Access:
         """Access to a server that listens at an address; `more` are its further names."""
         named = () if address in WILDCARDS else (address,)
         return cls(token, tuple(_plain(name) for name in (*LOCAL, *named, *more)), address in WILDCARDS)
+
+    def signed(self, path: str) -> str:
+        """An address that admits to a path without the token, for what a browser opens as a page of its own."""
+        if self.token is None:
+            return path
+        until = str(int(time.time()) + LINK_SECONDS)
+        return f"{path}?{urlencode({'until': until, 'key': self._signature(path, until)})}"
+
+    def admits(self, path: str, query: bytes) -> bool:
+        """Whether a query holds the signature of its path, and the time is not over."""
+        try:
+            given = dict(parse_qsl(query.decode("ascii"), max_num_fields=10))
+        except ValueError:  # not ASCII, or too many
+            return False
+        until, key = given.get("until", ""), given.get("key", "")
+        if not (until.isascii() and until.isdigit() and len(until) < 15 and key.isascii()):
+            return False
+        return hmac.compare_digest(key, self._signature(path, until)) and time.time() < int(until)
+
+    def _signature(self, path: str, until: str) -> str:
+        return hmac.new(self.key, f"{path}\n{until}".encode("utf-8", "replace"), "sha256").hexdigest()
 
     def refuse_host(self, headers: Headers, http_version: str) -> None:
         """Refuse a request under another host name, such as a page's own name that DNS points here."""

@@ -1,16 +1,12 @@
-"""JSON routes: requests in raw values, the pages and the metrics."""
+"""JSON routes: requests in raw values, what the models answer, and the metrics."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,23 +14,26 @@ from starlette.routing import Route
 
 from recspec.encoding import row_at
 from recspec.errors import RequestError, listed
-from recspec.inference import Directory, Predictor, Wanted, requests
+from recspec.inference import Predictor, Wanted, requests
 from recspec.serving import json_types as types
+from recspec.serving.access import Access
 from recspec.serving.http_bodies import json_response
-from recspec.serving.openapi import docs_page, document
+from recspec.serving.openapi import document
 from recspec.serving.repository import Form, Repository
+from recspec.serving.run_reports import REPORTS, has_report
 from recspec.serving.tensors import DATATYPES, refuse_rows
 from recspec.spec import Port
 
-PAGE = "page.html"
 REQUESTED_MODEL = "recspec.model"
 """Key of a request's scope for the name of the requested model, for the metrics."""
+ACCESS = "recspec.access"
+"""Key of a request's scope for the server's `Access`."""
 PARSED = 7
 """Memory of a parsed body in multiples of its bytes."""
 
 
 def routes(repository: Repository) -> list[Route]:
-    """Every JSON route, page and metrics route."""
+    """Every JSON route, and the metrics."""
 
     async def rank(request: Request) -> Response:
         return await _answer(repository, request, types.RankRequest, _rank)
@@ -48,26 +47,14 @@ def routes(repository: Repository) -> list[Route]:
     async def predict(request: Request) -> Response:
         return await _answer(repository, request, types.PredictRequest, _predict)
 
-    async def users(request: Request) -> Response:
-        return await _find(repository, request, "user")
-
-    async def items(request: Request) -> Response:
-        return await _find(repository, request, "item")
-
-    async def models(_: Request) -> Response:
-        return json_response({"models": [await _describe(repository, name) for name in _names(repository)]})
+    async def models(request: Request) -> Response:
+        access: Access = request.scope[ACCESS]
+        return json_response({"models": [await _describe(repository, name, access) for name in _names(repository)]})
 
     async def metrics(_: Request) -> Response:
         return Response(repository.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    page = _page(files("recspec.serving").joinpath(PAGE).read_text(encoding="utf-8"))
-    docs, described = _page(docs_page()), json_response(document())
-
-    async def try_it(_: Request) -> Response:
-        return page
-
-    async def documentation(_: Request) -> Response:
-        return docs
+    described = json_response(document())
 
     async def openapi(_: Request) -> Response:
         return described
@@ -77,13 +64,9 @@ def routes(repository: Repository) -> list[Route]:
         Route("/recommend", recommend, methods=["POST"]),
         Route("/similar", similar, methods=["POST"]),
         Route("/predict", predict, methods=["POST"]),
-        Route("/users", users),
-        Route("/items", items),
         Route("/models", models),
         Route("/metrics", metrics),
         Route("/openapi.json", openapi),
-        Route("/docs", documentation),
-        Route("/", try_it),
     ]
 
 
@@ -103,7 +86,7 @@ async def _answer(
         wanted = await body_reader.parsed(partial(_read, kind, body, limits.max_rows), len(body))
         with (
             body_reader.holding(PARSED * len(body)),
-            _opened(repository, request, wanted.model, wanted.version) as (form, predictor),
+            opened(repository, request, wanted.model, wanted.version) as (form, predictor),
         ):
             left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
             found = await form.model.batcher.call(partial(compute, predictor, wanted), timeout=left)
@@ -171,7 +154,7 @@ def _predict(predictor: Predictor, wanted: types.PredictRequest) -> dict[str, An
 
 
 @contextmanager
-def _opened(
+def opened(
     repository: Repository, request: Request, name: str | None, version: str | None
 ) -> Iterator[tuple[Form, Predictor]]:
     """The requested model, with its predictor; refuses a request that fits several, and a model without raw values."""
@@ -192,43 +175,46 @@ def _names(repository: Repository) -> list[str]:
     return [name for name in repository.names if not repository.form(name).is_raw]
 
 
-# --- users, items, models --------------------------------------------------------------------------------------------
+# --- models ----------------------------------------------------------------------------------------------------------
 
 
-async def _find(repository: Repository, request: Request, role: Literal["user", "item"]) -> Response:
-    """Users or items whose id or title holds a text."""
-    wanted = types.read_request(types.FindRequest, request.query_params)
-    with _opened(repository, request, wanted.model, wanted.version) as (form, predictor):
-
-        def find() -> tuple[int, list[dict[str, Any]]]:
-            if not requests.knows_users_and_items(predictor):
-                raise RequestError(f"{role}s: model '{form.name}' keeps no list of them", status=404)
-            held = form.model.directories
-            directory = held.get(role) or held.setdefault(role, Directory(predictor, role))
-            return len(directory), directory.find(wanted.query, wanted.limit)
-
-        total, found = await form.model.batcher.call(find)
-    return json_response({"total": total, f"{role}s": found})
-
-
-async def _describe(repository: Repository, name: str) -> dict[str, Any]:
+async def _describe(repository: Repository, name: str, access: Access) -> dict[str, Any]:
     """A model, the requests that it answers, and its inputs."""
     with repository.use(name) as form:
         opened, predictor = form.model.opened, form.model.opened.predictor
         ports = opened.raw or (opened.signature.inputs if predictor is not None else ())
-        recommends = predictor is not None and await form.model.batcher.call(partial(requests.can_recommend, predictor))
-        features = opened.signature.inputs
+        features, answers = opened.signature.inputs, dict.fromkeys(("recommends", "in_context", "probabilities"), False)
+        if predictor is not None:
+            answers = await form.model.encoder.call(partial(_answers, predictor))
         return {
             "name": name,
             "version": form.model.version,
             "kind": predictor.bundle.card.model if predictor is not None else opened.platform,
-            "recommends": recommends,
+            **answers,
             "ranks": predictor is not None and bool({*predictor.spec.role("item")} & {port.name for port in features}),
             "raw": predictor is not None,
             "columns": [{**_named(port), "is_list": port.is_list} for port in ports],
             "features": [{**_named(port), "width": port.width, "num_ids": port.num_ids} for port in features],
             "pipeline": _stages(predictor),
+            "report": _report(form, access),
         }
+
+
+def _answers(predictor: Predictor) -> dict[str, bool]:
+    """What a model can be asked."""
+    return {
+        "recommends": requests.can_recommend(predictor),
+        "in_context": requests.can_recommend_in_context(predictor),
+        "probabilities": requests.gives_probabilities(predictor),
+    }
+
+
+def _report(form: Form, access: Access) -> str | None:
+    """The address of the run's report, which a browser may open for some hours; None if there is none."""
+    predictor = form.model.opened.predictor
+    if predictor is None or not has_report(predictor.bundle.folder):
+        return None
+    return access.signed(f"{REPORTS}{form.name}")
 
 
 def _stages(predictor: Predictor | None) -> dict[str, Any] | None:
@@ -241,28 +227,3 @@ def _stages(predictor: Predictor | None) -> dict[str, Any] | None:
 
 def _named(port: Port) -> dict[str, str]:
     return {"name": port.name, "datatype": DATATYPES[port.dtype]}
-
-
-# --- pages -----------------------------------------------------------------------------------------------------------
-
-
-def _page(text: str) -> Response:
-    """A page that runs and loads only its own content, and connects only to this server."""
-    policy = (
-        f"default-src 'none'; script-src {_hashes('script', text)}; style-src {_hashes('style', text)}; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {
-        "content-security-policy": policy,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",
-    }
-    return Response(text, media_type="text/html", headers=headers)
-
-
-def _hashes(tag: str, text: str) -> str:
-    """The sources that a policy allows for a tag: the digests of its contents in the page."""
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in found]
-    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"

@@ -14,7 +14,7 @@ from pydantic.config import JsonDict
 
 from recspec.encoding import row_at
 from recspec.errors import RequestError
-from recspec.inference import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS
+from recspec.inference import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, MOST_SHOWN
 from recspec.serving.http_bodies import parse_object
 
 SHOWN = 10
@@ -100,6 +100,18 @@ class PredictRequest(JsonRequest):
     )
 
 
+class CatalogueRequest(JsonRequest):
+    """Items to show."""
+
+    items: list[RawId] = Field(max_length=MOST_SHOWN, description="raw ids of items")
+
+
+class ColumnsRequest(JsonRequest):
+    """A question for the columns of a model, as query parameters."""
+
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+
 class FindRequest(JsonRequest):
     """A search for users or items, as query parameters."""
 
@@ -170,6 +182,40 @@ class Items(Answer):
     items: list[FoundItem]
 
 
+class ItemFields(Item):
+    """An item with its fields in the catalogue."""
+
+    is_known: bool
+    fields: dict[str, Any]
+
+
+class Catalogue(Answer):
+    """Items with their fields, in the order of the request."""
+
+    items: list[ItemFields]
+
+
+class Column(Answer):
+    """A column as a form shows it: its kind, the values to choose from, the range of its numbers or dates."""
+
+    name: str
+    kind: Literal["choice", "choices", "number", "truth", "date", "image", "text", "other"]
+    values: list[Id]
+    low: float | str | None
+    high: float | str | None
+    is_whole: bool
+    is_required: bool
+    example: Id
+
+
+class Columns(Answer):
+    """Columns of the item catalogue, of a request's context, and of rows to score."""
+
+    items: list[Column]
+    context: list[Column]
+    rows: list[Column]
+
+
 class RankedScore(Item):
     """An item in the order of its score."""
 
@@ -192,8 +238,9 @@ class Explanation(Answer):
 
 
 class RecommendedItem(RankedScore):
-    """A recommended item."""
+    """A recommended item; with a probability if the model learned from labels."""
 
+    probability: float | None = None
     boost: float | None = None
     because: Explanation | None = None
     retrieved_by: list[str] | None = None
@@ -279,11 +326,14 @@ class ServedModel(Answer):
     version: str
     kind: str
     recommends: bool
+    in_context: bool
+    probabilities: bool
     ranks: bool
     raw: bool
     columns: list[RawColumn]
     features: list[ModelFeature]
     pipeline: ServedPipeline | None
+    report: str | None
 
 
 class Models(Answer):

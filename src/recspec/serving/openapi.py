@@ -42,6 +42,8 @@ class Operation:
     """A typed answer, or a media type."""
     body: type[types.JsonRequest] | None = None
     query: type[types.JsonRequest] | None = None
+    path: tuple[str, ...] = ()
+    """Names in the path."""
 
     def described(self) -> dict[str, Any]:
         """The operation object of OpenAPI."""
@@ -51,6 +53,12 @@ class Operation:
             found["parameters"] = [
                 {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
                 for name, schema in fields.items()
+            ]
+        if self.path:
+            text = {"type": "string"}
+            found["parameters"] = [
+                {"name": name, "in": "path", "required": True, "description": f"name of the {name}", "schema": text}
+                for name in self.path
             ]
         if self.body is not None:
             found["requestBody"] = {"required": True, "content": _json(self.body)}
@@ -78,9 +86,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
                                     body=types.PredictRequest),
     ("get", "/users"): Operation("users", "Users by part of their id or title", types.Users, query=types.FindRequest),
     ("get", "/items"): Operation("items", "Items by part of their id or title", types.Items, query=types.FindRequest),
+    ("post", "/catalogue"): Operation("catalogue", "Items with their fields in the catalogue", types.Catalogue,
+                                      body=types.CatalogueRequest),
+    ("get", "/columns"): Operation("columns", "Columns of items, contexts and rows, for forms", types.Columns,
+                                   query=types.ColumnsRequest),
     ("get", "/models"): Operation("models", "The models, the requests they answer, and their columns", types.Models),
     ("get", "/metrics"): Operation("metrics", "Counters and times, for Prometheus", "text/plain"),
     ("get", "/"): Operation("page", "A page to try a model on", "text/html"),
+    ("get", "/report/{model}"): Operation("report", "The report of a model's run", "text/html", path=("model",)),
     ("get", "/docs"): Operation("docs", "These routes on a page", "text/html"),
     ("get", "/openapi.json"): Operation("openapi", "This document, OpenAPI 3.1", "application/json"),
 }  # fmt: skip
@@ -127,6 +140,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/rank": {"user": 42, "candidates": [1, 50, 181], "top_k": 2},
     "/recommend": {"user": 42, "k": 10, "liked": 5},
     "/similar": {"item": 50, "k": 5},
+    "/catalogue": {"items": [50, 181]},
     "/predict": {"rows": [{"user_id": 42, "item_id": 50}]},
 }
 

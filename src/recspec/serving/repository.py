@@ -25,7 +25,7 @@ import torch
 
 from recspec.errors import BundleError, RecspecError, RequestError, nearest
 from recspec.export import Arrays
-from recspec.inference import Directory
+from recspec.inference import Directory, ItemFields
 from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.opened_model import Opened, RepositorySettings, open_version
@@ -51,6 +51,8 @@ class Model:
     retired: bool = False
     directories: dict[str, Directory] = field(default_factory=dict)
     """Role -> its users or items, made at the first search."""
+    item_fields: ItemFields | None = None
+    """The item catalogue as the page shows it, made at its first use."""
 
 
 @dataclass(frozen=True)

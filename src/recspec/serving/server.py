@@ -36,18 +36,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from recspec import config
 from recspec.errors import RecspecError, RequestError, SettingsError
-from recspec.serving import inference_protocol, json_routes
+from recspec.serving import inference_protocol, json_routes, listing_routes, pages
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins
 from recspec.serving.batching import Limits
 from recspec.serving.http_bodies import error_response, json_response
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
+from recspec.serving.run_reports import REPORTS
 from recspec.serving.sources import Source
 
 if TYPE_CHECKING:
     from grpc import aio
 
-ROUTES = (inference_protocol.routes, json_routes.routes)
+ROUTES = (inference_protocol.routes, json_routes.routes, listing_routes.routes, pages.routes)
 """The routes of each file; the first that fits a path answers."""
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
@@ -137,10 +138,10 @@ class _Front:
 
         try:
             try:
-                headers = scope["headers"]
+                headers, scope[json_routes.ACCESS] = scope["headers"], self._access
                 self._access.refuse_host(headers, scope["http_version"])
                 refuse_other_origins(headers)
-                if scope["path"] not in OPEN and not self._access.knows(dict(headers).get(b"authorization", b"")):
+                if not self._admits(scope):
                     raise RequestError("expected the header 'Authorization: Bearer TOKEN'", status=401)
                 with contextlib.nullcontext() if scope["path"] in OPEN else self._repository.body_reader.answering():
                     await self._app(scope, receive, counted)
@@ -150,6 +151,13 @@ class _Front:
             model = scope.get("path_params", {}).get("model", scope.get(json_routes.REQUESTED_MODEL))
             route = getattr(scope.get("endpoint"), "__name__", "none")
             self._repository.count("http", route, model, str(status), time.perf_counter() - began)
+
+    def _admits(self, scope: Scope) -> bool:
+        """Whether a request needs no token, holds it, or comes by an address that the server signed."""
+        path, access = scope["path"], self._access
+        if path in OPEN or access.knows(dict(scope["headers"]).get(b"authorization", b"")):
+            return True
+        return bool(path.startswith(REPORTS)) and access.admits(path, scope["query_string"])
 
     async def _write(self, message: Message, send: Send) -> None:
         """Send a body in pieces, each after most of the earlier ones are read; until then it counts as held."""

@@ -12,10 +12,11 @@ from recspec.training.run_folder import Event, has_checkpoint
 from recspec.training.search_space import assigned, describe, parse_space, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
+from recspec.training.tracking import TrackedSearch, send_file
 from recspec.training.tune import Tuning
 
 __all__ = [
-    "Blended", "Choice", "Event", "FitPlan", "Found", "Result", "TrainSettings", "TrainingPlan", "TrainingRun",
-    "Tuning", "arithmetic", "assigned", "blend_runs", "describe", "has_checkpoint", "make_plan", "parse_space",
-    "plan_run", "search_space", "sections_of", "task_of", "train",
+    "Blended", "Choice", "Event", "FitPlan", "Found", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
+    "TrainingRun", "Tuning", "arithmetic", "assigned", "blend_runs", "describe", "has_checkpoint", "make_plan",
+    "parse_space", "plan_run", "search_space", "sections_of", "send_file", "task_of", "train",
 ]  # fmt: skip

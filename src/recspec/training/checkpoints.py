@@ -23,7 +23,7 @@ from recspec.training.weight_average import WeightAverage
 
 MAY_CHANGE = frozenset(
     {
-        "affinity", "checkpoint_minutes", "embedding_backend", "keep_checkpoints", "log_every", "tensorboard",
+        "affinity", "checkpoint_minutes", "embedding_backend", "keep_checkpoints", "log_every", "mlflow", "tensorboard",
         "threads", "minutes", "calibration", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
     }
 )  # fmt: skip

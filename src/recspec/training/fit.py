@@ -30,6 +30,7 @@ from recspec.training.choices import Choice, check_splits
 from recspec.training.result import Result, inform, seen_of
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
+from recspec.training.tracking import TrackedSearch, Tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +197,7 @@ def run_fit(
     *,
     resume: bool = False,
     baselines: bool = False,
+    part_of: TrackedSearch | None = None,
 ) -> Result:
     """Fit on the first rank and write the bundle.
 
@@ -208,7 +210,8 @@ def run_fit(
             run_folder.start_afresh(folder)
         folder.mkdir(parents=True, exist_ok=True)
         record = run_record.begin(folder, "fitted", plan.model, DataRecord.of(plan.spec))
-        log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard)
+        track = Tracking.of(plan.settings.mlflow, folder, plan.spec.folder, part_of)
+        log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
         with closing(log):
             result = _fit(plan, folder, log, stop_requested, baselines)
         record.finish(folder, result.seconds)

@@ -34,6 +34,7 @@ from recspec.training.result import Result, keeps_best, write_bundle
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import TrainingStep
+from recspec.training.tracking import TrackedSearch, Tracking
 from recspec.training.validation import Validation
 from recspec.training.weight_average import WeightAverage
 
@@ -53,10 +54,13 @@ def train(
     baselines: bool = False,
     on_event: Callable[[Event], None] = lambda _: None,
     stop_requested: Callable[[], bool] = lambda: False,
+    part_of: TrackedSearch | None = None,
 ) -> Result:
     """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints`, `run/log.jsonl` and `run/run.json`.
 
     With `baselines` the model stands beside classic ones on valid, as far as they take a tenth of the time of training.
+
+    `part_of` is the search that the run is a part of, for its tracking.
 
     Raises:
         SpecError: if the dataset lacks a role that the model needs, or a split.
@@ -76,8 +80,9 @@ def train(
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
         with _threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines)
-            training = TrainingRun(plan, run, ranks, on_event, stop_requested, baselines=baselines)
+                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines,
+                               part_of=part_of)  # fmt: skip
+            training = TrainingRun(plan, run, ranks, on_event, stop_requested, baselines=baselines, part_of=part_of)
             with closing(training.log):
                 return training.train(resume)
 
@@ -124,6 +129,7 @@ class TrainingRun:
         stop_requested: Callable[[], bool] = lambda: False,
         *,
         baselines: bool = False,
+        part_of: TrackedSearch | None = None,
     ) -> None:
         self.baselines = baselines
         self.plan, self.settings, self.folder, self.ranks = plan, plan.settings, folder, ranks
@@ -135,7 +141,8 @@ class TrainingRun:
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
         self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
-        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard)
+        track = Tracking.of(self.settings.mlflow, folder, plan.spec.folder, part_of) if ranks.is_first else None
+        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard, track=track)
         self.progress, self.last_loss = Progress(), torch.zeros(())
         self.record: RunRecord | None = None
 

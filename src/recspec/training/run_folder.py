@@ -14,13 +14,17 @@ from typing import Any, TextIO
 
 from recspec.bundle import checkpoint, run_record
 from recspec.errors import SettingsError, TrainingError
+from recspec.training import tracking
+from recspec.training.tracking import Tracking
 
 BUNDLE = "bundle"
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 JOB = ".job"
 LOG, CURVES = "log.jsonl", "tensorboard"
-WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME)
+WRITTEN = (
+    BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME, tracking.STATE,
+)  # fmt: skip
 """Files and folders that a run writes."""
 
 Event = Mapping[str, object]
@@ -79,10 +83,12 @@ def _this_job() -> str:
 
 
 class RunLog:
-    """Writes the events of a run as JSON lines and TensorBoard curves, and passes them on, once it is open."""
+    """Writes the events of a run as JSON lines, TensorBoard curves and to MLflow, and passes them on, once open."""
 
-    def __init__(self, folder: Path, on_event: Callable[[Event], None], *, tensorboard: bool) -> None:
-        self.folder, self.on_event, self.wants_curves = folder, on_event, tensorboard
+    def __init__(
+        self, folder: Path, on_event: Callable[[Event], None], *, tensorboard: bool, track: Tracking | None = None
+    ) -> None:
+        self.folder, self.on_event, self.wants_curves, self.track = folder, on_event, tensorboard, track
         self.file: TextIO | None = None
         self.curves: Any = None
 
@@ -108,9 +114,22 @@ class RunLog:
             with self._reporting():
                 for name, value in _numbers(values):
                     self.curves.add_scalar(f"{event}/{name}", value, values["step"])
+        if self.track is not None:
+            self.track.send(line)
+            self._tell_problem()
+
+    def _tell_problem(self) -> None:
+        """Say once that the run is not tracked."""
+        if self.track is not None and self.track.problem is not None:
+            problem, self.track = self.track.problem, None
+            self.write("note", message=f"not tracked: {problem}")
 
     def close(self) -> None:
-        """Flush and close the files."""
+        """Flush and close the files, once MLflow has everything or is too slow."""
+        if self.file is not None and self.track is not None:
+            self.track.close()
+            with suppress(TrainingError):
+                self._tell_problem()
         with suppress(OSError):  # a full disk; `write` has reported it
             for opened in filter(None, (self.file, self.curves)):
                 opened.close()

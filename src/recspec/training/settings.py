@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from recspec import config
 from recspec.distributed import PlacementSettings
@@ -14,6 +14,7 @@ from recspec.evaluation import PROTOCOLS
 from recspec.loading import Distribution
 from recspec.machine import Affinity, parse_bytes
 from recspec.training.optimizer_settings import READ_BY, OptimizerSettings
+from recspec.training.tracking import check_address
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -150,6 +151,11 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     keep_checkpoints: int = Field(2, ge=1, description="number of newest checkpoints to keep")
     log_every: int = Field(50, ge=1, description="steps between log lines")
     tensorboard: bool = Field(True, description="write curves for TensorBoard if it is installed")
+    mlflow: Annotated[str, AfterValidator(check_address)] | None = Field(
+        None,
+        description="address of MLflow that tracks the run, such as http://localhost:5000 or sqlite:///mlflow.db; "
+        "none: no tracking; by default the environment variable MLFLOW_TRACKING_URI",
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> TrainSettings:

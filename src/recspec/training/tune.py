@@ -39,6 +39,7 @@ from recspec.training.run_folder import Event
 from recspec.training.search_space import Around, OneOf, Planned, Range, assigned, default_of, search_space, sections_of
 from recspec.training.settings import TrainSettings
 from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
+from recspec.training.tracking import TrackedSearch
 
 if TYPE_CHECKING:
     import optuna
@@ -81,6 +82,7 @@ class Tuning:
     """Called with the number of a trial and each of its events."""
     stop_requested: Callable[[], bool] = lambda: False
     """Asked after every step."""
+    _tracked: TrackedSearch = field(init=False)
 
     def run(self) -> Found:
         """Run trials until there are as many as asked for, or the time is over.
@@ -92,6 +94,7 @@ class Tuning:
         """
         started = time.monotonic()
         self.out = local(self.out, "OUT")
+        self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
         with made(self.out), study.opened():
             while not self.is_over(started):
@@ -101,9 +104,24 @@ class Tuning:
                         break
                     self._run_trial(study, trial, started)
             if self.stop_requested():
+                self._tracked.wait()
                 done = f"stopped after {study.ended()} of {self.trials} trials"
                 raise Interrupted(f"{self.out}: {done}; the same command goes on")
-            return study.findings()
+            found = study.findings()
+            self._track(found)
+            return found
+
+    def _track(self, found: Found) -> None:
+        """Tell MLflow the best trial, if trials are tracked."""
+        if found.best is None:
+            return
+        problem = self._tracked.finish(
+            self._plan.settings.mlflow, self.spec.folder, bundle=self.out / BUNDLE,
+            start={"model": self.model, "metric": found.metric, "model_settings": found.best.settings},
+            done={"metrics": {found.metric: found.best.value}, "trials": len(found.trials)},
+        )  # fmt: skip
+        if problem is not None:
+            self.on_event(found.best.number, {"event": "note", "message": problem})
 
     @cached_property
     def space(self) -> dict[str, OneOf | Range]:
@@ -202,6 +220,7 @@ class Tuning:
             resume=resume,
             on_event=watch.see,
             stop_requested=watch.should_stop,
+            part_of=self._tracked,
         )
 
     def _given(self) -> tuple[config.Settings, TrainSettings]:

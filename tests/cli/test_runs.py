@@ -1,0 +1,102 @@
+"""`recspec runs`, and the last line of commands: the next one."""
+
+import ast
+import inspect
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import recspec.cli
+from recspec.cli import console
+from recspec.cli.app import app, pipeline_app
+from recspec.spec import FeatureSpec
+from tests import made_up
+from tests.cli.test_cli import Cli, run  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    folder = tmp_path_factory.mktemp("a shop's runs") / "data"
+    return made_up.interactions(folder, num_users=40, num_items=30, num_rows=500)
+
+
+def test_each_next_command_does_what_it_says_from_train_to_runs(
+    run: Cli, data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    place = tmp_path / "my run"
+    status, _, said = run("train", "popularity", data.folder, place)
+    assert status == 0, said
+    last = said.splitlines()[-1]
+    assert last == f"next: {shlex.join(['recspec', 'evaluate', str(place), str(data.folder), '--baselines'])}"
+    status, printed, said = run(*shlex.split(last)[2:])
+    assert status == 0, said
+    kept, following = said.splitlines()[-2:]
+    assert re.fullmatch(rf"{re.escape(str(place))}/evaluations/test-[0-9a-f]{{10}}\.json: kept", kept)
+    assert following == f"next: {shlex.join(['recspec', 'serve', str(place)])}"
+    monkeypatch.chdir(tmp_path)
+    status, printed, said = run("runs")
+    assert (status, said) == (0, "")
+    assert "1 run in .\n" in printed
+    assert re.search(r"my run\s+│ synthetic │ popularity │ full/ndcg@10 │ 0\.[0-9]{4} │ 0\.[0-9]{4} │ 20", printed)
+    status, printed, _ = run("runs", tmp_path, "--json", "--sort", "rows/auc")
+    assert json.loads(printed)["runs"][0]["path"] == str(place)
+    status, printed, _ = run("runs", tmp_path, "--sort", "rows/auc", "--split", "valid")
+    assert status == 2
+
+
+def test_what_is_wrong_in_a_folder_is_told_after_the_table(
+    run: Cli, data: FeatureSpec, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    assert run("runs", tmp_path)[:2] == (0, f"no run in {tmp_path}\n")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("[" * 100_000)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    status, printed, said = run("runs", tmp_path)
+    assert status == 0
+    assert "broken" in printed
+    assert "damaged: lists and objects are nested too deeply; unfinished: it holds no bundle" in said
+    assert f"note: {tmp_path / 'loop'}: links to folders, which are not followed" in said
+    assert run("runs", tmp_path / "none")[0] == 2
+    assert run("train", "popularity", data.folder, tmp_path / "run")[0] == 0
+    assert run("evaluate", tmp_path / "run", data.folder, "--repeats", "keep")[0] == 0
+    status, printed, said = run("runs", tmp_path)
+    assert f"* {tmp_path / 'run'}: on test with repeats keep" in said
+    assert re.search(r"0\.[0-9]{4} \*", printed)
+
+
+def test_evaluation_on_other_data_is_told_and_done(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+    place = tmp_path / "run"
+    assert run("train", "popularity", data.folder, place)[0] == 0
+    other = Path(shutil.copytree(data.folder, tmp_path / "other"))
+    (other / "prepare.json").unlink()
+    status, printed, _ = run("evaluate", place, other)
+    assert status == 0
+    assert f"the model was trained on another dataset: {data.folder.resolve()} (" in printed
+
+
+def test_a_path_of_the_next_command_is_quoted_and_never_read_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["plain", "two words", "it's", "$HOME", "a;rm -rf b", "-x", "--json", "*", "#", "ü", "[red]"]
+    for name in names:
+        console.print_next("evaluate", Path(name), "--baselines")
+        printed = capsys.readouterr().err.rstrip("\n")
+        _, program, command, path, option = shlex.split(printed)
+        assert (program, command, Path(path), option) == ("recspec", "evaluate", Path(name), "--baselines")
+        assert not path.startswith("-")
+    console.print_next("serve", Path("a\tb'\x1bü\udcff\\"))
+    assert capsys.readouterr().err == "next: recspec serve $'a\\x09b\\x27\\x1b\\xc3\\xbc\\xff\\x5c'\n"
+
+
+def test_every_next_command_is_one() -> None:
+    """Each literal that `print_next` is given names a command of the application."""
+    known = {command.name for command in (*app.registered_commands, *pipeline_app.registered_commands)}
+    found = set()
+    for file in Path(inspect.getfile(recspec.cli)).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print_next":
+                found.add(ast.literal_eval(node.args[0]))
+    assert found
+    assert found <= known

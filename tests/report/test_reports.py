@@ -1,0 +1,262 @@
+"""Reports of a run and comparisons of several: every section, hostile texts, gaps that name a command."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recspec.bundle import folder as bundle
+from recspec.errors import BundleError, DataError, SettingsError
+from recspec.evaluation import EvaluateSettings, evaluate, save
+from recspec.models import MODELS
+from recspec.report import write_report
+from recspec.report.pairing import Users
+from recspec.report.run_facts import main_metric, read_runs
+from recspec.spec import FeatureSpec
+from recspec.training import TrainSettings, train
+from tests import made_up
+from tests.report.conftest import hostile
+from tests.report.pages import HOSTILE, Page, read
+
+
+@pytest.fixture(scope="session")
+def evaluated(
+    runs: tuple[Path, Path], data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Copies of the runs that keep an evaluation each."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    copies = []
+    for run in runs:
+        copy = Path(shutil.copytree(run, folder / run.name))
+        trained = bundle.load(copy)
+        asked = EvaluateSettings(ks=(3,), slices=("activity", "kind"))
+        assert save(evaluate(trained, data, "test", baselines=True, settings=asked), trained, data).file
+        copies.append(copy)
+    return copies[0], copies[1]
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with steps, epochs and probabilities."""
+    folder = tmp_path_factory.mktemp("clicks")
+    spec = made_up.clicks(folder / "data", num_rows=1500)
+    settings = TrainSettings(epochs=2, tensorboard=False, batch_size=128, log_every=2)
+    train(
+        "dcnv2",
+        spec,
+        folder / "run",
+        settings=settings,
+        model_settings=MODELS["dcnv2"].Settings(top=(4,), cross_layers=1),
+    )
+    trained = bundle.load(folder / "run")
+    report = evaluate(trained, spec, "test", protocols=["rows"], settings=EvaluateSettings(slices=("gender",)))
+    assert save(report, trained, spec).file
+    return folder / "run"
+
+
+def report(*runs: Path, out: Path) -> Page:
+    return read(write_report(runs, out))
+
+
+# --- one run ---
+
+
+def test_a_run_that_was_not_evaluated_names_the_command(runs: tuple[Path, Path], data: FeatureSpec) -> None:
+    path = write_report([runs[0]])
+    assert path == runs[0] / "report.html"
+    page = read(path)
+    assert "This run has not been evaluated on a test split yet" in page.shown
+    assert f"recspec evaluate {runs[0]} {data.folder.resolve()} --baselines" in page.shown
+    assert bundle.load(runs[0]).card.model == "popularity", "the report is no part of the bundle"
+
+
+def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    page = report(evaluated[1], out=tmp_path / "report.html")
+    assert page.inside["h2"] == [
+        "Verdict", "Metrics beside baselines", "Slices", "Coverage and popularity", "Calibration", "Example lists",
+        "Learning curves", "Data", "Plan", "Time and memory", "Make it again",
+    ]  # fmt: skip
+    assert page.inside["h1"] == ["Run knn & co"]
+    record = read_runs([evaluated[1]])[0].data_record
+    assert record is not None
+    for told in (
+        record.digest, record.path, "ndcg@3", "popularity", "95 % interval", "Density", "Held out, to be found", "Seed",
+        "Latest events, the newest first", "recspec prepare table RAW", "Peak memory of the process", "By kind",
+        "Users by how many events the model knows of them",
+    ):  # fmt: skip
+        assert told in page.shown, told
+    users = [each for each in page.inside["bdi"] if each.startswith("u ")]
+    assert len(users) == 5
+    shown = {" ".join(hostile(item).split()) for item in range(24)}
+    listed = {" ".join(each.split()) for each in page.inside["li"]}
+    assert len(shown & listed) > 10, "titles as they are"
+
+
+def test_a_hit_is_marked_in_words(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    page = report(evaluated[1], evaluated[0], out=tmp_path / "report.html")
+    assert "✓ hit" in page.shown
+
+
+def test_the_report_of_a_model_with_steps_has_curves_and_calibration(clicks: Path, tmp_path: Path) -> None:
+    page = report(clicks, out=tmp_path / "report.html")
+    named = " ".join(page.inside["figcaption"])
+    for chart in ("Loss in training", "on valid, which chose the epoch", "Probabilities and what came true"):
+        assert chart in named, chart
+    for told in ("Calibration error", "perfectly calibrated", "Samples a second", "By gender", "batch size"):
+        assert told in page.shown, told
+
+
+def test_without_its_dataset_a_run_still_has_a_report(
+    evaluated: tuple[Path, Path], data: FeatureSpec, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["path"] = str(tmp_path / "gone")
+    (run / "run.json").write_text(json.dumps(record))
+    page = report(run, out=tmp_path / "a.html")
+    assert f"The dataset is no longer in {tmp_path / 'gone'}; name its folder with --data." in page.shown
+    assert "Acted on, among others, the most popular first" in page.shown
+    assert "Hits can't be marked" in page.shown
+    named = read(write_report([run], tmp_path / "b.html", data=data.folder))
+    assert "Latest events, the newest first" in named.shown
+
+
+def test_another_dataset_is_not_taken_for_the_run_s(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    other = made_up.interactions(tmp_path / "other", num_rows=400)
+    page = read(write_report([evaluated[0]], tmp_path / "a.html", data=other.folder))
+    assert "is not the dataset that <i>popularity was trained on, so nothing is taken from it" in page.shown
+
+
+def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    nested = "[" * 5_000
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"event": "epoch", "epoch": "<b>", "metrics": [1]}\n{"event": 1}\nno JSON\n' + nested + "\n3\n")
+        log.write('{"event": "epoch", "epoch": 1, "metrics": {"<b>": {"<i>": "x"}}}\n')
+        log.write('{"event": "step", "step": 1, "loss": NaN}\n')
+    (kept,) = (run / "evaluations").glob("*.json")
+    saved = json.loads(kept.read_text())
+    saved["report"] |= {
+        "slices": 3, "exposure": {"model": {"shares": ["x"], "items": None}}, "beyond_accuracy": [], "notes": "x",
+        "verdicts": [1], "warnings": [{"message": HOSTILE[0]}, 3], "protocols": {"full": {"candidates": HOSTILE[1]}},
+        "standard_errors": {"full": {"ndcg@3": "x"}},
+    }  # fmt: skip
+    kept.write_text(json.dumps(saved))
+    (run / "evaluations" / "other.json").write_text("{}")
+    page = report(run, out=tmp_path / "report.html")
+    assert "log.jsonl: 3 lines are damaged and left out" in page.shown
+    assert "other.json" in page.shown
+    assert HOSTILE[0] in page.shown
+
+
+def test_an_evaluation_of_an_earlier_model_is_told_apart(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    (kept,) = (run / "evaluations").glob("*.json")
+    saved = json.loads(kept.read_text())
+    saved["model"]["digest"] = "0" * 64
+    kept.write_text(json.dumps(saved))
+    page = report(run, out=tmp_path / "report.html")
+    assert "This evaluation is of an earlier model in this folder. Evaluate again:" in page.shown
+
+
+# --- several runs ---
+
+
+def test_a_comparison_says_which_run_is_better_and_for_whom(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    page = report(*evaluated, out=tmp_path / "comparison.html")
+    assert page.inside["h2"] == [
+        "Verdict", "Differences", "Who gains and who loses", "Slices", "Coverage and popularity", "Lists side by side",
+        "Curves and calibration", "What differs", "Cost and commands",
+    ]  # fmt: skip
+    assert any(f"knn & co {word} <i>popularity." in page.shown
+               for word in ("is better than", "is worse than", "can't be told from"))  # fmt: skip
+    for told in ("of the users, worse for", "events before the split", "gains with knn & co", "permutation"):
+        assert told in page.shown, told
+
+
+def test_a_run_beside_a_better_copy_of_itself_is_worse(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    """The same run twice: no user gains or loses, and nothing is clear."""
+    copy = Path(shutil.copytree(evaluated[0], tmp_path / "copy"))
+    page = report(evaluated[0], copy, out=tmp_path / "comparison.html")
+    assert "copy can't be told from <i>popularity." in page.shown
+    assert "copy is better for 0.0 % of the users, worse for 0.0 %, and equal for the others." in page.shown
+
+
+def test_runs_that_were_not_evaluated_alike_name_the_commands(
+    runs: tuple[Path, Path], evaluated: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = report(evaluated[0], runs[1], out=tmp_path / "comparison.html")
+    assert "knn & co and <i>popularity can't be compared yet: knn & co has no saved evaluation." in page.shown
+    assert f"recspec evaluate {runs[1]} " in page.shown
+
+
+def test_models_of_rows_are_compared_without_lists(clicks: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(clicks, tmp_path / "run"))
+    page = report(clicks, copy, out=tmp_path / "comparison.html")
+    assert "rows/log_loss on valid" in " ".join(page.inside["figcaption"])
+    assert "can't be told from" in page.shown
+
+
+# --- users who gain and lose ---
+
+
+def test_users_by_hand() -> None:
+    users = Users("ndcg@10", ["a", "b", "c", "d"], np.array([1, 2, 3, 4]), np.array([0.0, 1.0, 0.5, 0.0]),
+                  np.array([1.0, 0.0, 0.5, 1.0]), "events")  # fmt: skip
+    assert users.gains.tolist() == [1.0, -1.0, 0.0, 1.0]
+    assert users.shares == (0.5, 0.25)
+    assert users.most(3, gaining=True) == ["d", "a"], "of equal gains the user with more events first"
+    assert users.most(3, gaining=False) == ["b"]
+    assert users.by_activity() == [], "too few users for ranges"
+
+
+def test_less_log_loss_is_a_gain() -> None:
+    users = Users("log_loss", ["a"], np.array([1]), np.array([0.7]), np.array([0.5]), "rows")
+    assert users.gains.tolist() == pytest.approx([0.2])
+
+
+def test_ranges_of_activity_hold_all_users_and_their_mean_gains() -> None:
+    events = np.repeat([1, 5, 9], 20)
+    base, other = np.zeros(60), np.repeat([0.0, 1.0, -1.0], 20)
+    ranges = Users("ndcg@10", [f"u{place}" for place in range(60)], events, base, other, "events").by_activity()
+    assert [(each.name, len(each.users.ids), each.gain.value) for each in ranges] == [
+        ("1", 20, 0.0),
+        ("5", 20, 1.0),
+        ("9", 20, -1.0),
+    ]
+    assert [each.gain.is_clear for each in ranges] == [False, True, True]
+
+
+# --- names and mistakes ---
+
+
+def test_the_main_metric_is_the_one_that_chose_the_model_or_the_usual_one() -> None:
+    held = {"rows": {"log_loss": 1.0, "auc": 0.5}, "full": {"hit_rate@10": 0.1, "ndcg@10": 0.2}}
+    assert main_metric(held, "rows/log_loss") == ("rows", "log_loss")
+    assert main_metric(held, "rows/other") == ("full", "ndcg@10")
+    assert main_metric({"rows": held["rows"]}) == ("rows", "auc")
+    assert main_metric({}) is None
+
+
+def test_runs_of_the_same_name_are_told_apart(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+    copies = [Path(shutil.copytree(evaluated[0], tmp_path / each / "run")) for each in ("a", "b")]
+    assert [run.name for run in read_runs(copies)] == ["a/run", "b/run"]
+    assert [run.name for run in read_runs([copies[0] / "bundle"])] == ["run"]
+
+
+def test_mistakes_are_told(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    for wanted, out, error, message in (
+        ([], None, SettingsError, "report: 0 runs; give 1 to 6"),
+        ([runs[0]] * 7, None, SettingsError, "report: 7 runs; give 1 to 6"),
+        ([runs[0], runs[1], runs[0]], None, SettingsError, "is given twice"),
+        ([runs[0]], tmp_path, SettingsError, "is a folder; give the name of a file, such as"),
+        ([tmp_path / "none"], None, BundleError, "no such folder"),
+        ([runs[0]], "s3://bucket/report.html", DataError, "is a URL"),
+    ):
+        with pytest.raises(error, match=message):
+            write_report(wanted, out)  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"the report could not be written: .*; give another place with --out"):
+        write_report([runs[0]], tmp_path / "file" / "report.html")
