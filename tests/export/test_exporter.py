@@ -466,6 +466,7 @@ def test_the_command_writes_a_program_and_refuses_one_that_drifts(
         "tracing the model in fp32 ...",
         "comparing the export with the model on the first 398 rows of test ...",
         "measuring latency of calls of 1 rows ...",
+        f"next: recspec serve {tmp_path / 'out'}",
     ]
     assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0") == 2
     assert "error: int8: probabilities drift by" in capsys.readouterr().err.replace("\n", " ")
