@@ -85,7 +85,7 @@ const EXPLAINED = {
 };
 function meaning(items, answeredBy) {
   if (!items.length) return '';
-  if (items.every(each => each.probability !== undefined)) return 'The share is the model’s probability.';
+  if (items.every(each => each.probability !== undefined)) return 'The percentage is the model’s probability.';
   return EXPLAINED[answeredBy] ?? 'A bar compares an item’s odds with those of the strongest item.';
 }
 
