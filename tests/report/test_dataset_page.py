@@ -182,6 +182,14 @@ def test_the_page_of_labelled_rows_shows_numbers(tmp_path: Path) -> None:
     assert "Numbers" in page.inside["h2"]
 
 
+def test_the_page_of_a_dataset_with_unknown_cardinalities_leaves_out_what_needs_them(tmp_path: Path) -> None:
+    sections = dataset(tmp_path, {"train": TRAIN, "test": TEST}).to_dict()
+    for name in ("user", "item", "tags"):
+        sections["feature_spec"][name]["cardinality"] = "auto"  # type: ignore[index]
+    page = read(write_dataset_page(FeatureSpec.from_dict(sections, tmp_path), tmp_path / "page.html"))
+    assert "cardinality of 'user' is auto" in page.shown
+
+
 def test_the_page_of_a_dataset_without_files_shows_its_features(tmp_path: Path) -> None:
     page = read(write_dataset_page(dataset(tmp_path, {}), tmp_path / "page.html"))
     assert page.inside["h2"] == ["Features"]

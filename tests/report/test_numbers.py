@@ -12,7 +12,7 @@ from recspec.report import numbers
     [
         (None, "–"), (math.nan, "–"), (True, "True"), ("text", "text"), (0, "0"), (0.0, "0.0000"), (5000.0, "5,000"),
         (1234567, "1,234,567"), (0.12345, "0.1235"), (-0.5, "-0.5000"), (12.345, "12.345"), (0.00012345, "0.000123"),
-        (123456.7, "123,457"), (math.inf, "infinite"), (-math.inf, "-infinite"),
+        (123456.7, "123,457"), (math.inf, "infinite"), (-math.inf, "-infinite"), (10**400, "huge"), (1e300, "1e+300"),
     ],
 )  # fmt: skip
 def test_numbers(value: object, shown: str) -> None:
@@ -36,5 +36,6 @@ def test_durations_sizes_and_moments() -> None:
     assert [numbers.size(each) for each in (999, 1500, 2_500_000, 3e12, None)] == [
         "999 bytes", "1.5 KB", "2.5 MB", "3,000.0 GB", "–",
     ]  # fmt: skip
+    assert [each(10**400) for each in (numbers.duration, numbers.size, numbers.percent, numbers.moment)] == ["–"] * 4
     assert [numbers.moment(each) for each in (0, 1e300, None)] == ["1970-01-01 00:00 UTC", "–", "–"]
     assert [numbers.p_value(each) for each in (0.0001, 0.04, math.nan)] == ["under 0.001", "0.040", "–"]

@@ -157,6 +157,10 @@ def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path,
         log.write('{"event": "epoch", "epoch": "<b>", "metrics": [1]}\n{"event": 1}\nno JSON\n' + nested + "\n3\n")
         log.write('{"event": "epoch", "epoch": 1, "metrics": {"<b>": {"<i>": "x"}}}\n')
         log.write('{"event": "step", "step": 1, "loss": NaN}\n')
+        huge = "9" * 400
+        for step in (2, 3):
+            log.write(f'{{"event": "step", "step": {step}, "epoch": {huge}, "loss": {huge}}}\n')
+        log.write(f'{{"event": "start", "parameters": {huge}}}\n{{"event": "done", "samples_per_second": {huge}}}\n')
     (kept,) = (run / "evaluations").glob("*.json")
     saved = json.loads(kept.read_text())
     saved["report"] |= {

@@ -152,7 +152,7 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
 
 def _apart(base: RunFacts, run: RunFacts, beside: Paired) -> str:
     if run is base:
-        return "the run that the others are compared with"
+        return "the first run"
     pairs = next((held for other, held, _ in beside if other is run), ())
     if not pairs:
         return "not compared"

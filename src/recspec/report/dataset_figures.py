@@ -178,8 +178,12 @@ def _read(spec: FeatureSpec, split: str, user: str | None, item: str | None) -> 
         total / reader.num_rows if label is not None and reader.num_rows else None,
         ids[0],
         ids[1],
-        joined[time].astype(np.float64) if time is not None else None,
+        None if time is None else _finite(joined[time].astype(np.float64)),
     )
+
+
+def _finite(times: Values) -> Values:
+    return times[np.isfinite(times)]
 
 
 def _scalar(column: object) -> NDArray[Any]:

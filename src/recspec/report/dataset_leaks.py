@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec import metrics
+from recspec.errors import SpecError
 from recspec.report.dataset_figures import sample, time_of
 from recspec.report.numbers import percent
 from recspec.spec import FeatureSpec
@@ -69,7 +70,7 @@ def _add(found: Leaks, sentences: list[str], otherwise: str) -> None:
 def _has(spec: FeatureSpec, role: str) -> bool:
     try:
         return bool(spec.user_id if role == "user" else spec.item_id)
-    except Exception:  # a specification without the role
+    except SpecError:
         return False
 
 
@@ -121,7 +122,7 @@ def _targets_told(spec: FeatureSpec, held_out: str) -> Iterator[str]:
         return
     train, test = (_positive(spec, split, [*names, item]) for split in ("train", held_out))
     items = test[item]
-    if len(items) < FEWEST_ROWS or len(np.unique(items)) < FEWEST_ITEMS:
+    if not len(train[item]) or len(items) < FEWEST_ROWS or len(np.unique(items)) < FEWEST_ITEMS:
         return
     for name in names:
         if spec.vocabulary(name) == own:

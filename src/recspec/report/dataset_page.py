@@ -89,17 +89,20 @@ def overview(figures: DatasetFigures) -> list[Child]:
 
 def splits_table(figures: DatasetFigures) -> Markup:
     """A row for each split."""
-    has_times = any(split.first is not None for split in figures.splits.values())
-    heads = ["Split", "#Rows", *(["#Positives"] if figures.are_positives else []), "#Mean label", "#Users", "#Items",
-             "#Events of cold users", "#Events of cold items", *(["First", "Last"] if has_times else [])]  # fmt: skip
-    rows: list[list[Child | Cell]] = []
-    for name, split in figures.splits.items():
-        row: list[Child | Cell] = [name, num(split.rows)]
-        row += [num(split.events)] if figures.are_positives else []
-        row += [num(split.label_mean), num(split.users), num(split.items)]
-        row += [num(split.cold_users, percent(split.cold_users)), num(split.cold_items, percent(split.cold_items))]
-        row += [moment(split.first), moment(split.last)] if has_times else []
-        rows.append(row)
+    columns: dict[str, list[Child | Cell]] = {"Split": [*figures.splits]}
+    splits = figures.splits.values()
+    columns["#Rows"] = [num(split.rows) for split in splits]
+    if figures.are_positives:
+        columns["#Positives"] = [num(split.events) for split in splits]
+    columns["#Mean label"] = [num(split.label_mean) for split in splits]
+    for title, name in (("#Users", "users"), ("#Items", "items")):
+        if any(getattr(split, name) is not None for split in splits):
+            columns[title] = [num(getattr(split, name)) for split in splits]
+            cold = [getattr(split, f"cold_{name}") for split in splits]
+            columns[f"#Events of cold {name}"] = [num(share, percent(share)) for share in cold]
+    if any(split.first is not None for split in splits):
+        columns |= {"First": [moment(each.first) for each in splits], "Last": [moment(each.last) for each in splits]}
+    heads, rows = [*columns], [*zip(*columns.values(), strict=True)]
     return table("Rows, users, items and times of each split", heads, rows, sorts=False)
 
 

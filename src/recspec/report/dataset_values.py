@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recspec.encoding import BucketEncoder, Encoder, Encoders, ScaleEncoder, VocabularyEncoder
-from recspec.errors import RecspecError
-from recspec.report.dataset_figures import BLOCK, MOST_IDS, sample
+from recspec.errors import RecspecError, SpecError
+from recspec.report.dataset_figures import BLOCK, sample
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, open_split
 
 TOP = 10
+MOST_COUNTED = 1 << 22
+"""Ids of a feature whose values are counted: 32 MB."""
 TITLES = ("title", "name", "product_title")
 
 
@@ -110,10 +112,10 @@ def top_values(
 ) -> dict[str, TopValues]:
     """The most frequent values of each categorical feature that models read, in a split's rows.
 
-    Hashed features are left out, because nothing tells what their ids stand for.
+    Hashed features are left out, because nothing tells what their ids stand for; so are those of very many ids.
     """
     wanted = [name for name in spec.inputs(categorical=True) if only is None or name in only]
-    held = [name for name in spec.columns(split) if name in wanted and spec.num_ids(name) <= MOST_IDS
+    held = [name for name in spec.columns(split) if name in wanted and _is_countable(spec, name)
             and not _is_hashed(names.encoder(name))]  # fmt: skip
     counts = {name: np.zeros(spec.num_ids(name), np.int64) for name in held}
     for block in open_split(spec, split, held).batches(BLOCK) if held else ():
@@ -140,6 +142,13 @@ def numbers_of(spec: FeatureSpec, split: str, names: RawNames) -> Mapping[str, N
                 tuple(cuts), float(values.mean()), tuple(edges.tolist()), tuple(counts.tolist()), is_raw
             )
     return found
+
+
+def _is_countable(spec: FeatureSpec, name: str) -> bool:
+    try:
+        return spec.num_ids(name) <= MOST_COUNTED
+    except SpecError:  # the cardinality is auto
+        return False
 
 
 def _is_hashed(encoder: Encoder | None) -> bool:

@@ -212,9 +212,13 @@ def numbers(value: Mapping[str, Any]) -> dict[str, float]:
 
 def real(value: object) -> float | None:
     """A JSON value that is a finite number; None otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _rank(saved: SavedEvaluation) -> tuple[bool, bool, str]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import TypeGuard
 
 from recspec.report.markup import plain
+
+HUGE = 10**18
+"""From here on, a number in a file is a mistake or an attack; some have no text and no place on an axis."""
 
 
 def number(value: object, digits: int = 4) -> str:
@@ -14,9 +18,11 @@ def number(value: object, digits: int = 4) -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return plain(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < HUGE else "huge"
     if not math.isfinite(value):
         return "infinite" if value > 0 else "-infinite"
-    if isinstance(value, int) or (value == int(value) and abs(value) >= 1_000):
+    if value == int(value) and 1_000 <= abs(value) < HUGE:
         return f"{int(value):,}"
     if 0 < abs(value) < 1e-3 or abs(value) >= 1e6:
         return f"{value:.{digits - 1}g}"
@@ -29,9 +35,13 @@ def signed(value: float, digits: int = 4) -> str:
     return shown if value < 0 or math.isnan(value) or float(value) == 0 else f"+{shown}"
 
 
+def _is_known(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and abs(value) < HUGE  # which is false of NaN
+
+
 def percent(share: object, digits: int = 1) -> str:
     """A share as a percentage; a share that rounds to none is told from 0."""
-    if not isinstance(share, (int, float)) or math.isnan(share):
+    if not _is_known(share):
         return "–"
     least = 10.0**-digits
     if 0 < 100 * share < least / 2:
@@ -41,7 +51,7 @@ def percent(share: object, digits: int = 1) -> str:
 
 def duration(seconds: object) -> str:
     """`12.3 s`, `4 min 10 s`, `2 h 5 min`."""
-    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+    if not _is_known(seconds):
         return "–"
     if seconds < 100:
         return f"{seconds:.3g} s"
@@ -52,7 +62,7 @@ def duration(seconds: object) -> str:
 
 def size(count: object) -> str:
     """Bytes in the largest fitting unit."""
-    if not isinstance(count, (int, float)) or not math.isfinite(count):
+    if not _is_known(count):
         return "–"
     for unit in ("bytes", "KB", "MB", "GB"):
         if abs(count) < 1_000 or unit == "GB":

@@ -173,7 +173,7 @@ def _dataset(record: DataRecord | None) -> tuple[FeatureSpec | None, str]:
         if data_digest(found) == record.digest:
             return found, ""
         return None, f"The dataset in {record.path} has changed since, so nothing is taken from it."
-    except (RecspecError, OSError):
+    except (RecspecError, OSError, ValueError):  # a record may hold any text for a path
         return None, f"The dataset is no longer in {record.path}; name its folder with --data."
 
 
