@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 
+import jsonschema
 import pytest
 import yaml
 from scripts.write_tables import SETTINGS
@@ -17,6 +18,7 @@ from typer.main import get_command
 from recspec.cli import app as cli
 from recspec.datasets import DATASETS
 from recspec.models import MODELS
+from recspec.prepare import columns_schema
 from recspec.retrieval import Filter
 from recspec.serving.json_routes import routes
 from tests.documented import PAGES, ROOT, Fence, fences
@@ -42,7 +44,11 @@ def test_no_block_is_without_a_check() -> None:
 
 @of_language("yaml")
 def test_yaml_loads(fence: Fence) -> None:
-    assert all(yaml.safe_load_all(fence.text))
+    """Files of column types are also valid ones; specifications are checked in test_docs.py."""
+    for value in yaml.safe_load_all(fence.text):
+        assert value
+        if any(isinstance(each, dict) and "type" in each for each in value.values()):
+            jsonschema.validate(value, columns_schema())
 
 
 @of_language("json")
