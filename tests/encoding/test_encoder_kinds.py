@@ -29,6 +29,10 @@ def test_numbers_are_scaled_and_a_missing_one_is_the_mean() -> None:
     assert column(scale, ["12", "", "8"]) == [1.0, 0.0, -1.0]
 
 
+def test_a_number_beyond_float32_is_infinite_without_a_warning() -> None:
+    assert column(ScaleEncoder(mean=0.0, std=1.0), [1e39, -1e39]) == [np.inf, -np.inf]
+
+
 def test_a_constant_or_missing_column_can_be_scaled() -> None:
     for scaler in (Scaler.of(5.0, 0.0), Scaler.of(None, None), Scaler.of(5.0, float("nan"))):
         assert np.isfinite(column(ScaleEncoder(mean=scaler.mean, std=scaler.std), [5.0])).all()

@@ -198,7 +198,6 @@ def test_a_basket_answers_in_place_of_the_history(page: Page, shop_runs: dict[st
     chosen = page.texts("#basket li span")
     page.page.fill("#basket-item", "p11")
     page.wait("document.querySelector('#basket-item-list span')?.textContent.endsWith('p11')")
-    page.page.keyboard.press("ArrowDown")
     page.page.keyboard.press("Enter")
     page.wait("document.querySelectorAll('#basket li').length == 2")
     page.page.fill("#user", "")
