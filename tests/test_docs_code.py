@@ -25,7 +25,21 @@ from tests.documented import PAGES, ROOT, Fence, fences
 
 FENCES = [fence for page in PAGES for fence in fences(page)]
 
-OTHERS = {".", "[", "cd", "curl", "echo", "make", "pip", "python", "spark-submit", "srun", "torchrun", "tritonserver"}
+OTHERS = {
+    ".",
+    "[",
+    "cd",
+    "curl",
+    "echo",
+    "make",
+    "mlflow",
+    "pip",
+    "python",
+    "spark-submit",
+    "srun",
+    "torchrun",
+    "tritonserver",
+}
 """Programs, besides recspec, that a block may begin a command with; `_BESIDES` checks what we know of them."""
 
 
@@ -66,7 +80,7 @@ def test_filters_parse(fence: Fence) -> None:
 def test_what_is_only_shown_is_no_command(fence: Fence) -> None:
     for line in fence.text.splitlines():
         usage = fence.page.name == "commands.md" and line.endswith(("[OPTIONS]", *("schema", "version")))
-        assert usage or not re.match(r"(\$ )?(recspec|pip|make|python|torchrun) ", line), f"{fence}: {line}"
+        assert usage or not re.match(r"(\$ )?([A-Z_]+=\S+ )*(recspec|pip|make|python|torchrun) ", line), f"{fence}: {line}"
 
 
 @of_language("python")
