@@ -261,8 +261,8 @@ def test_wrong_bytes_are_named_by_line_and_character(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("start", "said"), [
     (b"PK\x03\x04", "a zip file, or a spreadsheet; unpack it"), (b"PAR1", "name it .parquet"),
-    (zstd(b"a,b\n"), "name it .zst"), (bz2.compress(b"a"), "name it .bz2"), (gzip.compress(b"a", mtime=0), "name it .gz"),
-    (b"SQLite format 3\0", "an SQLite database"),
+    (zstd(b"a,b\n"), "name it .zst"), (bz2.compress(b"a"), "name it .bz2"),
+    (gzip.compress(b"a", mtime=0), "name it .gz"), (b"SQLite format 3\0", "an SQLite database"),
 ], ids=["zip", "parquet", "zst", "bz2", "gz", "sqlite"])  # fmt: skip
 def test_a_file_of_another_kind_is_told_by_its_first_bytes(start: bytes, said: str, tmp_path: Path) -> None:
     for name in ("a.csv", "a.jsonl"):
