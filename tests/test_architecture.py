@@ -100,7 +100,7 @@ def every_module(check: Callable[[Module], None]) -> Callable[[], None]:
             try:
                 check(module)
             except AssertionError as error:
-                failed.append(f"{module.name}: {error}")
+                failed.append(f"{module.name}: {str(error).partition(chr(10))[0]}")
         assert not failed, "\n".join(failed)
 
     test.__doc__ = check.__doc__

@@ -83,6 +83,11 @@ class _Verb(ModuleType):
 
         return inspect.signature(_from_api(self.__name__.rpartition(".")[2]))
 
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        doc: str | None = _from_api(self.__name__.rpartition(".")[2]).__doc__
+        return doc
+
 
 class _Package(ModuleType):
     """The package, which makes callable those of its folders that are verbs."""

@@ -96,6 +96,8 @@ def test_messages_about_values_call_a_frame_a_frame(tmp_path: Path) -> None:
         api.prepare(events(), tmp_path / "data", items={"film": ["f1", 1]}, progress=False)
     with pytest.raises(SettingsError, match="a frame goes with a frame of rows"):
         api.prepare(tmp_path, tmp_path / "data", items=films(), progress=False)
+    with pytest.raises(DataError, match="the data frame: has no columns"):
+        api.prepare({}, tmp_path / "data", progress=False)
     with pytest.raises(DataError, match="found int; expected a data frame or the path of raw files"):
         api.prepare(7, tmp_path / "data", progress=False)
 

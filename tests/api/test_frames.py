@@ -33,7 +33,7 @@ class Stream:
 
 def _polars(lazy: bool) -> Any:
     polars = pytest.importorskip("polars")
-    frame = polars.DataFrame(COLUMNS)
+    frame = polars.DataFrame(COLUMNS, schema_overrides={"user": polars.Categorical})
     return frame.lazy() if lazy else frame
 
 
@@ -77,8 +77,29 @@ def test_categories_views_decimals_and_named_indexes_become_plain_columns() -> N
     assert frames.to_table(unnamed).column_names == ["kind", "n"]
     views = pa.table({"a": pa.array(["x"], pa.string_view()), "b": pa.array([1], pa.decimal128(5, 2)),
                       "c": pa.array([["x"]], pa.list_(pa.string_view()))})  # fmt: skip
+    large = {"a": np.array([1, 2**63], np.uint64), "b": np.array([1, 2], np.uint64)}
+    assert frames.to_table(large).to_pydict() == {"a": ["1", "9223372036854775808"], "b": [1, 2]}
     kinds = frames.to_table(views).schema.types
     assert kinds == [pa.large_string(), pa.float64(), pa.large_list(pa.large_string())]
+
+
+def test_lists_and_dictionaries_of_any_layout_keep_their_values_and_nulls() -> None:
+    lists = [["x", "y"], None, [], ["y"]]
+    words = pa.array(["x", "y", None, "x"], pa.string()).dictionary_encode()
+    views = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None, 0], pa.uint32()), pa.array(["x", "y"], pa.string_view())
+    )
+    vectors = [[1.0, 2.0], None, [3.0, 4.0], [5.0, 6.0]]
+    table = pa.table({
+        "words": words, "views": views, "lists": pa.array(lists, pa.list_(pa.string())),
+        "large": pa.array(lists, pa.large_list(pa.string_view())),
+        "fixed": pa.array(vectors, pa.list_(pa.float32(), 2)),
+        "list_views": pa.array(lists, pa.list_view(pa.string())),
+    })  # fmt: skip
+    texts = ["x", "y", None, "x"]
+    expected = {"words": texts, "views": texts, "lists": lists, "large": lists, "fixed": vectors, "list_views": lists}
+    for shown, rows in ((table, slice(None)), (table.slice(1, 2), slice(1, 3)), (table.slice(0, 0), slice(0, 0))):
+        assert frames.to_table(shown).to_pydict() == {name: values[rows] for name, values in expected.items()}
 
 
 def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
@@ -93,6 +114,8 @@ def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
     ({"a": [1, 2], "b": [1]}, "the data frame: can't be read"),
     ({"a": ["x", 1]}, "each column of one type"),
     ({"a": "abc"}, "expected a list of values"),
+    ({"a": [2**70]}, "too large"),
+    (pd.Series([1]), "found Series of pandas"),
     (pa.table([[1], [2]], ["a", "a"]), "more than one column 'a'"),
 ])  # fmt: skip
 def test_what_is_no_frame_is_refused_in_one_sentence(frame: object, said: str) -> None:

@@ -78,6 +78,12 @@ def test_an_explanation_adds_up_to_the_score(model: api.Model) -> None:
         model.history("nobody")
 
 
+def test_a_model_of_sequences_gives_a_history_in_order_of_time(model: api.Model, data: api.Data) -> None:
+    ordered = api.train("sasrec", data, model.path.parent / "sasrec", dim=8, epochs=1, progress=False)
+    bought = events().query("customer == 'u1'")["film"].tolist()
+    assert ordered.history("u1", kind="dict")["item"] == bought[:11]
+
+
 def test_an_unknown_user_gets_popular_items_and_a_note(model: api.Model) -> None:
     with pytest.warns(api.Note, match="user nobody: unknown user: these are the 2 most popular items"):
         found = model.recommend(["u1", "nobody"], k=2, kind="rows")
@@ -141,9 +147,13 @@ def test_runs_are_compared_and_one_is_refused(model: api.Model, data: api.Data) 
     with pytest.raises(SettingsError, match="expected two runs or more"):
         api.compare([model], data)
     joined = api.pipeline(model.path.parent / "pipeline", retriever={"near": model}, ranker=model, progress=False)
+    assert "ease" in repr(joined)
     assert joined.recommend("u1", k=2, kind="rows")[0]["retrieved_by"] == ["near"]
     mixed = api.blend(model.path.parent / "blend", [model, other], data, progress=False)
     assert len(mixed.blended.members) == 2
+    assert mixed.data is data
+    assert repr(mixed).startswith("Model: ")
+    assert len(mixed.plan) == 0
     assert mixed.recommend("u1", k=2).shape == (2, 6)
 
 
@@ -158,6 +168,12 @@ def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.
         api.train("eas", data, "nowhere")
     with pytest.raises(BundleError, match="nowhere"):
         api.open("nowhere")
+    with pytest.raises(
+        SettingsError, match="train: data: found DataFrame; expected a path; prepare a data frame first"
+    ):
+        api.train("ease", events(), "nowhere")  # type: ignore[call-overload]
+    with pytest.raises(SettingsError, match="open: run: found int; expected a path"):
+        api.open(7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("keywords", "said"), [
@@ -184,3 +200,17 @@ def test_nothing_is_printed(model: api.Model, data: api.Data, capfd: pytest.Capt
         model.similar("f1")
         api.train("popularity", data, model.path.parent / "quiet")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_of_labelled_rows_predicts_and_says_why_it_recommends_nothing(tmp_path: Path) -> None:
+    rows = {"age": [20 + row % 50 for row in range(300)], "job": [f"j{row % 4}" for row in range(300)],
+            "label": [int(row % 50 > 25) for row in range(300)]}  # fmt: skip
+    data = api.prepare(rows, tmp_path / "data", user=None, item=None, label="label",
+                       context_features=["age", "job"], progress=False)  # fmt: skip
+    model = api.train("logistic_regression", data, tmp_path / "run", progress=False)
+    found = model.predict({"age": [20, 69], "job": ["j0", "j1"]}, kind="rows")
+    assert found[0]["probability"] < 0.5 < found[1]["probability"]
+    assert model.evaluate(progress=False).metrics["rows"]["auc"] > 0.9
+    for asked in (lambda: model.recommend("u1"), lambda: model.history("u1"), lambda: model.explain("u1", "i1")):
+        with pytest.raises((BundleError, RequestError), match=r"no (item|user)|no users and items"):
+            asked()

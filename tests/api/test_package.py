@@ -62,6 +62,7 @@ def test_every_name_of_the_package_is_there_and_listed() -> None:
         _ = rs.trian  # type: ignore[attr-defined]
 
 
-def test_verbs_show_their_signature_wherever_they_come_from() -> None:
+def test_verbs_show_their_signature_and_text_wherever_they_come_from() -> None:
     for name in ("prepare", "export", "auto", "models", "datasets", "train", "evaluate"):
         assert inspect.signature(getattr(rs, name)) == inspect.signature(getattr(api, name)), name
+        assert inspect.getdoc(getattr(rs, name)) == inspect.getdoc(getattr(api, name)), name

@@ -74,7 +74,7 @@ def test_models_evaluations_plans_and_listings_have_views(data: api.Data, model:
     result = model.evaluate(data, protocol="full", bootstrap=20, slice="activity", against=model, progress=False)
     planned = api.train("ease", data, "nowhere", plan=True)
     views = {"Model: ease in ": model, "EvaluationResult of ease on test": result, "plan of ease": model.plan,
-             "models": api.models(), "datasets": api.datasets(), "1 runs in": api.runs(model.path)}  # fmt: skip
+             "models": api.models(), "datasets": api.datasets(), "1 run in": api.runs(model.path)}  # fmt: skip
     for begins, view in views.items():
         assert repr(view).startswith(begins), begins
         assert set(Tags(view._repr_html_()).tags) <= ALLOWED

@@ -36,7 +36,7 @@ def test_each_next_command_does_what_it_says_from_train_to_runs(
     assert status == 0, said
     kept, following = said.splitlines()[-2:]
     assert re.fullmatch(rf"{re.escape(str(place))}/evaluations/test-[0-9a-f]{{10}}\.json: kept", kept)
-    assert following == f"next: {shlex.join(['recspec', 'serve', str(place)])}"
+    assert following == f"next: {shlex.join(['recspec', 'report', str(place)])}"
     monkeypatch.chdir(tmp_path)
     status, printed, said = run("runs")
     assert (status, said) == (0, "")

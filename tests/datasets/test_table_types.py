@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recspec.config import build
+from recspec.datasets import DATASETS
 from recspec.encoding.encoders import Encoders
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.files import archives
@@ -129,6 +131,34 @@ def test_a_declaration_that_does_not_fit_its_column_is_refused(tmp_path: Path) -
     with pytest.raises(DataError, match="models take no times as features"):
         prepare_table(tmp_path / "b.csv", tmp_path / "out", "user_id,item_id,made\nu,i,2024-01-01\n",
                       types={"made": "time"}, timestamp=None, item_features=["made"])  # fmt: skip
+
+
+def test_a_declared_time_splits_labelled_rows_by_time_whatever_its_values_look_like(tmp_path: Path) -> None:
+    text = "user_id,item_id,seen,click\n" + "".join(f"u{n % 3},i{n % 4},{n if n else 'x'},{n % 2}\n" for n in range(30))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "a", text, invalid_values="drop",
+                           types={"seen": {"type": "time", "format": "seconds"}})  # fmt: skip
+    assert result.summary["split"] == "time"
+    assert "don't look like times" not in noted(result, "inferred")
+    assert "line 2 is 'x'" in noted(result, "dropped")
+
+
+def test_a_file_of_items_has_types_too(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,price,made\ni0,abc,2024-13-01\ni1,2,2024-12-01\ni2,3,2024-12-02\n")
+    asked = {"items": "items.csv", "item_features": ["price"], "types": {"price": "number", "made": "time"}}
+    with pytest.raises(DataError) as error:
+        prepare_table(tmp_path / "a.csv", tmp_path / "a", ROWS, **asked)
+    assert [each.split(";")[0] for each in error.value.problems] == [
+        "column 'made': line 2 is '2024-13-01'", "column 'price': line 2 is 'abc'",
+    ]  # fmt: skip
+    prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked, invalid_values="missing")
+    held = {row["item_id"]: row for row in pq.read_table(tmp_path / "b" / "items.parquet").to_pylist()}
+    assert sorted(str(row["made"]) for row in held.values()) == ["2024-12-01", "2024-12-02", "None", "None", "None"]
+
+
+@pytest.mark.parametrize("given", [7, [1, 2], None])
+def test_types_are_names_and_types_or_a_file(given: object) -> None:
+    with pytest.raises(SettingsError, match=r"'types' is .*: expected \{column: type\}, or the name of a file"):
+        build(DATASETS["table"].Settings, "--set", {"types": given})
 
 
 def test_lists_and_vectors_are_declared(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from tests.evaluation.conftest import kept
 @pytest.fixture
 def run(small_runs: Path, tmp_path: Path) -> Path:
     """A copy of a run, which a test may damage."""
-    return Path(shutil.copytree(small_runs / "knn", tmp_path / "knn"))
+    without = shutil.ignore_patterns("evaluations")
+    return Path(shutil.copytree(small_runs / "knn", tmp_path / "knn", ignore=without))
 
 
 def test_an_evaluation_is_kept_with_its_run_and_read_again(run: Path, small_data: FeatureSpec) -> None:

@@ -198,6 +198,8 @@ def test_all_problems_are_named_before_anything_is_written(runs: Mapping[str, Pa
 
 
 @pytest.mark.parametrize(("filter_text", "told"), [
+    ("x" * 10_001, "the filter has 10,001 characters; expected at most 10,000"),
+    ("kind == '\udcff'", "is no UTF-8 text"),
     ("knd == 'a'", "filter: character 1: no column 'knd' (did you mean 'kind'?)"),
     ("kind == 'none'", "keeps none of the 30 items"),
     ("kind ==", "filter"),
@@ -233,6 +235,8 @@ def test_names_twice_strange_names_and_pipelines_in_pipelines_are_refused(
         build_pipeline(tmp_path / "out", [str(runs["ease"])], pipeline)
     with pytest.raises(SettingsError, match="holds a run already"):
         build_pipeline(pipeline, [str(runs["ease"])], runs["wide_deep"])
+    with pytest.raises(SettingsError, match="is a bundle, whose files must stay as they are"):
+        build_pipeline(pipeline / "bundle", [str(runs["ease"])], runs["wide_deep"])
 
 
 # --- damaged pipelines -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,11 @@ from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Recommendation
 from recspec.inference.requests import rank, recommend
 from recspec.inference.wanted import Boost, Wanted
+from recspec.models import MODELS
+from recspec.models.fitted import FittedModel
+from recspec.spec import FeatureSpec
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
 
 
 def ask(predictor: Predictor, *users: str | int, **named: Any) -> Recommendation:
@@ -286,6 +292,25 @@ def test_items_like_one(name: str, by: str, request: pytest.FixtureRequest) -> N
 def test_items_like_one_by_weights_are_those_of_a_basket(knn: Predictor) -> None:
     basket = ask(knn, items=("105",), k=5)
     assert [each.item for each in knn.similar("105", k=5).items] == items(basket)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, kind in MODELS.items() if {"user", "item"} <= {*kind.needs} and "history" not in kind.needs]
+)
+def test_every_model_explains_its_items_and_finds_items_like_one(name: str, films: Predictor, tmp_path: Path) -> None:
+    steps = {} if issubclass(MODELS[name], FittedModel) else {"epochs": 1, "batch_size": 500}
+    spec = FeatureSpec.load(films.bundle.folder.parents[1] / "data")
+    settings = TrainSettings.model_validate({"tensorboard": False, **steps})
+    train(name, spec, tmp_path, settings=settings, model_settings=MODELS[name].Settings())
+    predictor = Predictor.open(tmp_path, device="cpu")
+    for wanted in (Wanted(users=("u3",)), Wanted(items=("105", "119")), Wanted(users=("nobody",))):
+        for more in ({"explain": True}, {"diversity": 0.5, "diverse_by": "kind"}):
+            (answer,) = predictor.recommend(replace(wanted, k=3, **more))
+            assert len(answer.items) == 3
+            assert all(math.isfinite(each.score) for each in answer.items)
+    assert len(predictor.similar("105", k=3).items) == 3
+    if predictor.recommender.vectors is not None:
+        assert len(ask(predictor, "u3", k=3, diversity=0.5).items) == 3
 
 
 def test_an_unknown_item_is_like_none(films: Predictor) -> None:

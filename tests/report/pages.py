@@ -45,6 +45,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
         self.inside.setdefault(self.open[-1] if self.open else "", []).append(data)
+        if self.open[-2:] == ["pre", "code"]:
+            self.inside.setdefault("pre code", []).append(data)
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         """The attributes of every element of a kind."""

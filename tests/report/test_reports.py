@@ -1,18 +1,23 @@
 """Reports of a run and comparisons of several: every section, hostile texts, gaps that name a command."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from typer.main import get_command
 
 from recspec.bundle import folder as bundle
+from recspec.cli import app as cli
 from recspec.errors import BundleError, DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.models import MODELS
 from recspec.report import write_report
 from recspec.report.pairing import Users
+from recspec.report.run_cost import as_set
 from recspec.report.run_facts import main_metric, read_runs
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
@@ -60,6 +65,16 @@ def report(*runs: Path, out: Path) -> Page:
     return read(write_report(runs, out))
 
 
+@pytest.fixture(scope="session")
+def page_of_run(evaluated: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(evaluated[1], out=tmp_path_factory.mktemp("pages") / "report.html")
+
+
+@pytest.fixture(scope="session")
+def comparison(evaluated: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(*evaluated, out=tmp_path_factory.mktemp("pages") / "comparison.html")
+
+
 # --- one run ---
 
 
@@ -68,12 +83,12 @@ def test_a_run_that_was_not_evaluated_names_the_command(runs: tuple[Path, Path],
     assert path == runs[0] / "report.html"
     page = read(path)
     assert "This run has not been evaluated on a test split yet" in page.shown
-    assert f"recspec evaluate {runs[0]} {data.folder.resolve()} --baselines" in page.shown
+    assert shlex.join(["recspec", "evaluate", str(runs[0]), str(data.folder.resolve()), "--baselines"]) in page.shown
     assert bundle.load(runs[0]).card.model == "popularity", "the report is no part of the bundle"
 
 
-def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    page = report(evaluated[1], out=tmp_path / "report.html")
+def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], page_of_run: Page) -> None:
+    page = page_of_run
     assert page.inside["h2"] == [
         "Verdict", "Metrics beside baselines", "Slices", "Coverage and popularity", "Calibration", "Example lists",
         "Learning curves", "Data", "Plan", "Time and memory", "Make it again",
@@ -94,9 +109,8 @@ def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], tmp
     assert len(shown & listed) > 10, "titles as they are"
 
 
-def test_a_hit_is_marked_in_words(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    page = report(evaluated[1], evaluated[0], out=tmp_path / "report.html")
-    assert "✓ hit" in page.shown
+def test_a_hit_is_marked_in_words(comparison: Page) -> None:
+    assert "✓ hit" in comparison.shown
 
 
 def test_the_report_of_a_model_with_steps_has_curves_and_calibration(clicks: Path, tmp_path: Path) -> None:
@@ -104,7 +118,14 @@ def test_the_report_of_a_model_with_steps_has_curves_and_calibration(clicks: Pat
     named = " ".join(page.inside["figcaption"])
     for chart in ("Loss in training", "on valid, which chose the epoch", "Probabilities and what came true"):
         assert chart in named, chart
-    for told in ("Calibration error", "perfectly calibrated", "Samples a second", "By gender", "batch size"):
+    for told in (
+        "Calibration error",
+        "perfectly calibrated",
+        "Samples a second",
+        "By gender",
+        "batch size",
+        "The lists are made for the most usual context: hour ",
+    ):
         assert told in page.shown, told
 
 
@@ -164,8 +185,8 @@ def test_an_evaluation_of_an_earlier_model_is_told_apart(evaluated: tuple[Path, 
 # --- several runs ---
 
 
-def test_a_comparison_says_which_run_is_better_and_for_whom(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    page = report(*evaluated, out=tmp_path / "comparison.html")
+def test_a_comparison_says_which_run_is_better_and_for_whom(comparison: Page) -> None:
+    page = comparison
     assert page.inside["h2"] == [
         "Verdict", "Differences", "Who gains and who loses", "Slices", "Coverage and popularity", "Lists side by side",
         "Curves and calibration", "What differs", "Cost and commands",
@@ -189,7 +210,7 @@ def test_runs_that_were_not_evaluated_alike_name_the_commands(
 ) -> None:
     page = report(evaluated[0], runs[1], out=tmp_path / "comparison.html")
     assert "knn & co and <i>popularity can't be compared yet: knn & co has no saved evaluation." in page.shown
-    assert f"recspec evaluate {runs[1]} " in page.shown
+    assert shlex.join(["recspec", "evaluate", str(runs[1])]) in page.shown
 
 
 def test_models_of_rows_are_compared_without_lists(clicks: Path, tmp_path: Path) -> None:
@@ -260,3 +281,26 @@ def test_mistakes_are_told(runs: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"the report could not be written: .*; give another place with --out"):
         write_report([runs[0]], tmp_path / "file" / "report.html")
+
+
+# --- commands ---
+
+
+def test_every_command_of_a_page_is_one_that_recspec_takes(
+    evaluated: tuple[Path, Path], page_of_run: Page, comparison: Page
+) -> None:
+    """A shell takes each line apart into the words that were meant, and the command line knows its options."""
+    texts = [text for page in (page_of_run, comparison) for text in page.inside["pre code"]]
+    commands = [line for text in texts for line in text.splitlines()]
+    assert len(commands) >= 8
+    known = get_command(cli.app)
+    for line in commands:
+        program, name, *words = shlex.split(line)
+        assert program == "recspec"
+        known.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+    assert any(str(evaluated[1]) in shlex.split(line) for line in commands), "a name with & and a blank is one word"
+
+
+def test_a_setting_is_written_as_set_reads_it() -> None:
+    for value in (None, True, 3, 0.5, "auto", "null", "7", "a: b", "[x", [64, 32], ["a", "b"], {"a": {"b": 1e-3}}):
+        assert yaml.safe_load(as_set(value)) == value

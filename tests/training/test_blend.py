@@ -163,6 +163,8 @@ def test_all_that_is_wrong_with_the_runs_is_said_at_once(
     with pytest.raises(SettingsError, match="rows/auc is no metric of protocol full"):
         blend_runs(tmp_path / "out", [runs["ease"], runs["item_knn"]], spec=data, metric="rows/auc")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(SettingsError, match="is a bundle, whose files must stay as they are"):
+        blend_runs(blended / "bundle", [runs["ease"], runs["item_knn"]], spec=data)
     with pytest.raises(SettingsError, match="holds a run already"):
         blend_runs(blended, [runs["ease"], runs["item_knn"]], spec=data)
 

@@ -98,7 +98,8 @@ def test_a_finished_run_is_not_overwritten_unless_asked(data: FeatureSpec, tmp_p
         run("popularity", data, tmp_path / "run")
     seen: list[Event] = []
     run("popularity", data, tmp_path / "run", resume=True, on_event=seen.append)
-    assert seen[0]["message"] == ("popularity is fitted in one go: there is nothing to continue, so it is fitted again")
+    assert [each["event"] for each in seen[:2]] == ["start", "note"]
+    assert seen[1]["message"] == ("popularity is fitted in one go: there is nothing to continue, so it is fitted again")
 
 
 def test_a_stopped_fit_leaves_no_bundle(data: FeatureSpec, tmp_path: Path) -> None:

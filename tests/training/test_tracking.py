@@ -112,9 +112,7 @@ def test_a_missing_library_is_one_note_if_only_the_environment_asks_for_it(
 ) -> None:
     monkeypatch.setattr(tracking, "_is_installed", lambda: False)
     (note,), _ = logged(tmp_path, "http://there:5000")
-    assert note == (
-        "not tracked: MLFLOW_TRACKING_URI is set, and MLflow is not installed: pip install 'recspec[mlflow]'"
-    )
+    assert note == ("not tracked: MLflow is not installed: pip install 'recspec[mlflow]'")
 
 
 def test_whatever_breaks_in_the_library_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +152,27 @@ def test_a_search_gives_up_once_and_its_runs_do_not_wait(tmp_path: Path, monkeyp
     awake.set()
     assert said == "not tracked: MLflow at http://there:5000 does not answer"
     assert Tracking.of("http://there:5000", tmp_path / "third", tmp_path, search) is None
+
+
+def test_a_file_made_later_goes_to_the_run_that_tracks_the_folder_or_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str
+) -> None:
+    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
+    (tmp_path / "bundle").mkdir()
+    for run in (tmp_path, tmp_path / "bundle"):
+        assert tracking.send_file(run, tmp_path / "report.html") is None
+    (tmp_path / "mlflow.json").write_text(json.dumps({"uri": nobody, "run_id": "7"}))
+    assert tracking.send_file(tmp_path, tmp_path / "report.html") == (
+        f"not sent to MLflow: the run is tracked at '{nobody}'; set MLFLOW_TRACKING_URI to that address"
+    )
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
+    for run in (tmp_path, tmp_path / "bundle"):
+        said = tracking.send_file(run, tmp_path / "report.html")
+        assert said is not None
+        assert said.startswith(f"not sent to MLflow: MLflow at {nobody}: ")
+    assert tracking.send_file(tmp_path / "other", tmp_path / "report.html") is None
+    (tmp_path / "mlflow.json").write_text("[")
+    assert tracking.send_file(tmp_path, tmp_path / "report.html") is None
 
 
 # --- the real thing --------------------------------------------------------------------------------------------------
@@ -217,7 +236,7 @@ def test_a_run_is_tracked_and_its_bundle_is_a_model_that_opens(data: FeatureSpec
     held = download_artifacts(run_id=run.info.run_id, artifact_path="bundle", tracking_uri=client.tracking_uri)
     assert Predictor.open(Path(held), device="cpu").bundle.card.model == "neumf"
     (tmp_path / "run" / "report.html").write_text("<p>good</p>")
-    assert tracking.send_file(None, tmp_path / "run", tmp_path / "run" / "report.html") is None
+    assert tracking.send_file(tmp_path / "run", tmp_path / "run" / "report.html") is None
     assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"bundle", "report.html"}
     assert client.get_run(run.info.run_id).info.status == "FINISHED"
 

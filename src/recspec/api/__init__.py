@@ -7,8 +7,7 @@ from recspec.api.frames import KINDS, Kind
 from recspec.api.joining import BlendedModel, PipelineModel, blend, pipeline
 from recspec.api.kept import Report, Runs, report, runs
 from recspec.api.listing import Listing, datasets, models
-from recspec.api.model import Model, Note, Plan
-from recspec.api.model import open_model as open
+from recspec.api.model import Model, Note, Plan, open
 from recspec.api.process import keep_to_cores, settings_of, stop_on_signal
 from recspec.api.serving import Serving, serve
 from recspec.api.training import AutoResult, Search, auto, train, tune

@@ -246,7 +246,10 @@ def _staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tu
     with staging(beside(out, "frames")) as folder:
         names = {"rows": "the data frame", **{side: f"the data frame {side}" for side in sides}}
         for name, frame in {"rows": rows, **sides}.items():
-            _write(to_table(frame, names[name]), folder / f"{name}.parquet")
+            table = to_table(frame, names[name])
+            if not table.num_columns:
+                raise DataError(f"{names[name]}: has no columns; expected one for each of user, item and so on")
+            _write(table, folder / f"{name}.parquet")
         try:
             yield folder / "rows.parquet", {side: f"{side}.parquet" for side in sides}
         except RecspecError as error:

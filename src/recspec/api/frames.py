@@ -85,6 +85,8 @@ def _read(frame: object) -> pa.Table:
         case "polars_lazy":
             return pa.table(frame.collect())  # type: ignore[attr-defined]
         case "pandas":  # its own stream would hold an index without a name as a column too
+            if not hasattr(frame, "columns"):
+                raise TypeError(f"found {type(frame).__name__} of pandas")
             table = pa.Table.from_pandas(frame)
             return table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
         case "dict":
@@ -116,32 +118,38 @@ def _column(values: object) -> pa.Array | pa.ChunkedArray:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without dictionaries, views and extension types."""
+    """A column without dictionaries, views, decimals and extension types."""
     import pyarrow as pa
 
-    plain = _plain_type(column.type)
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    return column if column.type == plain else column.cast(plain)
+    chunks = [_plain_array(chunk) for chunk in column.chunks] or [_plain_array(pa.array([], column.type))]
+    return pa.chunked_array(chunks)
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _plain_array(array: pa.Array) -> pa.Array:
+    import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
+    kind, types = array.type, pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        return _plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    if pa.types.is_string_view(kind):
-        return pa.large_string()
-    if pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    if pa.types.is_decimal(kind):
-        return pa.float64()
-    if any(is_list(kind) for is_list in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list,
-                                         pa.types.is_list_view, pa.types.is_large_list_view)):  # fmt: skip
-        return pa.large_list(_plain_type(kind.value_type))
-    return kind
+        return _plain_array(array.storage)
+    if types.is_dictionary(kind):  # a cast of the whole fails for dictionaries of views, as polars makes them
+        return _plain_array(array.dictionary).take(array.indices)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return array.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
+    if types.is_decimal(kind):
+        return array.cast(pa.float64())
+    if types.is_uint64(kind):  # ids of hashes do not fit into 63 bits
+        fits = (pc.max(array).as_py() or 0) < 1 << 63
+        return array.cast(pa.int64() if fits else pa.string())
+    of_lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view,
+                types.is_large_list_view)  # fmt: skip
+    if any(is_list(kind) for is_list in of_lists):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+        mask = array.is_null() if array.null_count else None
+        return pa.LargeListArray.from_arrays(offsets, _plain_array(array.flatten()), mask=mask)
+    return array
 
 
 def from_table(table: pa.Table, kind: Kind) -> Any:

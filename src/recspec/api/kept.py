@@ -63,7 +63,8 @@ class Runs(Viewed):
         problems = [f"{each.path}: {each.problem}" for each in self.found.runs if each.problem]
         differing = [f"{each.path}: on {split} with {choices}" for each in self.found.runs
                      for split, choices in each.choices.items()]  # fmt: skip
-        return View(f"{len(self)} runs in {self.found.folder}", [Section("", columns, self._rows())],
+        counted = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        return View(f"{counted} in {self.found.folder}", [Section("", columns, self._rows())],
                     [*differing, *problems, *self.found.problems])  # fmt: skip
 
 
@@ -87,10 +88,16 @@ def runs(folder: Place = ".", *, sort: str = "time", split: str = "test", depth:
 
 
 class Report:
-    """A report on disk: one HTML file that needs no network. `os.fspath(report)` is its path; a notebook shows it."""
+    """A report on disk: one HTML file that needs no network. `os.fspath(report)` is its path; a notebook shows it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Attributes:
+        path: The file.
+        why_not_tracked: Why the MLflow run that tracks the run could not get the report; None if it has it, or if none
+            tracks the run.
+    """
+
+    def __init__(self, path: Path, why_not_tracked: str | None = None) -> None:
+        self.path, self.why_not_tracked = path, why_not_tracked
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -119,10 +126,11 @@ def report(runs: Place | Sequence[Place], *, out: Place | None = None, data: Pla
         SettingsError: for no run, too many, or one that is given twice.
     """
     from recspec.report import write_report
+    from recspec.training import send_file
 
     several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     named = [os.fspath(each) for each in several]
     written = write_report(
         named, None if out is None else os.fspath(out), data=None if data is None else os.fspath(data)
     )
-    return Report(written)
+    return Report(written, send_file(Path(named[0]), written) if len(named) == 1 else None)

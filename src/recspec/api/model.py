@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -382,8 +383,8 @@ class Plan(Viewed, Mapping[str, str]):
         details: dict[str, object] = {}
         if place is not None:
             with (place / "log.jsonl").open(encoding="utf-8") as lines:
-                for line in lines:
-                    if '"start"' in line[:40]:
+                for line in (each for each in lines if '"start"' in each[:40]):
+                    with suppress(ValueError):  # a line that was cut off
                         details = json.loads(line)
         choices = details.get("choices")
         texts = {str(name): str(text) for name, text in choices.items()} if isinstance(choices, dict) else {}
@@ -407,7 +408,7 @@ class Plan(Viewed, Mapping[str, str]):
 
 
 @verb
-def open_model(run: Place, *, device: str = "auto", verify: bool = True, kind: str | None = None) -> Model:
+def open(run: Place, *, device: str = "auto", verify: bool = True, kind: str | None = None) -> Model:
     """Open a run, a bundle, a blend or a pipeline.
 
     Args:

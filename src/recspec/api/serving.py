@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from html import escape
@@ -28,6 +29,7 @@ class Serving:
 
     def __init__(self, server: BackgroundServer, addresses: Addresses, models: Sequence[str]) -> None:
         self._server = server
+        atexit.register(self._server.stop)  # the interpreter would end below a thread that still serves
         self.url, self.grpc, self.models = addresses.http, addresses.grpc, tuple(models)
 
     @property
@@ -38,6 +40,7 @@ class Serving:
     def stop(self) -> None:
         """Answer the requests under way, then end; a second call does nothing."""
         self._server.stop()
+        atexit.unregister(self._server.stop)
 
     def __enter__(self) -> Serving:
         return self

@@ -18,18 +18,33 @@ Place = str | PathLike[str]
 
 
 def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A function of the API; a keyword that it does not know raises `SettingsError` with the nearest known one."""
-    parameters = inspect.signature(function).parameters.values()
+    """A function of the API; a keyword that it does not know raises `SettingsError` with the nearest known one.
+
+    So does a value that is no path where one is expected, such as a data frame that was not prepared.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    places = [each.name for each in parameters if each.annotation in ("Place", "Place | None")]
 
     @wraps(function)
     def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Result:
         if not takes_more:
             check_keywords(function.__name__, named, [each for each in known if each != "self"])
+        values = signature.bind_partial(*given, **named).arguments
+        for name in places:
+            check_place(f"{function.__name__}: {name}", values.get(name))
         return function(*given, **named)
 
     return checked
+
+
+def check_place(where: str, value: object) -> None:
+    """Refuse what is neither a path nor an object that stands for one; None passes."""
+    if value is not None and not isinstance(value, (str, PathLike)):
+        hint = "; prepare a data frame first, with prepare(frame, out)" if hasattr(value, "__arrow_c_stream__") else ""
+        raise SettingsError(f"{where}: found {type(value).__name__}; expected a path{hint}")
 
 
 def check_keywords(where: str, named: Mapping[str, object], known: Iterable[str]) -> None:

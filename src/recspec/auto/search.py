@@ -96,21 +96,10 @@ class AutoSearch:
                 self._tracked,
             )  # fmt: skip
             board = end.run(self.left)
-            self._track(board)
+            asked = self.train.get("mlflow")
+            if problem := _track(self._tracked, asked if isinstance(asked, str) else None, self.spec, board):
+                self.tell(problem)
             return board
-
-    def _track(self, board: Leaderboard) -> None:
-        """Tell MLflow the winner, if candidates are tracked."""
-        best, asked, held = board.lines[0], self.train.get("mlflow"), board.best / "bundle"
-        metrics = {split: {board.metric: best.get(split)} for split in ("valid", "test")}
-        problem = self._tracked.finish(
-            asked if isinstance(asked, str) else None, self.spec.folder,
-            bundle=held if held.is_dir() else board.best,
-            start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
-            done={"metrics": metrics, "seconds": board.seconds},
-        )  # fmt: skip
-        if problem is not None:
-            self.tell(problem)
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
@@ -178,7 +167,10 @@ class AutoSearch:
         made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
         if not defaults or made_so_far >= self.most_variants:
             return False
-        best = sorted(defaults, key=lambda line: -self._best_of(line.model))[:OF_MODELS]
+        reached: dict[str, float] = {}
+        for line in self.state.lines:
+            reached[line.model] = max(line.best, reached.get(line.model, line.best))
+        best = sorted(defaults, key=lambda line: -reached[line.model])[:OF_MODELS]
         added = 0
         for line in islice(cycle(best), min(TOGETHER, self.most_variants - made_so_far)):
             number = sum(other.model == line.model for other in self.state.lines)
@@ -198,9 +190,6 @@ class AutoSearch:
             assert isinstance(made, TrainingPlan)
             plan = self.plans[line.model] = made
         return candidates.variants(line.model, plan, line.train, self.seed)
-
-    def _best_of(self, model: str) -> float:
-        return max(line.best for line in self.state.lines if line.model == model)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -293,3 +282,14 @@ class AutoSearch:
     def run_of(self, name: str) -> Path:
         """The folder of a candidate's run."""
         return self.out / RUNS / name
+
+
+def _track(search: TrackedSearch, asked: str | None, spec: FeatureSpec, board: Leaderboard) -> str | None:
+    """Tell MLflow the winner, if candidates are tracked. Returns what failed."""
+    best, bundle = board.lines[0], board.best / "bundle"
+    return search.finish(
+        asked, spec.folder, bundle=bundle if bundle.is_dir() else board.best,
+        start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
+        done={"metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
+              "seconds": board.seconds},
+    )  # fmt: skip

@@ -8,6 +8,7 @@ encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left 
 pipeline.json         of a pipeline, whose ranker this is: the candidates, and the retrievers that find them
 retrievers/           of a pipeline: a bundle of each retriever, with `index.safetensors` if it has vectors
 manifest.json         the SHA-256 of every other file, compared whenever the bundle is opened
+evaluations/, run.json, report.html    of a bundle without a run: what is said of it later, outside the manifest
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def evaluate(
     else:
         print_report(result.report, result.model)
     err.print(f"{result.file}: kept" if result.file else f"note: {result.why_not_kept}", soft_wrap=True)
-    print_next("serve", run)
+    print_next("report", run)
 
 
 COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from recspec.cli.console import out
+from recspec.cli.console import err, out
 from recspec.machine import keep_freed_memory
 
 RUNS = Argument(
@@ -30,4 +30,7 @@ def report(
     from recspec import api
 
     keep_freed_memory()
-    out.print(str(api.report(runs, out=out_file, data=data).path), soft_wrap=True)
+    made = api.report(runs, out=out_file, data=data)
+    if made.why_not_tracked is not None:
+        err.print(f"note: {made.why_not_tracked}", soft_wrap=True)
+    out.print(str(made.path), soft_wrap=True)

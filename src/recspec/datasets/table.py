@@ -202,7 +202,8 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
     others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}
     if settings.timestamp and not tables.time and settings.label is None and not raw_rows.is_sequences:
         note_untimed(backend, rows, settings.timestamp, others, notes)
-    if tables.time and roles.time and "timestamp" not in asked.model_fields_set:
+    chosen = "timestamp" not in asked.model_fields_set and settings.timestamp not in settings.declared
+    if tables.time and roles.time and chosen:
         note_doubtful_time(backend, rows, tables.time, others, notes)
     return tables
 

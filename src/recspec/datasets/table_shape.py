@@ -188,7 +188,7 @@ class _Shape:
 
     def _time_among(self, free: Sequence[str]) -> str | None:
         """The column of times, by its name and its values."""
-        told = [name for name in free if (each := self.settings.declared.get(name)) and each.type == "time"]
+        told = [name for name in free if self._is_declared_time(name)]
         if len(told) == 1:
             return told[0]
         name = column_of("timestamp", told or free)
@@ -196,6 +196,10 @@ class _Shape:
             return name
         is_time = name is not None and (self.settings.time_format or self._looks_like_times(name))
         return name if is_time else None
+
+    def _is_declared_time(self, name: str) -> bool:
+        declared = self.settings.declared.get(name)
+        return declared is not None and declared.type == "time"
 
     def _looks_like_times(self, name: str) -> bool:
         known = {*self.columns, FILE_SPLIT} - {name}
@@ -218,7 +222,11 @@ class _Shape:
         if settings.group is not None:
             self._set("split", "group", f"splits keep the rows of each '{settings.group}' together, because the "
                       "group is set (split=share or split=time splits otherwise)")  # fmt: skip
-        elif isinstance(time, str) and time in self.columns and self._looks_like_times(time):
+        elif (
+            isinstance(time, str)
+            and time in self.columns
+            and (self._is_declared_time(time) or self._looks_like_times(time))
+        ):
             self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
                       "(split=share takes random rows)")  # fmt: skip
         else:
@@ -247,10 +255,9 @@ class _Shape:
             return
         free = [name for name in self.columns if name not in self._named]
         table = self.rows.table
-        declared = self.settings.declared
-        alike = columns_like_times(self.rows.backend, table, {*self._named, *declared, FILE_SPLIT})
+        alike = columns_like_times(self.rows.backend, table, {*self._named, *self.settings.declared, FILE_SPLIT})
         dates = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
-        dates += [name for name in free if name in declared and declared[name].type == "time"]
+        dates += [name for name in free if self._is_declared_time(name)]
         if dates:
             self.notes.dropped.append(f"columns {listed(dates)}: they look like times, of which models make no feature "
                                       f"(timestamp={dates[0]} makes the latest rows valid and test)")  # fmt: skip

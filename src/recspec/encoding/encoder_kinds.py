@@ -318,7 +318,10 @@ def _encode_scalars(encoder: Encoder, values: pa.Array, vocabularies: Mapping[st
     if isinstance(encoder, HashEncoder):
         return encoder.ids(values)
     made = raw_values.encode_numbers(encoder, as_numbers(values))
-    return made if isinstance(encoder, BucketEncoder) else made.astype(np.float32)
+    if isinstance(encoder, BucketEncoder):
+        return made
+    with np.errstate(over="ignore"):  # infinite; whoever scores it says that no finite number comes of it
+        return made.astype(np.float32)
 
 
 def is_far(encoder: Encoder, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
     with torch.inference_mode():
         if made is not None:
             vectors: Tensor = made() if isinstance(model, ItemModel) else made(known.items.features)
-            return vectors.detach().float()
+            return vectors.detach().float()  # a model's own parameter may be what it returns
         if isinstance(model, ItemModel):
             factors = getattr(model, "items", None)  # of a factorisation
             return factors.detach().float() if isinstance(factors, Tensor) and factors.dim() == 2 else None

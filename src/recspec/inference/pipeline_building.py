@@ -106,6 +106,8 @@ def build_pipeline(
     target, started = local(target, "OUT"), time.monotonic()
     if (target / BUNDLE).exists():
         raise SettingsError(f"{target}: holds a run already; name another folder")
+    if (target / "bundle.json").exists():
+        raise SettingsError(f"{target}: is a bundle, whose files must stay as they are; name another folder")
     first = bundle.load(ranker, device=device)
     named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
@@ -114,10 +116,10 @@ def build_pipeline(
     cards = [
         RetrieverCard(name=name, has_index=has_vectors(each.model)) for name, each in zip(names, trained, strict=True)
     ]
-    card = PipelineCard(candidates=candidates, filter=filter, retrievers=tuple(cards))
     encoders = Encoders.load(first.folder) if first.spec.metadata.get("encoders") else None
     known = Catalogues(first.spec, encoders, torch.device("cpu") if device is None else device)
-    kept = _num_kept(first, encoders, filter)
+    kept = _num_kept(first, encoders, filter)  # refuses a filter that can't be read
+    card = PipelineCard(candidates=candidates, filter=filter, retrievers=tuple(cards))
     found = []
     with whole_folder(target / BUNDLE) as folder:
         _copy(first, folder)

@@ -124,9 +124,11 @@ Problem = tuple[Any, str, str]  # the name of the column, the key or nothing, an
 
 
 def declared_columns(given: object) -> object:
-    """Columns from plain values; anything but names and values is returned. Raises ValueError with all problems."""
-    if not isinstance(given, Mapping):
+    """Columns from plain values; a text is the name of a file. Raises ValueError with all problems."""
+    if isinstance(given, str):
         return given
+    if not isinstance(given, Mapping):
+        raise ValueError("expected {column: type}, or the name of a file such as columns.yaml")
     found, problems = _read(given)
     if problems:
         raise ValueError("; ".join(what for *_, what in problems))

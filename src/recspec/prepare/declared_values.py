@@ -37,9 +37,9 @@ def typed_as(rows: RawRows, name: str, declared: DeclaredColumn, *, is_feature: 
     if is_feature:
         rows.problems.append(f"feature '{name}' is declared time, and models take no times as features; leave it out "
                              "of the features, or declare it text or number")  # fmt: skip
-    else:
-        Times(rows, name, needed=False).seconds()  # a check alone
-    return None
+        return None
+    seconds = Times(rows, name, needed=False).seconds()  # a check: the column stays as it is
+    return ibis.ifelse(seconds.isnull(), None, values) if rows.invalid(name) == "missing" else None
 
 
 def _numbers(rows: RawRows, name: str, declared: DeclaredColumn) -> Values | None:

@@ -113,7 +113,7 @@ def cost_section(runs: Runs) -> Section:
     heads = ["Run", "#Training", "#Whole command", "#Peak memory", "#Epochs", "#Parameters", "Device"]
     body: list[Child] = [table("What the runs took", heads, rows), tag("h3", "Make them again")]
     body.append(command(*(train_command(run) for run in runs), *(evaluate_command(run) for run in runs),
-                        f"recspec report {' '.join(str(run.path) for run in runs)}"))  # fmt: skip
+                        ["recspec", "report", *(run.path for run in runs)]))  # fmt: skip
     body.append(soft("Each run has a report of its own: recspec report RUN."))
     return Section("cost", "Cost and commands", tuple(body))
 

@@ -9,7 +9,7 @@ import numpy as np
 from recspec.errors import RecspecError
 from recspec.report import charts
 from recspec.report.compare_verdict import Paired
-from recspec.report.examples import Examples, Raw, history_list, recommended_list
+from recspec.report.examples import Examples, Raw, context_told, history_list, recommended_list
 from recspec.report.markup import Child, plain, tag
 from recspec.report.numbers import number, percent, signed
 from recspec.report.page import Cell, Section, note, num, soft, table
@@ -122,10 +122,9 @@ def _lists(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
             yield note(tag("strong", f"{run.name}: "), f"no lists could be made: {error}")
     told = "First users who gain or lose most, which shows what differs and proves nothing; then five users from few "
     told += "events to many."
-    yield soft(
-        told if chosen else "Five users, from few events to many.",
-        f" ✓ marks an item that the user acted on in {examples.split}.",
-    )
+    told = (told if chosen else "Five users, from few events to many.") + context_told(examples)
+    marked = any(each.targets for each in shown)
+    yield soft(told, f" ✓ marks an item that the user acted on in {examples.split}." if marked else None)
     for place, ((_, why), each) in enumerate(zip(wanted, shown, strict=True)):
         head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {number(each.num_events)} events")
         columns = [history_list(each, has_order=examples.has_order)]

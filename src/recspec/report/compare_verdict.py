@@ -11,7 +11,7 @@ from recspec.report.numbers import duration, number, p_value, percent, signed, s
 from recspec.report.page import Cell, Section, command, drawing, note, num, soft, table
 from recspec.report.pairing import Pair, pairs_of, ranked
 from recspec.report.run_facts import RunFacts
-from recspec.report.run_metrics import evaluate_command, interval_text, meaning_of
+from recspec.report.run_metrics import evaluate_command, interval_text, meaning_of, who_of
 
 Paired = Sequence[tuple[RunFacts, Sequence[Pair], Sequence[str]]]
 """Each run but the first, with its pairs with the first and the reasons if there are none."""
@@ -80,7 +80,7 @@ def _sentence(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
     told = f" On {pair.title}, {metric} is {number(found.theirs)} against {number(found.ours)}: a difference of "
     told += f"{signed(found.difference)} (95 % interval {signed(found.low)} to {signed(found.high)}; p "
     told += f"{p_value(found.p_value)}), over {number(pair.count)} "
-    told += f"{'rows' if pair.base.protocol == 'rows' else 'users'}."
+    told += f"{who_of(pair.base)}."
     lines: list[Child] = [tag("p", tag("strong", f"{other.name} {word} {base.name}."), told)]
     if (users := pair.users) is not None:
         better, worse = users.shares

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,16 @@ class RawNames:
             return None
 
 
-def top_values(spec: FeatureSpec, split: str, names: RawNames) -> dict[str, TopValues]:
+def top_values(
+    spec: FeatureSpec, split: str, names: RawNames, only: Collection[str] | None = None
+) -> dict[str, TopValues]:
     """The most frequent values of each categorical feature that models read, in a split's rows.
 
     Hashed features are left out, because nothing tells what their ids stand for.
     """
-    held = [name for name in spec.columns(split) if name in spec.inputs() and spec.features[name].is_categorical
-            and spec.num_ids(name) <= MOST_IDS and not _is_hashed(names.encoder(name))]  # fmt: skip
+    wanted = [name for name in spec.inputs(categorical=True) if only is None or name in only]
+    held = [name for name in spec.columns(split) if name in wanted and spec.num_ids(name) <= MOST_IDS
+            and not _is_hashed(names.encoder(name))]  # fmt: skip
     counts = {name: np.zeros(spec.num_ids(name), np.int64) for name in held}
     for block in open_split(spec, split, held).batches(BLOCK) if held else ():
         for name in held:

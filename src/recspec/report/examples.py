@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import RecspecError
+from recspec.report.dataset_values import RawNames, numbers_of, top_values
 from recspec.report.markup import Markup, plain, tag
 from recspec.report.run_facts import RunFacts
 
@@ -77,7 +78,22 @@ class Examples:
         Raises:
             RecspecError: if the model can't recommend, for example because it needs a context.
         """
-        return self.run.predictor.recommend(list(users), k=LISTED)
+        from recspec.inference import Wanted
+
+        return self.run.predictor.recommend(Wanted(users=tuple(users), k=LISTED, context=self.context))
+
+    @cached_property
+    def context(self) -> dict[str, object]:
+        """The most usual raw value of each feature that differs from request to request; empty if there is none."""
+        asked, data = self.run.predictor.recommender.requesters.asked, self.run.data
+        if not asked or data is None or "train" not in data.splits:
+            return {}
+        names = RawNames(data)
+        tops, numbers = top_values(data, "train", names, asked), numbers_of(data, "train", names)
+        found: dict[str, object] = {name: numbers[name].quantiles[2] for name in asked if name in numbers}
+        single = [name for name in asked if name in tops and not data.features[name].is_list and tops[name].values]
+        found |= {name: tops[name].values[0][0] for name in single}
+        return {name: found[name] for name in asked if name in found}
 
     @property
     def has_order(self) -> bool:
@@ -143,6 +159,12 @@ class Examples:
         if rows.users is None or rows.items is None:
             return None
         return rows.users[rows.labels].astype(np.int64), rows.items[rows.labels].astype(np.int64)
+
+
+def context_told(examples: Examples) -> str:
+    """The context of the lists in a sentence; empty without one."""
+    told = ", ".join(f"{name} {plain(value, 40)}" for name, value in examples.context.items())
+    return f" The lists are made for the most usual context: {told}." if told else ""
 
 
 def history_list(shown: Shown, *, has_order: bool) -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -11,6 +12,9 @@ from importlib import resources
 from recspec import __version__
 from recspec.report.markup import Child, Markup, joined, plain, tag
 from recspec.report.numbers import number
+
+MOST_COMMAND = 20_000
+"""Characters of a command."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,9 @@ def soft(*text: Child) -> Markup:
     return tag("p", *text, class_="soft")
 
 
-def command(*lines: str) -> Markup:
-    """Commands to copy, a line each."""
-    return tag("pre", tag("code", "\n".join(plain(line, 2_000) for line in lines)))
+def command(*lines: Sequence[object]) -> Markup:
+    """Commands to copy, a line each, from their words: whatever a path is called, a shell takes it for a path."""
+    return tag("pre", tag("code", "\n".join(plain(shlex.join(map(str, words)), MOST_COMMAND) for words in lines)))
 
 
 def details(summary: str, *body: Child) -> Markup:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import RecspecError
-from recspec.report.measured import MODEL, PROTOCOLS, Answer, Measured, is_lower_better
+from recspec.report.measured import MODEL, PROTOCOLS, Answer, Measured, first_answer, is_lower_better
 from recspec.report.run_facts import RunFacts
 
 if TYPE_CHECKING:
@@ -169,8 +169,14 @@ def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
                     continue
                 if values.ours:
                     found[(ours.split, protocol)] = Pair(Answer(ours, protocol), Answer(theirs, protocol), values)
-    order = {name: place for place, name in enumerate(PROTOCOLS)}
-    pairs = sorted(found.values(), key=lambda each: (each.base.saved.split != "test", order.get(each.base.protocol, 9)))
+    order, first = {name: place for place, name in enumerate(PROTOCOLS)}, first_answer(base)
+    wanted = None if first is None else (first.saved.split, first.protocol)
+
+    def place(pair: Pair) -> tuple[bool, bool, int]:
+        split, protocol = pair.base.saved.split, pair.base.protocol
+        return (split, protocol) != wanted, split != "test", order.get(protocol, len(order))
+
+    pairs = sorted(found.values(), key=place)
     if missing := [run.name for run in (base, other) if not run.evaluations]:
         return pairs, [f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no saved evaluation."]
     return pairs, [*reasons] or ["They were evaluated on different splits or under different protocols."]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import yaml
 
 from recspec import __version__
 from recspec.report.markup import Child, tag
@@ -25,12 +27,12 @@ def reproduce_section(run: RunFacts) -> Section:
     return Section("reproduce", "Make it again", tuple(_reproduce(run)))
 
 
-def train_command(run: RunFacts) -> str:
+def train_command(run: RunFacts) -> list[str]:
     """The command that made the run, as it was typed, or as its settings say."""
     if run.record is not None and run.record.command:
-        return shlex.join(run.record.command)
-    settings = [f"--set {name}={_value(value)}" for name, value in run.card.settings.items()]
-    return " ".join([f"recspec train {run.card.model} {run.data_path} {run.path}", *settings])
+        return [*run.record.command]
+    settings = [word for name, value in run.card.settings.items() for word in ("--set", f"{name}={as_set(value)}")]
+    return ["recspec", "train", run.card.model, run.data_path, str(run.path), *settings]
 
 
 def _cost(run: RunFacts) -> Iterator[Child]:
@@ -83,7 +85,7 @@ def _reproduce(run: RunFacts) -> Iterator[Child]:
     if record is not None and record.made_of:
         yield soft("Made of the runs ", [(tag("code", each), " ") for each in record.made_of], ".")
     yield tag("h3", "Evaluate and report")
-    yield command(evaluate_command(run), f"recspec report {run.path}")
+    yield command(evaluate_command(run), ["recspec", "report", run.path])
     machine = record.machine if record is not None else {}
     versions: list[tuple[str, object]] = [("recspec", run.card.recspec), ("torch", trained.get("torch", "–"))]
     versions += [("Python", machine.get("python", "–")), ("Seed", run.card.train.get("seed", "–"))]
@@ -98,22 +100,25 @@ def _reproduce(run: RunFacts) -> Iterator[Child]:
     )
 
 
-def _prepare_command(run: RunFacts) -> str:
+def _prepare_command(run: RunFacts) -> list[str]:
     """The preparation with the settings that are not the defaults; empty if they are not known."""
     dataset, settings = run.preparation.get("dataset"), run.preparation.get("settings")
     if not isinstance(dataset, str) or not isinstance(settings, Mapping):
-        return ""
+        return []
     from recspec.datasets import DATASETS
 
     if dataset not in DATASETS:
-        return ""
+        return []
     defaults: Mapping[str, Any] = DATASETS[dataset].Settings.model_construct().model_dump(mode="json")
-    given = [f"--set {shlex.quote(f'{name}={_value(value)}')}" for name, value in settings.items()
-             if name in defaults and defaults[name] != value]  # fmt: skip
-    return " ".join(["recspec prepare", dataset, "RAW", shlex.quote(run.data_path), *given])
+    changed = [name for name, value in settings.items() if name in defaults and defaults[name] != value]
+    given = [word for name in changed for word in ("--set", f"{name}={as_set(settings[name])}")]
+    return ["recspec", "prepare", dataset, "RAW", run.data_path, *given]
 
 
-def _value(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(_value, value))
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def as_set(value: object) -> str:
+    """A value as `--set` reads it: YAML, in which a plain text needs no quotes."""
+    try:
+        is_plain = isinstance(value, str) and yaml.safe_load(value) == value
+    except yaml.YAMLError:
+        is_plain = False
+    return str(value) if is_plain else json.dumps(value)

@@ -31,7 +31,7 @@ def _body(run: RunFacts) -> Iterator[Child]:
     else:
         yield from _summary(run)
     yield soft("More about the dataset, such as suspected leaks, its most frequent values and missing shares:")
-    yield command(f"recspec describe {run.data_path} --html dataset.html")
+    yield command(["recspec", "describe", run.data_path, "--html", "dataset.html"])
 
 
 def _inputs(run: RunFacts) -> str:

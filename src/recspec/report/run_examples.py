@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recspec.errors import RecspecError
-from recspec.report.examples import Examples, history_list, recommended_list
+from recspec.report.examples import Examples, context_told, history_list, recommended_list
 from recspec.report.markup import Child, plain, tag
 from recspec.report.measured import first_answer
 from recspec.report.numbers import number
@@ -42,6 +42,7 @@ def _body(run: RunFacts) -> Iterator[Child]:
         yield note(f"No lists could be made: {error}")
         return
     told = "Five users, from few events to many; the choice is by their number of events alone."
+    told += context_told(examples)
     marked = any(each.targets for each in shown)
     if marked:
         yield soft(told, f" ✓ marks an item that the user acted on in {examples.split}.")

@@ -51,7 +51,7 @@ def _body(run: RunFacts) -> Iterator[Child]:
             yield soft("This model scores rows and recommends no items.")
             return
         yield soft("These are measured on the lists of protocol full:")
-        yield command(f"{evaluate_command(run)} --protocol full")
+        yield command([*evaluate_command(run), "--protocol", "full"])
         return
     beyond = beyond_of(answer)
     names = list(beyond.get(MODEL, {}))

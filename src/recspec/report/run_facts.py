@@ -111,12 +111,6 @@ class RunFacts:
 
         return Predictor.open(self.bundle, device="cpu")
 
-    @property
-    def main_metric(self) -> tuple[str, str] | None:
-        """Protocol and metric by which the run is judged first, of those that were evaluated."""
-        held = self.evaluations[0].metrics if self.evaluations else self.card.metrics
-        return main_metric(held, str(self.card.trained.get("valid_metric") or ""))
-
 
 def main_metric(held: Mapping[str, Mapping[str, float]], wanted: str = "") -> tuple[str, str] | None:
     """The metric that chose the model, or else the usual one of the hardest protocol."""

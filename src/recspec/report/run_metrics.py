@@ -51,10 +51,10 @@ def interval_text(found: Measured) -> str:
     return "–" if found.error is None else f"{number(found.low)} to {number(found.high)}"
 
 
-def evaluate_command(run: RunFacts) -> str:
+def evaluate_command(run: RunFacts) -> list[str]:
     """The command that fills the sections of an evaluation."""
-    slices = " --slice activity --slice popularity" if run.has_users else ""
-    return f"recspec evaluate {run.path} {run.data_path} --baselines{slices}"
+    slices = ["--slice", "activity", "--slice", "popularity"] if run.has_users else []
+    return ["recspec", "evaluate", str(run.path), run.data_path, "--baselines", *slices]
 
 
 def _verdict(run: RunFacts) -> Iterator[Child]:
@@ -117,7 +117,7 @@ def _judged(answer: Answer) -> Iterator[Child]:
     by = ""
     if gap is not None and gap.error is not None:
         by = f" The difference is {signed(raw)} (95 % interval {signed(gap.low)} to {signed(gap.high)}), over the same "
-        by += f"{number(answer.count)} {_who(answer)}."
+        by += f"{number(answer.count)} {who_of(answer)}."
     yield note(tag("strong", f"The model {word}{told}."), f" On {answer.title}, {reached}.{by}", kind=kind)
 
 
@@ -180,11 +180,12 @@ def _described(answer: Answer) -> str:
         return f"{number(facts.get('rows'))} rows, {number(facts.get('positives'))} of them positive."
     few, many = facts.get("fewest_candidates"), facts.get("most_candidates")
     span = number(few) if few == many else f"{number(few)} to {number(many)}"
-    told = f"{number(facts.get('groups'))} {_who(answer)}, {span} candidates each: {facts.get('candidates', '')}."
+    told = f"{number(facts.get('groups'))} {who_of(answer)}, {span} candidates each: {facts.get('candidates', '')}."
     return told + (f" The model reads {facts['input']}." if isinstance(facts.get("input"), str) else "")
 
 
-def _who(answer: Answer) -> str:
+def who_of(answer: Answer) -> str:
+    """Whose values an evaluation's are."""
     return {"rows": "rows", "full": "users"}.get(answer.protocol, "lists")
 
 

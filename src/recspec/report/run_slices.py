@@ -11,7 +11,7 @@ from recspec.report.measured import MODEL, NORMAL, Answer, Measured, answers_of,
 from recspec.report.numbers import number
 from recspec.report.page import Cell, Section, command, drawing, num, soft, table
 from recspec.report.run_facts import RunFacts
-from recspec.report.run_metrics import interval_text
+from recspec.report.run_metrics import evaluate_command, interval_text
 
 WORDS = {
     "activity": "Users by how many events the model knows of them",
@@ -48,8 +48,7 @@ def _body(run: RunFacts) -> Iterator[Child]:
             "No slices were measured. A slice says for whom a model works: for new or old users, head or tail items, "
             "or each value of a column. For example:"
         )
-        wanted = "--slice activity --slice popularity" if run.has_users else "--slice COLUMN"
-        yield command(f"recspec evaluate {run.path} {run.data_path} --baselines {wanted}")
+        yield command([*evaluate_command(run), *([] if run.has_users else ["--slice", "COLUMN"])])
 
 
 def _table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:

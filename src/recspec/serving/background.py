@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from recspec.serving.batching import Limits
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
-from recspec.serving.server import Addresses, Server, ServeSettings, quiet
+from recspec.serving.server import Addresses, Server, ServeSettings, loop_factory, quiet
 from recspec.serving.sources import Source
 
 
@@ -52,6 +52,8 @@ class BackgroundServer:
 
     def stop(self) -> None:
         """Answer the requests under way, then close the models; a second call does nothing."""
+        if self._thread.ident is None:
+            return
         if self._loop is not None and self._asked is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._asked.set)
         self._thread.join()
@@ -63,7 +65,8 @@ class BackgroundServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve())
         except BaseException as error:
             if self._started.is_set():
                 raise

@@ -311,7 +311,7 @@ def serve(
 
     quiet()
     with _Ending(settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             held = Repository(sources, settings=repository, limits=limits)
             runner.run(run(ending))
         if held.given_up:
@@ -368,7 +368,7 @@ class _Ending:
             self._wake()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's event loop if it is installed, which saves a third of a small request's time."""
     try:
         import uvloop

@@ -38,7 +38,9 @@ def start_afresh(folder: Path) -> None:
 
 
 def refuse_another(folder: Path) -> None:
-    """Refuse a folder that holds a run already."""
+    """Refuse a folder that holds a run already, or is a bundle, whose manifest names each of its files."""
+    if (folder / "bundle.json").exists():
+        raise SettingsError(f"{folder}: is a bundle, whose files must stay as they are; name another folder")
     if (folder / BUNDLE).exists() or has_checkpoint(folder):
         raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
 

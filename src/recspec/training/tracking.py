@@ -189,7 +189,7 @@ class Tracking:
 
     def _work(self) -> None:
         if not _is_installed():
-            self._fail(f"{VARIABLE} is set, and MLflow is not installed: pip install 'recspec[mlflow]'")
+            self._fail("MLflow is not installed: pip install 'recspec[mlflow]'")
             return
         try:
             check_reachable(self.uri)
@@ -440,14 +440,27 @@ class TrackedSearch:
         return self.problem and f"not tracked: {self.problem}"
 
 
-def send_file(asked: str | None, run: Path, file: Path) -> str | None:
-    """Send a file that was made after a run, such as its report, to the MLflow run. Returns what went wrong."""
-    tracking = Tracking.of(asked, run, run)
-    if tracking is None or not (run / STATE).is_file():
+def send_file(run: Path, file: Path) -> str | None:
+    """Send a file that was made after a run, such as its report, to the MLflow run that tracks it, if one does.
+
+    `run` is the folder of a run or its bundle. Only the address of the environment gets files: that in `mlflow.json`
+    may be a stranger's. Returns what went wrong.
+    """
+    folder = next((each for each in (run, run.parent) if (each / STATE).is_file()), None)
+    if folder is None or (folder != run and run.name != "bundle"):
         return None
+    try:
+        held = read_json(confined(folder, STATE))
+    except PathError:
+        return None
+    uri = str(held.get("uri")) if isinstance(held, dict) else ""
+    ours = os.environ.get(VARIABLE, "")
+    if not ours or shown(ours) != uri:
+        return f"not sent to MLflow: the run is tracked at {shortened(uri)!r}; set {VARIABLE} to that address"
+    tracking = Tracking(folder, ours)
     tracking.send({"event": "file", "path": str(file)})
     tracking.close()
-    return tracking.problem and f"not tracked: {tracking.problem}"
+    return tracking.problem and f"not sent to MLflow: {tracking.problem}"
 
 
 def shown(uri: str) -> str:

@@ -32,6 +32,7 @@ class Finder {
     const found = (await call('/' + this.what + 's' + query(given)))[this.what + 's'];
     if (mine !== this.asked || document.activeElement !== this.input) return;
     this.found = found;
+    this.foundFor = given.query;
     this.list.replaceChildren(...found.map((each, place) => make('li', {id: this.input.id + '-' + place, role: 'option', 'aria-selected': 'false', on: {
       mousedown: event => event.preventDefault(), /* the field keeps the focus */
       click: () => this.pick(place),
@@ -75,7 +76,9 @@ class Finder {
       else if (many) this.mark((this.place + (key === 'ArrowDown' ? 1 : this.place < 0 ? 0 : -1) + many) % many);
     } else if (key === 'Enter') {
       event.preventDefault();
+      const fits = this.isOpen && many && this.foundFor === this.input.value.trim();
       if (this.isOpen && this.place >= 0) this.pick(this.place);
+      else if (fits && this.what === 'item') this.pick(0); /* the best match; a user may be a new one */
       else {
         this.close();
         this.typed = '';

@@ -150,6 +150,7 @@ function remember() {
 
 async function recommend() {
   state.running?.abort();
+  at('results').removeAttribute('aria-busy');
   const {signal} = state.running = new AbortController(), asked = request(), text = filterText();
   remember();
   const active = state.filters.filter(each => each.test()).length + (at('expression').value.trim() ? 1 : 0);
