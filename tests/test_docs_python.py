@@ -61,6 +61,7 @@ def module_of_models(folder: Path) -> None:
 
 
 PREPARED: dict[str, Callable[[Path], None]] = {
+    "README.md": shop.write,
     "docs/index.md": shop.write,
     "docs/notebooks/4_own_model.ipynb": module_of_models,
     "docs/serving.md": serving_runs,
