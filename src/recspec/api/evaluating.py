@@ -68,6 +68,8 @@ class EvaluationResult(Viewed):
         return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
 
     def _view(self) -> View:
+        from recspec.evaluation import favours
+
         report, sections = self.report, list[Section]()
         for protocol, metrics in report.metrics.items():
             beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
@@ -82,11 +84,13 @@ class EvaluationResult(Viewed):
             for by, parts in report.model.slices.get(protocol, {}).items():
                 sections.append(_slices(f"{protocol} by {by}", parts))
         for run, compared in report.against.items():
-            columns = ("", self.model, str(run), "difference", "error", "p (t-test)", "p (permutation)")
+            better = {"ours": self.model, "theirs": str(run), "neither": ""}
+            columns = ("", self.model, str(run), f"{run} minus {self.model}", "error", "p (t-test)", "p (permutation)",
+                       "better")  # fmt: skip
             lines = [
                 (f"{protocol}/{name}", *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference,
                                                               each.standard_error)),
-                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}")
+                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", better[favours(name, each)])
                 for protocol, named in compared.items() for name, each in named.items()
             ]  # fmt: skip
             sections.append(Section(f"{self.model} against {run}", columns, lines))

@@ -194,7 +194,7 @@ class Model(Viewed):
         Returns:
             A frame of one row a user and item, best first: `user`, `known` (False for an unknown user, who gets the
             most popular items), `rank` from 1, `item`, `title`, `score`, and where there are any `boost`, `because` and
-            `retrieved_by`. With `out`, the path.
+            `retrieved_by`. Without titles in the catalogue, no `title`. With `out`, the path.
 
         Raises:
             RequestError: with every problem of the request.
@@ -266,7 +266,8 @@ class Model(Viewed):
             kind: Kind of frame; by default that of the data that were prepared.
 
         Returns:
-            A frame of one row an item: `rank` from 1, `item`, `title`, `score` (a cosine, or the model's score).
+            A frame of one row an item: `rank` from 1, `item`, `score` (a cosine, or the model's score), and
+            `title` if the catalogue has titles.
 
         Raises:
             RequestError: with every problem of the request.
@@ -282,7 +283,7 @@ class Model(Viewed):
             "title": pa.array([each.title for each in found.items], pa.string()),
             "score": pa.array([each.score for each in found.items], pa.float64()),
         })  # fmt: skip
-        return from_table(table, chosen_kind(kind, self.kind))
+        return from_table(_titled(self.predictor, table), chosen_kind(kind, self.kind))
 
     @verb
     def explain(self, user: str | int, item: str | int, *, kind: str | None = None) -> Any:
@@ -325,7 +326,8 @@ class Model(Viewed):
         """
         from recspec.inference import history_of
 
-        return from_table(history_of(self.predictor, user), chosen_kind(kind, self.kind))
+        table = _titled(self.predictor, history_of(self.predictor, user))
+        return from_table(table, chosen_kind(kind, self.kind))
 
     # --- measured, exported, served -----------------------------------------------------------------------------------
 
@@ -490,7 +492,12 @@ def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted:
     if predictor.pipeline is not None:
         columns["retrieved_by"] = pa.array([list(item.retrieved_by or ()) for _, _, item in rows],
                                            pa.list_(pa.string()))  # fmt: skip
-    return pa.table(columns)
+    return _titled(predictor, pa.table(columns))
+
+
+def _titled(predictor: Any, table: Any) -> Any:
+    """The table; without its titles if the items have none."""
+    return table if predictor.items.titles is not None else table.drop_columns(["title"])
 
 
 def _because(explanation: Any) -> str | None:

@@ -145,7 +145,8 @@ def load(
     card = read_card(folder)
     kinds: dict[str, type[Model]] = {**MODELS, Blend.name: Blend}
     if card.model not in kinds:
-        raise BundleError(f"{folder}: {unknown('model', card.model, kinds)}")
+        own = "; a model of your own is first entered in recspec.models.MODELS"
+        raise BundleError(f"{folder}: {unknown('model', card.model, kinds)}{own}")
     spec = _read_spec(folder)
     model_class = kinds[card.model]
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)

@@ -158,7 +158,7 @@ def print_comparisons(report: Report) -> None:
     """Each other run's metrics beside the model's, with the difference, its interval and the p-values."""
     from recspec.evaluation import favours
 
-    names = ("", "model", "other", "difference", "error", "95 %", "p (t-test)", "p (permutation)", "better")
+    names = ("", "model", "other", "other - model", "error", "95 %", "p (t-test)", "p (permutation)", "better")
     for run, found in report.against.items():
         for protocol, metrics in found.items():
             table = titled_table(
