@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from recspec import api
@@ -100,6 +101,12 @@ def test_messages_about_values_call_a_frame_a_frame(tmp_path: Path) -> None:
         api.prepare({}, tmp_path / "data", progress=False)
     with pytest.raises(DataError, match="found int; expected a data frame or the path of raw files"):
         api.prepare(7, tmp_path / "data", progress=False)
+    with pytest.raises(DataError, match="the path is empty"):
+        api.prepare("", tmp_path / "data", progress=False)
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    with pytest.raises(DataError, match=r"^the data frame: holds a type that can't be kept: .*union.*leave"):
+        api.prepare(pa.table({"user": [1], "odd": union}), tmp_path / "data", progress=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_setting_of_every_dataset_can_be_a_keyword() -> None:

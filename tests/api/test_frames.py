@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import duckdb
@@ -139,3 +139,52 @@ def test_ids_come_as_one_a_list_an_array_or_a_column() -> None:
     for wrong in (pd.DataFrame({"a": ["x"], "b": ["y"]}), [1.5], [None], True, b"ab", 1.5):
         with pytest.raises(DataError, match="users: "):
             frames.as_ids(wrong, "users")
+
+
+class _Failing:
+    """A frame whose rows can't be computed, as a query that fails only when it is asked."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("midway"), ZeroDivisionError(), KeyError("a", 1), OSError(5, "no")])
+def test_a_frame_that_fails_inside_is_one_message(error: Exception) -> None:
+    with pytest.raises(DataError, match=r"^the data frame: can't be read: "):
+        frames.to_table(_Failing(error))
+
+
+def test_a_stream_that_fails_midway_shows_no_traceback() -> None:
+    table = pa.table({"user": [1]})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from table.to_batches()
+        raise RuntimeError("connection lost")
+
+    with pytest.raises(DataError, match="connection lost") as caught:
+        frames.to_table(pa.RecordBatchReader.from_batches(table.schema, batches()))
+    assert "Traceback" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_is_no_unicode_is_told_in_a_message_that_can_be_printed() -> None:
+    with pytest.raises(DataError, match="surrogates not allowed") as caught:
+        frames.to_table({"user": ["\ud800"]})
+    assert str(caught.value).encode("utf-8")
+
+
+def test_names_that_are_no_texts_keep_their_values() -> None:
+    assert frames.to_table([{1: "a", "x": "b"}, {1: "c"}]).to_pydict() == {"1": ["a", "c"], "x": ["b", None]}
+    assert frames.to_table(pd.DataFrame({"x": ["b"], 1: ["a"]})).to_pydict() == {"x": ["b"], "1": ["a"]}
+
+
+@pytest.mark.parametrize("frame", [
+    {1: [1], "1": [2]}, [{1: 1, "1": 2}], pd.DataFrame({1: [1], "1": [2]}),
+    pd.DataFrame([[1, 2]], columns=["1", "1"]), pa.table([[1], [2]], names=["1", "1"]),
+])  # fmt: skip
+def test_columns_of_one_name_are_refused_in_every_kind(frame: object) -> None:
+    with pytest.raises(DataError, match=r"the data frame: has more than one column '?1'?; rename them"):
+        frames.to_table(frame)

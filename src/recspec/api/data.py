@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from recspec import config
-from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, reason, to_table
 from recspec.api.process import joined
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
@@ -235,6 +235,8 @@ def _settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
 
 def _path_of(raw: object) -> str:
     if isinstance(raw, (str, os.PathLike)):
+        if not os.fspath(raw):  # as a path, it would be the folder that the process happens to be in
+            raise DataError("prepare: the path is empty; expected a data frame or the path of raw files")
         return os.fspath(raw)
     raise DataError(f"prepare: found {type(raw).__name__}; expected a data frame or the path of raw files")
 
@@ -249,18 +251,22 @@ def _staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tu
             table = to_table(frame, names[name])
             if not table.num_columns:
                 raise DataError(f"{names[name]}: has no columns; expected one for each of user, item and so on")
-            _write(table, folder / f"{name}.parquet")
+            _write(table, folder / f"{name}.parquet", names[name])
         try:
             yield folder / "rows.parquet", {side: f"{side}.parquet" for side in sides}
         except RecspecError as error:
             raise _renamed(error, {str(folder / f"{name}.parquet"): said for name, said in names.items()}) from None
 
 
-def _write(table: pa.Table, file: Path) -> None:
+def _write(table: pa.Table, file: Path, what: str) -> None:
     """Write a frame so that equal frames give equal files, by which `prepare` recognises them."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(table, file, compression="zstd", coerce_timestamps="us", allow_truncated_timestamps=True)
+    try:
+        pq.write_table(table, file, compression="zstd", coerce_timestamps="us", allow_truncated_timestamps=True)
+    except pa.ArrowException as error:
+        raise DataError(f"{what}: holds a type that can't be kept: {reason(error)}; leave that column out") from None
     if file.stat().st_size > LARGE:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").digest()

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from recspec.errors import DataError, MissingExtraError, SettingsError, listed, unknown
+from recspec.errors import DataError, MissingExtraError, RecspecError, SettingsError, listed, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,13 +69,30 @@ def to_table(frame: object, what: str = "the data frame") -> pa.Table:
 
     try:
         table = _read(frame)
-        names = [str(name) for name in table.column_names]
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise DataError(f"{what}: has more than one column {listed(twice)}; rename them")
+        names = _named(table.column_names)
         return pa.table({name: _plain(column) for name, column in zip(names, table.columns, strict=True)})
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        why = "; ".join(str(part) for part in reversed(error.args)) or type(error).__name__
-        raise DataError(f"{what}: can't be read: {why[:300]}; {EXPECTED}, each column of one type") from None
+    except (RecspecError, MemoryError) as error:
+        if isinstance(error, RecspecError):
+            raise DataError(f"{what}: {error}") from None
+        raise
+    except Exception as error:  # a frame computes its rows when they are read, and may raise anything
+        raise DataError(f"{what}: can't be read: {reason(error)}; {EXPECTED}, each column of one type") from None
+
+
+def reason(error: Exception) -> str:
+    """What a library says of a frame that it can't read or write, on one line that can be printed."""
+    texts = all(isinstance(part, str) for part in error.args)
+    told = "; ".join(reversed(error.args)) if texts else str(error)  # pyarrow puts the column last
+    told = " ".join(told.partition(". Detail: ")[0].split()) or type(error).__name__
+    return told.encode("utf-8", "backslashreplace").decode("utf-8")[:300]
+
+
+def _named(names: Iterable[object]) -> list[str]:
+    """The names of columns as texts. Raises `DataError` for names that are the same as texts."""
+    texts = [str(name) for name in names]
+    if twice := [name for name in dict.fromkeys(texts) if texts.count(name) > 1]:
+        raise DataError(f"has more than one column {listed(twice)}; rename them")
+    return texts
 
 
 def _read(frame: object) -> pa.Table:
@@ -87,17 +104,19 @@ def _read(frame: object) -> pa.Table:
         case "pandas":  # its own stream would hold an index without a name as a column too
             if not hasattr(frame, "columns"):
                 raise TypeError(f"found {type(frame).__name__} of pandas")
+            frame = frame.set_axis(_named(frame.columns), axis=1)  # type: ignore[attr-defined]
             table = pa.Table.from_pandas(frame)
             return table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
         case "dict":
             assert isinstance(frame, Mapping)
-            return pa.table({str(name): _column(values) for name, values in frame.items()})
+            return pa.table(dict(zip(_named(frame), map(_column, frame.values()), strict=True)))
         case "rows":
             assert isinstance(frame, Sequence)
             if isinstance(frame, (str, bytes)) or not all(map(_is_row, frame)):
                 raise TypeError(f"found {type(frame).__name__}")
-            names = dict.fromkeys(str(name) for row in frame for name in row)
-            return pa.table({name: _column([row.get(name) for row in frame]) for name in names})
+            keys = dict.fromkeys(key for row in frame for key in row)
+            columns = [_column([row.get(key) for row in frame]) for key in keys]
+            return pa.table(dict(zip(_named(keys), columns, strict=True)))
     if isinstance(frame, pa.Table):
         return frame
     if not hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "__arrow_c_array__"):
