@@ -105,6 +105,22 @@ def test_strange_values_of_a_run_fit_in_a_line(folder: Path) -> None:
     assert len(found.model) < 300
 
 
+def test_numbers_beyond_any_float_are_no_numbers(folder: Path, small_data: FeatureSpec) -> None:
+    _, where = kept(folder / "a" / "knn", small_data)
+    assert where.file is not None
+    evaluation = json.loads(where.file.read_text())
+    evaluation["report"]["metrics"]["full"]["ndcg@5"] = 10**400
+    where.file.write_text(json.dumps(evaluation))
+    card = json.loads((folder / "alone" / "bundle.json").read_text())
+    for seconds in (10**400, float("inf"), -1, True, "1"):
+        card["trained"]["seconds"] = seconds
+        (folder / "alone" / "bundle.json").write_text(json.dumps(card))
+        knn, alone, _ = find_runs(folder, sort="run").runs
+        assert "full/ndcg@5" not in knn.values["test"]
+        assert "rows/auc" in knn.values["test"]
+        assert alone.seconds is None
+
+
 def test_damaged_runs_are_lines_with_a_reason(folder: Path) -> None:
     texts = {"empty": "", "deep": "[" * 100_000, "list": "[]", "newer": '{"format": 9}', "wrong": '{"format": 1}'}
     for name, text in texts.items():

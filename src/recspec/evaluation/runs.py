@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -130,7 +131,7 @@ def describe(path: Path) -> FoundRun:
         values=values,
         choices=choices,
         time=brief(record.started) if record is not None else "",
-        seconds=float(taken) if isinstance(taken, (int, float)) and math.isfinite(taken) else None,
+        seconds=_seconds(taken),
         size=_size(of) if has_bundle else None,
         problem="; ".join(brief(each) for each in problems),
     )
@@ -276,6 +277,13 @@ def _sorted(runs: list[FoundRun], sort: str, split: str) -> list[FoundRun]:
 
     has = [each for each in runs if key(each) not in (None, "")]
     return sorted(has, key=key, reverse=largest_first) + [each for each in runs if key(each) in (None, "")]
+
+
+def _seconds(taken: object) -> float | None:
+    """A time from a file; None if it is none. A whole number may be larger than any float."""
+    if isinstance(taken, bool) or not isinstance(taken, (int, float)) or not 0 <= taken <= sys.float_info.max:
+        return None
+    return float(taken)
 
 
 def _size(folder: Path) -> int | None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -368,11 +369,11 @@ def _finite(value: object) -> object:
 
 
 def _numbers(found: object) -> dict[str, dict[str, float]]:
-    """Numbers by protocol and metric; anything else is left out."""
+    """Finite numbers by protocol and metric; anything else is left out."""
     if not isinstance(found, Mapping):
         return {}
     return {
         str(protocol): {str(name): float(of) for name, of in named.items()
-                        if isinstance(of, (int, float)) and not isinstance(of, bool)}
+                        if isinstance(of, (int, float)) and not isinstance(of, bool) and abs(of) <= sys.float_info.max}
         for protocol, named in found.items() if isinstance(named, Mapping)
     }  # fmt: skip
