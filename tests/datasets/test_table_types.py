@@ -122,6 +122,8 @@ def test_a_declaration_that_does_not_fit_its_column_is_refused(tmp_path: Path) -
     for column, declared, said in (
         ("timestamp", "text", "is the timestamp, and is declared text; declare it time, integer or number"),
         ("timestamp", {"type": "time", "zone": "UTC"}, "holds numbers, which count from 1970 in UTC; leave"),
+        ("user_id", "list", "column 'user_id' holds ids, and is declared list; declare it text or integer"),
+        ("item_id", {"type": "vector", "length": 2}, "column 'item_id' holds ids, and is declared vector"),
         ("prcie", "number", "no column 'prcie'; found 'user_id', 'item_id', 'timestamp'"),
         ("usr_id", "text", "no column 'usr_id' (did you mean 'user_id'?)"),
     ):  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import random
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +21,16 @@ from recspec.files.archives import extract, lines, open_zip, opened
 from tests.dataset_cases import CASES, Case, run
 
 ADULT = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K\n"  # noqa: E501
+
+
+def _zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": _zstd}
 
 
 def zip_of(folder: Path, path: Path) -> Path:
@@ -109,6 +121,25 @@ def test_a_parquet_file_whose_rows_are_damaged_is_named(tmp_path: Path) -> None:
 def low_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "LEAST_CAP", 1000)
     monkeypatch.setattr(archives, "MOST_TIMES", 0)
+
+
+@pytest.mark.parametrize("suffix", list(PACK))
+def test_nothing_after_the_first_stream_of_a_compressed_file_is_lost_in_silence(suffix: str, tmp_path: Path) -> None:
+    file, pack = tmp_path / f"a.csv{suffix}", PACK[suffix]
+    first, second = pack(b"a\n" * 200), pack(b"b\n" * 200)
+    file.write_bytes(first + second)
+    assert [sum(line == each for _, line in lines(file)) for each in (b"a\n", b"b\n")] == [200, 200]
+    for rest in (second[:-5], second[:3], b"\0\1" + second, b"some text"):
+        file.write_bytes(first + rest)
+        with pytest.raises(DataError, match=f"a.csv{suffix}: the compressed file .*; download it again"):
+            list(lines(file))
+
+
+@pytest.mark.parametrize("suffix", list(PACK))
+def test_an_empty_compressed_file_holds_no_lines(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"a{suffix}").write_bytes(b"")
+    (tmp_path / f"b{suffix}").write_bytes(PACK[suffix](b""))
+    assert not [*lines(tmp_path / f"a{suffix}"), *lines(tmp_path / f"b{suffix}")]
 
 
 @pytest.mark.usefixtures("low_cap")

@@ -325,7 +325,14 @@ def test_a_time_that_does_not_fit_its_format_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "message"),
-    [("%Q", "has %Q"), ("%Y-%m", "lacks %d"), ("%Y %y %m %d", "has twice %y"), ("days", "has no code such as %Y")],
+    [
+        ("%Q", "has %Q"),
+        ("%Y-%m", "lacks %d"),
+        ("%Y %y %m %d", "has twice %y"),
+        ("days", "has no code such as %Y"),
+        ("%Y-%m-%d%", "has %;"),
+        ("%Y-%m-%d%\n", "has %\n"),
+    ],
 )
 def test_a_time_format_that_is_none_is_refused(form: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"time_format '{form}' {message}"):

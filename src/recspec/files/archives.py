@@ -123,7 +123,36 @@ def _unpacking(stream: IO[bytes], how: str) -> Any:
         import pyarrow as pa  # this file is imported everywhere, and pyarrow takes long to load
 
         return pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd")
-    return bz2.BZ2File(stream)
+    return _Bzip2(stream)
+
+
+class _Bzip2:
+    """The unpacked bytes of one bzip2 stream after another; `bz2.BZ2File` would end in silence at a damaged one."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self._packed, self._stream, self._begun = packed, bz2.BZ2Decompressor(), False
+
+    def __enter__(self) -> _Bzip2:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            rest = self._stream.unused_data if self._stream.eof else b""
+            if not rest and (self._stream.eof or self._stream.needs_input):
+                rest = self._packed.read(1 << 16)
+                if not rest:
+                    if self._begun and not self._stream.eof:
+                        raise EOFError
+                    return 0
+            if self._stream.eof:
+                self._stream = bz2.BZ2Decompressor()
+            self._begun = True
+            if found := self._stream.decompress(rest, len(buffer)):
+                buffer[: len(found)] = found
+                return len(found)
 
 
 class _Counted(io.RawIOBase):

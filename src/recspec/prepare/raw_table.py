@@ -147,6 +147,10 @@ class _Typing:
                                           "text, integer or number")  # fmt: skip
                 return None
             return _label(self.rows, name, roles.positive_from, roles.positive)
+        if declared is not None and name in roles.ids and declared.type in ("list", "vector"):
+            self.rows.problems.append(f"column '{name}' holds ids, and is declared {declared.type}; declare it text or "
+                                      "integer")  # fmt: skip
+            return None
         if declared is not None:
             return typed_as(self.rows, name, declared, is_feature=name in roles.features)
         if name in roles.vectors:

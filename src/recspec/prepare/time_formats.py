@@ -29,7 +29,7 @@ def check_time_format(text: str) -> str:
     """Check a time format and return it. Raises ValueError, naming its unknown, missing or repeated codes."""
     if text in PER_SECOND:
         return text
-    codes = re.findall("%(.)", text)
+    codes = re.findall("%(.?)", text, re.DOTALL)
     known = ", ".join(f"%{code}" for code in DIRECTIVES)
     strange = sorted({f"%{code}" for code in codes if code not in DIRECTIVES})
     if strange or not codes:
