@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recspec.cli import app as cli
+from recspec.models import MODELS
 from tests import shop
 from tests.documented import PAGES, fences, name_of
 from tests.test_docs_code import lines_of
+
+
+@pytest.fixture(autouse=True)
+def _models_as_they_were() -> Iterator[None]:
+    """Takes out the models of one's own that a page enters."""
+    before = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(before)
 
 
 def page_of(path: Path) -> object:

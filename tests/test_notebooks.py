@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from scripts import run_notebooks
 
+from recspec.models import MODELS
 from tests.documented import NOTEBOOKS
+
+
+@pytest.fixture(autouse=True)
+def _models_as_they_were() -> Iterator[None]:
+    """Takes out the models of one's own that a page enters."""
+    before = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(before)
+
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

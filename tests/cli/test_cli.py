@@ -576,11 +576,11 @@ def test_serve_says_what_is_in_the_way(run: Cli, tmp_path: Path, bundle_folder: 
         port = taken.getsockname()[1]
         status, _, said = run("serve", bundle_folder, "--http-port", str(port), "--no-grpc")
     assert (status, f"HTTP: can't listen at 127.0.0.1:{port}: " in said) == (2, True), said
-    status, _, said = run("serve", tmp_path / "nothing", "--http-port", "0")
+    status, _, said = run("serve", tmp_path / "nothing", "--http-port", "0", "--no-grpc")
     assert (status, "no such folder" in said) == (2, True), said
-    status, _, said = run("serve", bundle_folder, bundle_folder)
+    status, _, said = run("serve", bundle_folder, bundle_folder, "--http-port", "0", "--no-grpc")
     assert (status, "two models are called 'neumf'; write NAME=" in said) == (2, True), said
-    status, _, said = run("serve", bundle_folder, "--timeout", "0")
+    status, _, said = run("serve", bundle_folder, "--timeout", "0", "--http-port", "0", "--no-grpc")
     assert (status, "timeout_seconds" in said) == (2, True), said
 
 

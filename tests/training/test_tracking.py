@@ -136,6 +136,7 @@ def test_a_server_that_never_answers_is_given_up_at_the_end(tmp_path: Path, monk
     assert asleep.problem == "MLflow at http://there:5000 does not answer"
 
 
+@pytest.mark.slow  # it waits as long as a search does
 def test_a_search_gives_up_once_and_its_runs_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search, awake = TrackedSearch(tmp_path), threading.Event()
     monkeypatch.setattr(tracking, "_is_installed", lambda: True)
