@@ -144,6 +144,13 @@ def test_runs_are_compared_and_one_is_refused(model: api.Model, data: api.Data) 
     other = api.train("popularity", data, model.path.parent / "popularity", progress=False)
     result = api.compare([model, other], data, protocol="full", progress=False)
     assert list(result.report.against) == [str(other.path)]
+    assert [each.parts[-3] for each in result.files] == ["run", "popularity"]
+    alone = other.evaluate(data, protocol="full", progress=False)
+    assert alone.file == result.files[1], "as if it had been evaluated alone"
+    assert alone.to_dict() == result.report.others[str(other.path)].to_dict()
+    pages = api.report([model, other], out=model.path.parent / "both.html")
+    assert "no saved evaluation" not in pages.path.read_text()
+    assert all(each["test"] is not None for each in api.runs(other.path).to_frame("rows"))
     with pytest.raises(SettingsError, match="expected two runs or more"):
         api.compare([model], data)
     joined = api.pipeline(model.path.parent / "pipeline", retriever={"near": model}, ranker=model, progress=False)

@@ -27,14 +27,22 @@ class EvaluationResult(Viewed):
         model: The model's name.
         kind: The kind of frame in which `to_frame` answers by default.
         file: The JSON file in the run's folder that keeps it; None if it could not be kept.
-        why_not_kept: The reason then.
+        files: That file, and those that keep each compared run's own evaluation in its folder.
+        why_not_kept: The reason if one of them could not be kept.
     """
 
     def __init__(
-        self, report: Report, model: str, kind: Kind = "pyarrow", *, file: Path | None = None, why_not_kept: str = ""
+        self,
+        report: Report,
+        model: str,
+        kind: Kind = "pyarrow",
+        *,
+        file: Path | None = None,
+        files: Sequence[Path] = (),
+        why_not_kept: str = "",
     ) -> None:
         self.report, self.model, self.kind = report, model, kind
-        self.file, self.why_not_kept = file, why_not_kept
+        self.file, self.files, self.why_not_kept = file, tuple(files), why_not_kept
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -96,7 +104,7 @@ class EvaluationResult(Viewed):
             sections.append(Section(f"{self.model} against {run}", columns, lines))
         notes = [*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)]
         if self.why_not_kept:
-            notes.append(f"not kept in the run: {self.why_not_kept}")
+            notes.append(self.why_not_kept)
         return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes)
 
 
@@ -139,6 +147,8 @@ def evaluate(
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
     """Measure a trained model, each metric under a named protocol, and keep the result in the run's folder.
+
+    Each run of `against` keeps its own result too, as if it had been evaluated alone.
 
     Args:
         run: A model, or the folder of a run or bundle.
@@ -186,9 +196,16 @@ def evaluate(
             report = run_evaluation(trained, spec, split, protocols=_several(protocol) or None, baselines=baselines,
                                     settings=chosen, against=others, ranks=trained.shards.evaluating, progress=show,
                                     of_all=PipelineRanker)  # fmt: skip
-        kept = save(report, trained, spec) if ranks.is_first else None
-    file, why_not = (kept.file, kept.why_not) if kept is not None else (None, "the first process keeps it")
-    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, why_not_kept=why_not or "")
+        kept = {}
+        if ranks.is_first:
+            kept = {name: save(each, others[name], spec) for name, each in report.others.items()}
+            kept[""] = save(report, trained, spec)
+    why_not = {name: each.why_not for name, each in kept.items() if each.why_not} | dict(report.not_alone)
+    told = [f"{name}: {why}" if name else why for name, why in why_not.items()]
+    file = kept[""].file if kept else None
+    files = [each.file for each in reversed(kept.values()) if each.file is not None]
+    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, files=files,
+                            why_not_kept="; ".join(told) if kept else "the first process keeps it")  # fmt: skip
 
 
 @verb

@@ -79,7 +79,10 @@ def evaluate(
         print_json(result.to_dict())
     else:
         print_report(result.report, result.model)
-    err.print(f"{result.file}: kept" if result.file else f"note: {result.why_not_kept}", soft_wrap=True)
+    for file in result.files:
+        err.print(f"{file}: kept", soft_wrap=True)
+    if result.why_not_kept:
+        err.print(f"note: {result.why_not_kept}", soft_wrap=True)
     print_next("report", run)
 
 

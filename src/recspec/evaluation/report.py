@@ -139,6 +139,10 @@ class Report:
     data_notes: tuple[str, ...] = ()
     """What differs between this dataset and the one that the model was trained on."""
     seconds: float | None = None
+    others: Mapping[str, Report] = field(default_factory=dict, repr=False)
+    """Each run of `against` as if it had been evaluated alone, under the same question."""
+    not_alone: Mapping[str, str] = field(default_factory=dict)
+    """Run of `against` that is not among `others` -> the reason."""
 
     @property
     def metrics(self) -> Metrics:
