@@ -16,7 +16,7 @@ from recspec.api.views import Section, View, Viewed
 from recspec.errors import SettingsError
 
 if TYPE_CHECKING:
-    from recspec.evaluation import Report, Slice
+    from recspec.evaluation import Comparison, Report, Slice
 
 
 class EvaluationResult(Viewed):
@@ -75,9 +75,24 @@ class EvaluationResult(Viewed):
         schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())})
         return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
 
-    def _view(self) -> View:
-        from recspec.evaluation import favours
+    def comparisons(self, kind: str | None = None) -> Any:
+        """One row a compared run, protocol and metric: `run`, `protocol`, `metric`, `ours`, `theirs`, `difference`
+        (theirs minus ours), its `standard_error` and 95 % interval (`low`, `high`), `p_value` of the paired t-test,
+        `p_permutation`, and `better`: the name of the better run, empty if the comparison does not tell."""
+        import pyarrow as pa
 
+        numbers = ("ours", "theirs", "difference", "standard_error", "low", "high", "p_value", "p_permutation")
+        found = [
+            {"run": run, "protocol": protocol, "metric": name, **{each: getattr(one, each) for each in numbers},
+             "better": self._better(run, name, one)}
+            for run, compared in self.report.against.items()
+            for protocol, named in compared.items() for name, one in named.items()
+        ]  # fmt: skip
+        texts = dict.fromkeys(("run", "protocol", "metric"), pa.string())
+        schema = pa.schema({**texts, **dict.fromkeys(numbers, pa.float64()), "better": pa.string()})
+        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+
+    def _view(self) -> View:
         report, sections = self.report, list[Section]()
         for protocol, metrics in report.metrics.items():
             beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
@@ -92,20 +107,29 @@ class EvaluationResult(Viewed):
             for by, parts in report.model.slices.get(protocol, {}).items():
                 sections.append(_slices(f"{protocol} by {by}", parts))
         for run, compared in report.against.items():
-            better = {"ours": self.model, "theirs": str(run), "neither": ""}
             columns = ("", self.model, str(run), f"{run} minus {self.model}", "error", "p (t-test)", "p (permutation)",
                        "better")  # fmt: skip
             lines = [
                 (f"{protocol}/{name}", *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference,
                                                               each.standard_error)),
-                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", better[favours(name, each)])
+                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", self._better(run, name, each))
                 for protocol, named in compared.items() for name, each in named.items()
             ]  # fmt: skip
             sections.append(Section(f"{self.model} against {run}", columns, lines))
-        notes = [*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)]
+        notes = [
+            *report.verdicts,
+            *report.notes[len(report.cautions) :],
+            *(f"warning: {each.message}" for each in report.warnings),
+        ]
         if self.why_not_kept:
             notes.append(self.why_not_kept)
-        return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes)
+        return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes, report.cautions)
+
+    def _better(self, run: str, name: str, found: Comparison) -> str:
+        """The name of the better of two runs; empty if the comparison does not tell."""
+        from recspec.evaluation import better
+
+        return {"ours": self.model, "theirs": run, "neither": ""}[better(self.report, run, name, found)]
 
 
 def _interval(intervals: Mapping[str, Any], metric: str) -> list[str]:

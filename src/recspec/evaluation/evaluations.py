@@ -19,7 +19,7 @@ from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Asked, Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
-from recspec.evaluation.saved import data_notes
+from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
@@ -71,7 +71,7 @@ def evaluate(
     data = DataRecord.of(spec) if ranks.is_first else None
     notes = () if data is None else data_notes(trained, data)
     report = Report(split, model, intervals=found, asked=wanted, data=data, data_notes=notes)
-    report = _beside_runs(report, question, against or {}, ranks, progress, of_all)
+    report = _beside_runs(report, trained, question, against or {}, ranks, progress, of_all)
     if not (baselines and ranks.is_first):
         return replace(report, seconds=time.monotonic() - started)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
@@ -95,8 +95,8 @@ def _train_splits(trained: Bundle) -> list[str]:
 
 
 def _beside_runs(
-    report: Report, question: Question, against: Mapping[str, Bundle], ranks: Ranks, progress: Progress,
-    of_all: OfAll | None,
+    report: Report, trained: Bundle, question: Question, against: Mapping[str, Bundle], ranks: Ranks,
+    progress: Progress, of_all: OfAll | None,
 ) -> Report:  # fmt: skip
     """The report with other runs' evaluations under its question, and their comparisons."""
     assert report.asked is not None
@@ -117,7 +117,11 @@ def _beside_runs(
             data_notes=() if report.data is None else data_notes(other, report.data),
             seconds=time.monotonic() - started,
         )  # fmt: skip
-    return replace(report, against=compared, others=others, not_alone=not_alone)
+    elsewhere = {}
+    if against and report.data is not None:
+        every = {"": trained, **against}
+        elsewhere = {name: where for name, each in every.items() if (where := other_data(each, report.data))}
+    return replace(report, against=compared, others=others, not_alone=not_alone, elsewhere=elsewhere)
 
 
 def _evaluated_as(
