@@ -45,6 +45,20 @@ def test_the_question_decides_the_kind_of_the_answer(model: api.Model) -> None:
     assert isinstance(api.open(model).similar("f1", k=1), pa.Table)
 
 
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+def test_answers_are_verbs_of_a_run_too(model: api.Model) -> None:
+    rows = {"customer": ["u1"], "film": ["f3"]}
+    for run in (model, model.path):
+        assert api.recommend(run, ["u1"], k=3, kind="rows") == model.recommend(["u1"], k=3, kind="rows")
+        assert api.similar(run, "f1", k=3, kind="dict") == model.similar("f1", k=3, kind="dict")
+        assert api.predict(run, rows, device="cpu") == model.predict(rows)
+    assert isinstance(api.similar(model, "f1", verify=False), pd.DataFrame)
+    with pytest.raises(SettingsError, match=r"similar: unknown keyword 'devise' \(did you mean 'device'\?\)"):
+        api.similar(model, "f1", devise="cpu")
+    with pytest.raises(SettingsError, match="recommend: run: found int; expected a path"):
+        api.recommend(7, "u1")
+
+
 def test_all_users_a_file_and_named_users_get_the_same_answers(model: api.Model, tmp_path: Path) -> None:
     every = model.recommend(all=True, k=4, kind="pyarrow", progress=False)
     users = [f"u{user}" for user in range(USERS)]
