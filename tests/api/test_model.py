@@ -207,6 +207,8 @@ def test_a_run_of_other_data_is_never_the_better_one(model: api.Model, data: api
     first = repr(told).splitlines()[0]
     assert first.startswith(f"warning: {other.path} was trained on other data (/all, 000000000000) than it is measured")
     assert "<p><b>warning: " in told.to_html()
+    assert [each.parts[-3] for each in told.files] == [model.path.name], "and a report can't call it better"
+    assert told.why_not_kept == f"{other.path}: the evaluation is not kept: the run was trained on other data"
     assert told.report.cautions[0] in told.to_dict()["notes"]  # type: ignore[operator]
     for names in ({str(other.path): "/all"}, {"": "/all"}):
         mixed = api.EvaluationResult(replace(report, elsewhere=names), "ease")

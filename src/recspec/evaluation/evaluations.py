@@ -101,7 +101,10 @@ def _beside_runs(
     """The report with other runs' evaluations under its question, and their comparisons."""
     assert report.asked is not None
     asked, model = question.settings, report.model
-    compared, others, not_alone = {}, {}, {}
+    compared, others, not_alone, elsewhere = {}, {}, {}, {}
+    if against and report.data is not None:
+        every = {"": trained, **against}
+        elsewhere = {name: where for name, each in every.items() if (where := other_data(each, report.data))}
     for name, other in against.items():
         started = time.monotonic()
         found = _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
@@ -110,6 +113,9 @@ def _beside_runs(
             why = f"trained on {listed(_train_splits(other))}, unlike the model; evaluate it alone"
             not_alone[name] = f"the evaluation is not kept: {why}"
             continue
+        if name in elsewhere:  # a report of both runs would call it better
+            not_alone[name] = "the evaluation is not kept: the run was trained on other data"
+            continue
         own = intervals(found, asked.bootstrap, asked.seed) if asked.bootstrap else {}
         others[name] = Report(
             report.split, replace(found, left_out=model.left_out), intervals=own,
@@ -117,10 +123,6 @@ def _beside_runs(
             data_notes=() if report.data is None else data_notes(other, report.data),
             seconds=time.monotonic() - started,
         )  # fmt: skip
-    elsewhere = {}
-    if against and report.data is not None:
-        every = {"": trained, **against}
-        elsewhere = {name: where for name, each in every.items() if (where := other_data(each, report.data))}
     return replace(report, against=compared, others=others, not_alone=not_alone, elsewhere=elsewhere)
 
 
