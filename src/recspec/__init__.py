@@ -44,10 +44,13 @@ if TYPE_CHECKING:
         open,
         open_data,
         pipeline,
+        predict,
         prepare,
+        recommend,
         report,
         runs,
         serve,
+        similar,
         synthesize,
         train,
         transcode,
@@ -62,8 +65,8 @@ __all__ = [
     "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Interrupted",
     "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "auto",
     "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models", "open",
-    "open_data", "pipeline", "prepare", "report", "runs", "serve", "synthesize", "train", "transcode", "tune",
-    "verify",
+    "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "similar", "synthesize",
+    "train", "transcode", "tune", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"auto", "datasets", "export", "models", "prepare", "report"})

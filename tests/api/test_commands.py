@@ -23,7 +23,7 @@ from tests import made_up
 VERBS: dict[str, Callable[..., object]] = {
     "prepare": api.prepare, "check": api.check, "describe": api.describe, "synthesize": api.synthesize,
     "transcode": api.transcode, "auto": api.auto, "train": api.train, "tune": api.tune, "evaluate": api.evaluate,
-    "predict": api.Model.predict, "recommend": api.Model.recommend, "similar": api.Model.similar,
+    "predict": api.predict, "recommend": api.recommend, "similar": api.similar,
     "verify": api.verify, "import-tf": api.import_tf, "export": api.export, "serve": api.serve, "models": api.models,
     "datasets": api.datasets, "runs": api.runs, "report": api.report, "pipeline blend": api.blend,
      "pipeline build": api.pipeline,
@@ -41,8 +41,6 @@ OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "recommend": {"user": "users"},  # one id or several
     }
 )
-OF_THE_MODEL = {"run", "device", "verify"}
-"""Given once, when a model is opened."""
 NOT_THE_SAME: Mapping[tuple[str, str], str] = MappingProxyType({
     ("export", "batch_sizes"): "text between commas on the command line",
     ("prepare", "dataset"): "the command names it first; a frame is a table",
@@ -79,7 +77,7 @@ def test_every_command_is_a_verb_and_every_verb_a_command() -> None:
     assert set(commands()) == {*VERBS, *OF_COMMANDS_ALONE}
     own = {"open", "open_data", "compare", "verify_at", "keep_to_cores", "settings_of", "shown", "stop_on_signal"}
     functions = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))} - own
-    assert functions == {each.__name__ for each in VERBS.values()} - {"predict", "recommend", "similar"}
+    assert functions == {each.__name__ for each in VERBS.values()}
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -87,8 +85,6 @@ def test_a_command_and_its_verb_have_the_same_names_and_defaults(name: str) -> N
     verb = inspect.signature(VERBS[name]).parameters
     typed = {OTHERWISE.get(name, {}).get(each, each): default for each, default in options(commands()[name]).items()}
     typed = {each: default for each, default in typed.items() if each not in FORM | {"set"}}
-    if "self" in verb:
-        typed = {each: default for each, default in typed.items() if each not in OF_THE_MODEL}
     assert set(typed) == {each for each in verb if each not in API_ALONE and (name, each) not in NOT_THE_SAME} | (
         {each for command, each in NOT_THE_SAME if command == name} & set(typed)
     )
@@ -106,6 +102,14 @@ def test_every_keyword_of_a_verb_is_described(name: str) -> None:
     for each, parameter in inspect.signature(VERBS[name]).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and len(inspect.signature(VERBS[name]).parameters) > 4:
             assert f"    {each}: " in text, each
+
+
+@pytest.mark.parametrize(("method", "of"), [("serve", api.serve), ("export", api.export), ("evaluate", api.evaluate)])
+def test_a_method_shows_the_keywords_of_its_verb(method: str, of: Callable[..., object]) -> None:
+    shown, theirs = (inspect.signature(each).parameters for each in (getattr(api.Model, method), of))
+    first, *others = theirs
+    assert list(shown) == ["self", *others]
+    assert first in ("models", "run")
 
 
 Typed = Callable[..., str]

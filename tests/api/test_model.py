@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec import api
+from recspec.bundle import run_record
 from recspec.errors import BundleError, DataError, RequestError, SettingsError
 from tests.api.conftest import USERS, events
 
@@ -40,6 +43,20 @@ def test_the_question_decides_the_kind_of_the_answer(model: api.Model) -> None:
     assert isinstance(model.predict(rows), duckdb.DuckDBPyRelation)
     assert isinstance(model.predict({"customer": ["u1"], "film": ["f3"]}), dict)
     assert isinstance(api.open(model).similar("f1", k=1), pa.Table)
+
+
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+def test_answers_are_verbs_of_a_run_too(model: api.Model) -> None:
+    rows = {"customer": ["u1"], "film": ["f3"]}
+    for run in (model, model.path):
+        assert api.recommend(run, ["u1"], k=3, kind="rows") == model.recommend(["u1"], k=3, kind="rows")
+        assert api.similar(run, "f1", k=3, kind="dict") == model.similar("f1", k=3, kind="dict")
+        assert api.predict(run, rows, device="cpu") == model.predict(rows)
+    assert isinstance(api.similar(model, "f1", verify=False), pd.DataFrame)
+    with pytest.raises(SettingsError, match=r"similar: unknown keyword 'devise' \(did you mean 'device'\?\)"):
+        api.similar(model, "f1", devise="cpu")
+    with pytest.raises(SettingsError, match="recommend: run: found int; expected a path"):
+        api.recommend(7, "u1")
 
 
 def test_all_users_a_file_and_named_users_get_the_same_answers(model: api.Model, tmp_path: Path) -> None:
@@ -144,6 +161,13 @@ def test_runs_are_compared_and_one_is_refused(model: api.Model, data: api.Data) 
     other = api.train("popularity", data, model.path.parent / "popularity", progress=False)
     result = api.compare([model, other], data, protocol="full", progress=False)
     assert list(result.report.against) == [str(other.path)]
+    assert [each.parts[-3] for each in result.files] == ["run", "popularity"]
+    alone = other.evaluate(data, protocol="full", progress=False)
+    assert alone.file == result.files[1], "as if it had been evaluated alone"
+    assert alone.to_dict() == result.report.others[str(other.path)].to_dict()
+    pages = api.report([model, other], out=model.path.parent / "both.html")
+    assert "no saved evaluation" not in pages.path.read_text()
+    assert all(each["test"] is not None for each in api.runs(other.path).to_frame("rows"))
     with pytest.raises(SettingsError, match="expected two runs or more"):
         api.compare([model], data)
     joined = api.pipeline(model.path.parent / "pipeline", retriever={"near": model}, ranker=model, progress=False)
@@ -155,6 +179,42 @@ def test_runs_are_compared_and_one_is_refused(model: api.Model, data: api.Data) 
     assert repr(mixed).startswith("Model: ")
     assert len(mixed.plan) == 0
     assert mixed.recommend("u1", k=2).shape == (2, 6)
+
+
+def test_a_run_of_other_data_is_never_the_better_one(model: api.Model, data: api.Data, tmp_path: Path) -> None:
+    other = api.train("popularity", data, tmp_path / "run", progress=False)
+    asked: dict[str, Any] = {"protocol": "full", "k": (1, 10), "progress": False}
+    result = api.compare([model, other], data, **asked)
+    frame = result.comparisons()
+    assert isinstance(frame, pd.DataFrame)
+    assert list(frame.columns) == ["run", "protocol", "metric", "ours", "theirs", "difference", "standard_error",
+                                   "low", "high", "p_value", "p_permutation", "better"]  # fmt: skip
+    compared = result.report.against[str(other.path)]["full"]
+    assert frame["metric"].tolist() == list(compared)
+    assert frame["difference"].tolist() == [each.difference for each in compared.values()]
+    (name, found), *_ = compared.items()
+    sure = replace(found, difference=-0.1, p_value=0.0, p_permutation=0.0)
+    report = replace(result.report, against={str(other.path): {"full": {name: sure}}})
+    clear = api.EvaluationResult(report, "ease")
+    assert clear.comparisons("dict")["better"] == ["ease"]
+    assert repr(clear).startswith("EvaluationResult of ease")
+    record = run_record.read(other.path)
+    assert record is not None
+    assert record.data is not None
+    elsewhere = record.data.model_copy(update={"digest": "0" * 64, "path": "/all"})
+    record.model_copy(update={"data": elsewhere}).write(other.path)
+    told = api.compare([model, other], data, **asked)
+    first = repr(told).splitlines()[0]
+    assert first.startswith(f"warning: {other.path} was trained on other data (/all, 000000000000) than it is measured")
+    assert "<p><b>warning: " in told.to_html()
+    assert [each.parts[-3] for each in told.files] == [model.path.name], "and a report can't call it better"
+    assert told.why_not_kept == f"{other.path}: the evaluation is not kept: the run was trained on other data"
+    assert told.report.cautions[0] in told.to_dict()["notes"]  # type: ignore[operator]
+    for names in ({str(other.path): "/all"}, {"": "/all"}):
+        mixed = api.EvaluationResult(replace(report, elsewhere=names), "ease")
+        assert mixed.comparisons("dict")["better"] == [""]
+    assert repr(mixed).startswith("warning: the model was trained on other data")
+    assert api.evaluate(model, data, **asked).comparisons("pyarrow").num_rows == 0
 
 
 def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.Data) -> None:

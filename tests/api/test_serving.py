@@ -46,6 +46,14 @@ def test_a_server_answers_in_the_background_until_its_block_ends(model: api.Mode
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_free_port_for_http_is_one_for_grpc_too(model: api.Model) -> None:
+    pytest.importorskip("grpc")
+    pytest.importorskip("tritonclient")
+    with model.serve(http_port=0, watch=0) as first, api.serve(model, http_port=0, watch=0) as second:
+        ports = [int(str(each.grpc).rpartition(":")[2]) for each in (first, second)]
+    assert len({*ports, 8001, 0}) == 4
+
+
 def test_with_block_it_serves_until_a_signal(model: api.Model) -> None:
     answers: list[dict[str, object]] = []
 

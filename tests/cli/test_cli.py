@@ -599,8 +599,8 @@ def test_serves_defaults_are_those_of_its_settings() -> None:
 
     options = {name: parameter.default for name, parameter in inspect.signature(cli.serve).parameters.items()}
     limits, settings, kept = Limits(), ServeSettings(), RepositorySettings()
-    assert (options["host"], options["http_port"], options["grpc_port"]) == (
-        settings.host, settings.http_port, settings.grpc_port)  # fmt: skip
+    assert (options["host"], options["http_port"]) == (settings.host, settings.http_port)
+    assert options["grpc_port"] is None, "that of the settings, or a free one beside a free HTTP port"
     assert options["max_batch"] == limits.max_batch_rows
     assert options["max_delay_ms"] == limits.max_delay_ms
     assert options["queue"] == limits.max_queue

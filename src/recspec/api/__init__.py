@@ -1,5 +1,6 @@
 """The Python API: the verbs of the command line on data frames, with the same names and defaults."""
 
+from recspec.api.answering import predict, recommend, similar
 from recspec.api.data import Data, Description, check, describe, open_data, prepare, synthesize, transcode
 from recspec.api.evaluating import EvaluationResult, compare, evaluate
 from recspec.api.exporting import Exported, Imported, export, import_tf, verify, verify_at
@@ -17,6 +18,6 @@ __all__ = [
     "KINDS", "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Kind",
     "Listing", "Model", "Note", "PipelineModel", "Plan", "Report", "Runs", "Search", "Serving", "auto", "blend",
     "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores", "models", "open",
-    "open_data", "pipeline", "prepare", "report", "runs", "serve", "settings_of", "shown", "stop_on_signal",
-    "synthesize", "train", "transcode", "tune", "verify", "verify_at",
+    "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "settings_of", "shown",
+    "similar", "stop_on_signal", "synthesize", "train", "transcode", "tune", "verify", "verify_at",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from recspec.api.views import Section, View, Viewed
 from recspec.errors import SettingsError
 
 if TYPE_CHECKING:
-    from recspec.evaluation import Report, Slice
+    from recspec.evaluation import Comparison, Report, Slice
 
 
 class EvaluationResult(Viewed):
@@ -27,14 +27,22 @@ class EvaluationResult(Viewed):
         model: The model's name.
         kind: The kind of frame in which `to_frame` answers by default.
         file: The JSON file in the run's folder that keeps it; None if it could not be kept.
-        why_not_kept: The reason then.
+        files: That file, and those that keep each compared run's own evaluation in its folder.
+        why_not_kept: The reason if one of them could not be kept.
     """
 
     def __init__(
-        self, report: Report, model: str, kind: Kind = "pyarrow", *, file: Path | None = None, why_not_kept: str = ""
+        self,
+        report: Report,
+        model: str,
+        kind: Kind = "pyarrow",
+        *,
+        file: Path | None = None,
+        files: Sequence[Path] = (),
+        why_not_kept: str = "",
     ) -> None:
         self.report, self.model, self.kind = report, model, kind
-        self.file, self.why_not_kept = file, why_not_kept
+        self.file, self.files, self.why_not_kept = file, tuple(files), why_not_kept
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -67,9 +75,24 @@ class EvaluationResult(Viewed):
         schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())})
         return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
 
-    def _view(self) -> View:
-        from recspec.evaluation import favours
+    def comparisons(self, kind: str | None = None) -> Any:
+        """One row a compared run, protocol and metric: `run`, `protocol`, `metric`, `ours`, `theirs`, `difference`
+        (theirs minus ours), its `standard_error` and 95 % interval (`low`, `high`), `p_value` of the paired t-test,
+        `p_permutation`, and `better`: the name of the better run, empty if the comparison does not tell."""
+        import pyarrow as pa
 
+        numbers = ("ours", "theirs", "difference", "standard_error", "low", "high", "p_value", "p_permutation")
+        found = [
+            {"run": run, "protocol": protocol, "metric": name, **{each: getattr(one, each) for each in numbers},
+             "better": self._better(run, name, one)}
+            for run, compared in self.report.against.items()
+            for protocol, named in compared.items() for name, one in named.items()
+        ]  # fmt: skip
+        texts = dict.fromkeys(("run", "protocol", "metric"), pa.string())
+        schema = pa.schema({**texts, **dict.fromkeys(numbers, pa.float64()), "better": pa.string()})
+        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+
+    def _view(self) -> View:
         report, sections = self.report, list[Section]()
         for protocol, metrics in report.metrics.items():
             beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
@@ -84,20 +107,29 @@ class EvaluationResult(Viewed):
             for by, parts in report.model.slices.get(protocol, {}).items():
                 sections.append(_slices(f"{protocol} by {by}", parts))
         for run, compared in report.against.items():
-            better = {"ours": self.model, "theirs": str(run), "neither": ""}
             columns = ("", self.model, str(run), f"{run} minus {self.model}", "error", "p (t-test)", "p (permutation)",
                        "better")  # fmt: skip
             lines = [
                 (f"{protocol}/{name}", *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference,
                                                               each.standard_error)),
-                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", better[favours(name, each)])
+                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", self._better(run, name, each))
                 for protocol, named in compared.items() for name, each in named.items()
             ]  # fmt: skip
             sections.append(Section(f"{self.model} against {run}", columns, lines))
-        notes = [*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)]
+        notes = [
+            *report.verdicts,
+            *report.notes[len(report.cautions) :],
+            *(f"warning: {each.message}" for each in report.warnings),
+        ]
         if self.why_not_kept:
-            notes.append(f"not kept in the run: {self.why_not_kept}")
-        return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes)
+            notes.append(self.why_not_kept)
+        return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes, report.cautions)
+
+    def _better(self, run: str, name: str, found: Comparison) -> str:
+        """The name of the better of two runs; empty if the comparison does not tell."""
+        from recspec.evaluation import better
+
+        return {"ours": self.model, "theirs": run, "neither": ""}[better(self.report, run, name, found)]
 
 
 def _interval(intervals: Mapping[str, Any], metric: str) -> list[str]:
@@ -139,6 +171,8 @@ def evaluate(
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
     """Measure a trained model, each metric under a named protocol, and keep the result in the run's folder.
+
+    Each run of `against` keeps its own result too, as if it had been evaluated alone.
 
     Args:
         run: A model, or the folder of a run or bundle.
@@ -186,9 +220,16 @@ def evaluate(
             report = run_evaluation(trained, spec, split, protocols=_several(protocol) or None, baselines=baselines,
                                     settings=chosen, against=others, ranks=trained.shards.evaluating, progress=show,
                                     of_all=PipelineRanker)  # fmt: skip
-        kept = save(report, trained, spec) if ranks.is_first else None
-    file, why_not = (kept.file, kept.why_not) if kept is not None else (None, "the first process keeps it")
-    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, why_not_kept=why_not or "")
+        kept = {}
+        if ranks.is_first:
+            kept = {name: save(each, others[name], spec) for name, each in report.others.items()}
+            kept[""] = save(report, trained, spec)
+    why_not = {name: each.why_not for name, each in kept.items() if each.why_not} | dict(report.not_alone)
+    told = [f"{name}: {why}" if name else why for name, why in why_not.items()]
+    file = kept[""].file if kept else None
+    files = [each.file for each in reversed(kept.values()) if each.file is not None]
+    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, files=files,
+                            why_not_kept="; ".join(told) if kept else "the first process keeps it")  # fmt: skip
 
 
 @verb

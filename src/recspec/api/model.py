@@ -17,7 +17,7 @@ from recspec.api.frames import Kind, as_ids, chosen_kind, from_table, is_frame, 
 from recspec.api.kept import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
-from recspec.api.verbs import Place, verb
+from recspec.api.verbs import Place, as_verb, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.errors import DataError, SettingsError
 
@@ -331,6 +331,7 @@ class Model(Viewed):
 
     # --- measured, exported, served -----------------------------------------------------------------------------------
 
+    @as_verb(evaluate)
     def evaluate(self, data: Place | None = None, split: str = "test", **named: Any) -> EvaluationResult:
         """Measure the model on a dataset, by default the one that it was trained on; see `evaluate`."""
         named = {"device": self._device, "verify": self._verify, **named}
@@ -339,10 +340,12 @@ class Model(Viewed):
             raise SettingsError(f"{self.path}: does not say which data trained it; pass them, as in evaluate('data')")
         return evaluate(self, used, split, **named)
 
+    @as_verb(export)
     def export(self, out: Place, **named: Any) -> Exported:
         """Export the model, by default to ONNX, and check it against the bundle; see `export`."""
         return export(self, out, **named)
 
+    @as_verb(serve)
     def serve(self, **named: Any) -> Serving:
         """Serve the model over HTTP and gRPC, beside other work of this process; see `serve`."""
         return serve(self, **named)

@@ -65,7 +65,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     http_port: int = 8000,
-    grpc_port: int = 8001,
+    grpc_port: int | None = None,
     grpc: bool = True,
     token_file: Place | None = None,
     allowed_host: str | Sequence[str] | None = None,
@@ -97,7 +97,7 @@ def serve(
         models: Models, runs, bundles or exports; a text may be NAME=PATH.
         host: Address to listen on; 0.0.0.0 accepts other machines and requires a token.
         http_port: HTTP port; 0 picks a free one.
-        grpc_port: gRPC port; 0 picks a free one.
+        grpc_port: gRPC port; 0 picks a free one. By default 8001, and a free one if http_port is 0.
         grpc: Answer over gRPC too.
         token_file: File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN.
         allowed_host: Further host names that clients call the server by.
@@ -137,6 +137,8 @@ def serve(
     limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
               "max_body_bytes": int(max_body_mb * 2**20), "max_held_bytes": int(max_held_mb * 2**20),
               "max_requests": max_requests, "timeout_seconds": timeout}  # fmt: skip
+    if grpc_port is None:
+        grpc_port = ServeSettings().grpc_port if http_port else 0
     hosts = (allowed_host,) if isinstance(allowed_host, str) else tuple(allowed_host or ())
     listening = {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None,
                  "allowed_hosts": hosts, "insecure": insecure, "tls_cert": _path(tls_cert),

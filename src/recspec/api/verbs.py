@@ -40,6 +40,23 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     return checked
 
 
+def signed(function: Callable[..., Result], parameters: Iterable[inspect.Parameter]) -> Callable[..., Result]:
+    """The function, which shows these parameters in help and in notebooks instead of its keywords `**named`."""
+    function.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
+    return function
+
+
+def as_verb(of: Callable[..., object]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A method that hands its keywords to a verb, with the verb's parameters in place of `**named`."""
+
+    def signs(method: Callable[..., Result]) -> Callable[..., Result]:
+        own = [each for each in inspect.signature(method).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        _, *theirs = inspect.signature(of).parameters.values()
+        return signed(method, [*own, *(each for each in theirs if each.name not in {one.name for one in own})])
+
+    return signs
+
+
 def check_place(where: str, value: object) -> None:
     """Refuse what is neither a path nor an object that stands for one; None passes."""
     if value is not None and not isinstance(value, (str, PathLike)):

@@ -53,18 +53,24 @@ class View:
     title: str
     sections: Sequence[Section] = ()
     notes: Sequence[str] = field(default=())
+    warnings: Sequence[str] = field(default=())
+    """What stands above everything else."""
 
     def to_text(self) -> str:
         """The view as text."""
-        return "\n".join([_line(self.title), *(each.to_text() for each in self.sections),
-                          *(f"note: {_printable(note)}" for note in self.notes)])  # fmt: skip
+        warned, notes = (
+            [f"{word}: {_printable(each)}" for each in told]
+            for word, told in (("warning", self.warnings), ("note", self.notes))
+        )
+        return "\n".join([*warned, _line(self.title), *(each.to_text() for each in self.sections), *notes])
 
     def to_html(self) -> str:
         """The view as HTML, without scripts."""
         tables = "".join(each.to_html() for each in self.sections)
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         listing = f"<ul>{notes}</ul>" if notes else ""
-        return f"<div><p><b>{escape(self.title)}</b></p>{tables}{listing}</div>"
+        warned = "".join(f"<p><b>warning: {escape(each)}</b></p>" for each in self.warnings)
+        return f"<div>{warned}<p><b>{escape(self.title)}</b></p>{tables}{listing}</div>"
 
 
 class Viewed:

@@ -79,7 +79,10 @@ def evaluate(
         print_json(result.to_dict())
     else:
         print_report(result.report, result.model)
-    err.print(f"{result.file}: kept" if result.file else f"note: {result.why_not_kept}", soft_wrap=True)
+    for file in result.files:
+        err.print(f"{file}: kept", soft_wrap=True)
+    if result.why_not_kept:
+        err.print(f"note: {result.why_not_kept}", soft_wrap=True)
     print_next("report", run)
 
 
@@ -125,6 +128,8 @@ def predict(
 
 def print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
+    for line in report.cautions:
+        out.print(f"warning: {line}", soft_wrap=True)
     for protocol, metrics in report.metrics.items():
         beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
         columns = (model, *(["95 %"] if protocol in report.intervals else []), *beside)
@@ -142,7 +147,8 @@ def print_report(report: Report, model: str) -> None:
         for by, parts in report.model.slices.get(protocol, {}).items():
             print_slices(f"{protocol} by {by}", parts)
     print_comparisons(report)
-    for line in (*report.verdicts, *report.notes, *(f"warning: {each.message}" for each in report.warnings)):
+    notes = report.notes[len(report.cautions) :]
+    for line in (*report.verdicts, *notes, *(f"warning: {each.message}" for each in report.warnings)):
         out.print(line, soft_wrap=True)
 
 
@@ -156,7 +162,7 @@ def _interval(report: Report, protocol: str, metric: str) -> list[str]:
 
 def print_comparisons(report: Report) -> None:
     """Each other run's metrics beside the model's, with the difference, its interval and the p-values."""
-    from recspec.evaluation import favours
+    from recspec.evaluation import better
 
     names = ("", "model", "other", "other - model", "error", "95 %", "p (t-test)", "p (permutation)", "better")
     for run, found in report.against.items():
@@ -166,9 +172,9 @@ def print_comparisons(report: Report) -> None:
             )
             for name, each in metrics.items():
                 cells = (each.ours, each.theirs, each.difference, each.standard_error)
-                better = {"ours": "model", "theirs": "other", "neither": ""}[favours(name, each)]
+                who = {"ours": "model", "theirs": "other", "neither": ""}[better(report, run, name, each)]
                 table.add_row(name, *(f"{cell:.4f}" for cell in cells), f"{each.low:.4f} to {each.high:.4f}",
-                              f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", better)  # fmt: skip
+                              f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", who)  # fmt: skip
             out.print(table)
 
 

@@ -27,7 +27,14 @@ def serve(
         str, Option(help="Address to listen on; 0.0.0.0 accepts other machines and requires a token.")
     ] = "127.0.0.1",
     http_port: Annotated[int, Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
-    grpc_port: Annotated[int, Option(min=0, max=65_535, help="gRPC port; 0 picks a free one.")] = 8001,
+    grpc_port: Annotated[
+        int | None,
+        Option(
+            min=0,
+            max=65_535,
+            help="gRPC port; 0 picks a free one. By default 8001, and a free one if --http-port is 0.",
+        ),
+    ] = None,
     grpc: Annotated[bool, Option("--grpc/--no-grpc", help="Answer over gRPC too.")] = True,
     token_file: Annotated[
         Path | None,

@@ -2,7 +2,7 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import Chosen, choose_weights
-from recspec.evaluation.bootstrap import compare, compare_values, favours, intervals
+from recspec.evaluation.bootstrap import better, compare, compare_values, favours, intervals
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
@@ -53,6 +53,7 @@ __all__ = [
     "Slice",
     "Tried",
     "as_batch",
+    "better",
     "check_same_features",
     "choose_weights",
     "compare",

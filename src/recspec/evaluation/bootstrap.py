@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import SettingsError
-from recspec.evaluation.report import LEVEL, Comparison, Evaluation, Interval, is_lower_better
+from recspec.evaluation.report import LEVEL, Comparison, Evaluation, Interval, Report, is_lower_better
 
 Values = NDArray[np.float64]
 
@@ -140,6 +140,11 @@ def favours(name: str, comparison: Comparison) -> str:
     if not comparison.is_significant:
         return "neither"
     return "theirs" if (comparison.difference < 0) == is_lower_better(name) else "ours"
+
+
+def better(report: Report, run: str, name: str, comparison: Comparison) -> str:
+    """Who a comparison with a run favours; `neither` too if one of the two was trained on other data."""
+    return "neither" if {"", run} & set(report.elsewhere) else favours(name, comparison)
 
 
 def _bundles(values: Values, seed: int) -> tuple[Values, NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Asked, Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
-from recspec.evaluation.saved import data_notes
+from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
@@ -61,23 +61,17 @@ def evaluate(
     """
     ranks, started = ranks or Ranks(), time.monotonic()
     check_same_features(trained.model, spec)
-    splits = trained.card.train.get("train_splits")
-    fitted_on = [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+    fitted_on = _train_splits(trained)
     asked, reads = settings or EvaluateSettings(), trained.model.features()
     question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
     model = run_protocols(_answers(trained, question, ranks, progress, of_all), beyond=True)
     found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
-    others = {
-        name: _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
-        for name, other in (against or {}).items()
-    }
-    draws = asked.bootstrap or DRAWS
-    compared = {name: compare(model, found, draws, asked.seed) for name, found in others.items()}
     wanted = Asked(None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines,
                    tuple(against or ()))  # fmt: skip
     data = DataRecord.of(spec) if ranks.is_first else None
     notes = () if data is None else data_notes(trained, data)
-    report = Report(split, model, intervals=found, against=compared, asked=wanted, data=data, data_notes=notes)
+    report = Report(split, model, intervals=found, asked=wanted, data=data, data_notes=notes)
+    report = _beside_runs(report, trained, question, against or {}, ranks, progress, of_all)
     if not (baselines and ranks.is_first):
         return replace(report, seconds=time.monotonic() - started)
     names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
@@ -93,6 +87,43 @@ def _answers(
     """The scores of a bundle's model, and of a pipeline's stages."""
     found = scores_of(informed(trained.model, question), question, ranks, progress)
     return replace(found, of_all=of_all(trained, question)) if of_all and trained.pipeline is not None else found
+
+
+def _train_splits(trained: Bundle) -> list[str]:
+    splits = trained.card.train.get("train_splits")
+    return [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
+
+
+def _beside_runs(
+    report: Report, trained: Bundle, question: Question, against: Mapping[str, Bundle], ranks: Ranks,
+    progress: Progress, of_all: OfAll | None,
+) -> Report:  # fmt: skip
+    """The report with other runs' evaluations under its question, and their comparisons."""
+    assert report.asked is not None
+    asked, model = question.settings, report.model
+    compared, others, not_alone, elsewhere = {}, {}, {}, {}
+    if against and report.data is not None:
+        every = {"": trained, **against}
+        elsewhere = {name: where for name, each in every.items() if (where := other_data(each, report.data))}
+    for name, other in against.items():
+        started = time.monotonic()
+        found = _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
+        compared[name] = compare(model, found, asked.bootstrap or DRAWS, asked.seed)
+        if set(_train_splits(other)) != set(question.trained_on or ()):  # popular and cold items would be others
+            why = f"trained on {listed(_train_splits(other))}, unlike the model; evaluate it alone"
+            not_alone[name] = f"the evaluation is not kept: {why}"
+            continue
+        if name in elsewhere:  # a report of both runs would call it better
+            not_alone[name] = "the evaluation is not kept: the run was trained on other data"
+            continue
+        own = intervals(found, asked.bootstrap, asked.seed) if asked.bootstrap else {}
+        others[name] = Report(
+            report.split, replace(found, left_out=model.left_out), intervals=own,
+            asked=replace(report.asked, baselines=False, against=()), data=report.data,
+            data_notes=() if report.data is None else data_notes(other, report.data),
+            seconds=time.monotonic() - started,
+        )  # fmt: skip
+    return replace(report, against=compared, others=others, not_alone=not_alone, elsewhere=elsewhere)
 
 
 def _evaluated_as(

@@ -139,6 +139,12 @@ class Report:
     data_notes: tuple[str, ...] = ()
     """What differs between this dataset and the one that the model was trained on."""
     seconds: float | None = None
+    others: Mapping[str, Report] = field(default_factory=dict, repr=False)
+    """Each run of `against` as if it had been evaluated alone, under the same question."""
+    not_alone: Mapping[str, str] = field(default_factory=dict)
+    """Run of `against` that is not among `others` -> the reason."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Run of `against`, or "" for the model -> the other dataset that it was trained on."""
 
     @property
     def metrics(self) -> Metrics:
@@ -195,12 +201,22 @@ class Report:
         return (*of_probabilities, *of_repeats, *warnings.of_baselines(differences, self.split, self.chosen_by))
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """A sentence for each run of a comparison that was trained on other data than it is measured on."""
+        here = "" if self.data is None else f"{self.data.path}, {self.data.digest[:12]}"
+        return tuple(
+            f"{name or 'the model'} was trained on other data ({where}) than it is measured on ({here}): it may have "
+            "seen the answers, so comparisons with it name no better run"
+            for name, where in self.elsewhere.items()
+        )
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """A line for each reason to leave something out, protocol of a pipeline, and partly fitted baseline."""
         by_reason: dict[str, list[str]] = {}
         for name, why in self.not_fitted.items():
             by_reason.setdefault(why, []).append(name)
-        notes = [*self.data_notes]
+        notes = [*self.cautions, *self.data_notes]
         notes += [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
         for name, facts in self.model.protocols.items():
             if "stages" in facts:

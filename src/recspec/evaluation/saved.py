@@ -259,6 +259,16 @@ def data_notes(trained: Bundle, here: DataRecord) -> tuple[str, ...]:
     return (f"the model was trained on another dataset: {data.path} ({was}), and this is {here.path} ({now})",)
 
 
+def other_data(trained: Bundle, here: DataRecord) -> str:
+    """Where the run says that it was trained, if that is other data than these; empty if it is not, or not known."""
+    try:
+        record = run_record.read(run_record.home(trained.folder))
+    except BundleError:
+        return ""
+    data = record.data if record is not None else None
+    return "" if data is None or data.digest == here.digest else f"{data.path}, {data.digest[:12]}"
+
+
 def _read(folder: Path, name: str) -> SavedEvaluation:
     file = folder / name
     try:

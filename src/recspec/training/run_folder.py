@@ -42,7 +42,9 @@ def refuse_another(folder: Path) -> None:
     if (folder / "bundle.json").exists():
         raise SettingsError(f"{folder}: is a bundle, whose files must stay as they are; name another folder")
     if (folder / BUNDLE).exists() or has_checkpoint(folder):
-        raise SettingsError(f"{folder}: holds a run already; continue it with --resume, or name another folder")
+        raise SettingsError(
+            f"{folder}: holds a run already; continue it with --resume (in Python: resume=True), or name another folder"
+        )
 
 
 def has_checkpoint(folder: Path) -> bool:
