@@ -111,7 +111,7 @@ def _from_api(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in _FOLDERS or name == "api":  # help(recspec.api.prepare) shows the verb, and not its folder
         from importlib import import_module
 
         return import_module(f"recspec.{name}")

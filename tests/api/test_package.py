@@ -62,6 +62,13 @@ def test_every_name_of_the_package_is_there_and_listed() -> None:
         _ = rs.trian  # type: ignore[attr-defined]
 
 
+def test_help_of_the_api_shows_a_verb_and_not_the_folder_of_its_name() -> None:
+    code = "import recspec as rs; help(rs.api.prepare)"
+    told = _in_a_process(code)
+    assert told.startswith("Help on function prepare in module recspec.api")
+    assert "PACKAGE CONTENTS" not in told
+
+
 def test_verbs_show_their_signature_and_text_wherever_they_come_from() -> None:
     for name in ("prepare", "export", "auto", "models", "datasets", "train", "evaluate"):
         assert inspect.signature(getattr(rs, name)) == inspect.signature(getattr(api, name)), name

@@ -41,7 +41,8 @@ def test_each_next_command_does_what_it_says_from_train_to_runs(
     status, printed, said = run("runs")
     assert (status, said) == (0, "")
     assert "1 run in .\n" in printed
-    assert re.search(r"my run\s+│ synthetic │ popularity │ full/ndcg@10 │ 0\.[0-9]{4} │ 0\.[0-9]{4} │ 20", printed)
+    told = r"my run\s+│ data \(synthetic\) │ popularity │ full/ndcg@10 │ 0\.[0-9]{4} │ 0\.[0-9]{4} │ 20"
+    assert re.search(told, printed)
     status, printed, _ = run("runs", tmp_path, "--json", "--sort", "rows/auc")
     assert json.loads(printed)["runs"][0]["path"] == str(place)
     status, printed, _ = run("runs", tmp_path, "--sort", "rows/auc", "--split", "valid")

@@ -48,6 +48,57 @@ def test_runs_are_found_with_what_is_known_of_them(folder: Path, small_data: Fea
     assert [each.path for each in find_runs(folder / "a" / "knn").runs] == [str(folder / "a" / "knn")], "itself too"
 
 
+def test_runs_on_different_data_name_their_folders(folder: Path) -> None:
+    def at(name: str, path: str, digest: str = "a" * 64) -> None:
+        record = run_record.read(folder / name)
+        assert record is not None
+        assert record.data is not None
+        record.model_copy(
+            update={"data": record.data.model_copy(update={"path": path, "digest": digest, "name": "table"})}
+        ).write(folder / name)
+
+    def shown() -> list[str]:
+        return [each.data_shown for each in find_runs(folder, sort="run").runs]
+
+    at("a/knn", "/shop/data")
+    at("b/c/popular", "/shop/data")
+    assert shown() == ["data (table)", "", "data (table)"]
+    at("b/c/popular", "/bakery/data")
+    assert shown() == ["shop/data (table)", "", "bakery/data (table)"]
+    assert next(each.data_shown for each in find_runs(folder, sort="data").runs) == "bakery/data (table)"
+    at("b/c/popular", "/data")
+    assert shown() == ["shop/data (table)", "", "/data (table)"]
+    at("b/c/popular", "/shop/data", "b" * 64)
+    assert shown() == ["data (table, aaaaaa)", "", "data (table, bbbbbb)"], "prepared again in between"
+    at("b/c/popular", "/")
+    assert shown() == ["data (table)", "", "/ (table)"]
+
+
+def test_a_run_that_no_metric_chose_shows_that_of_the_others(folder: Path) -> None:
+    file = folder / "alone" / "bundle.json"
+    card = json.loads(file.read_text())
+    del card["trained"]["valid_metric"]
+    card["metrics"] = {"rows": {"auc": 0.5}, **card["metrics"]}
+    file.write_text(json.dumps(card))
+    assert {each.metric for each in find_runs(folder).runs} == {"full/ndcg@10"}
+    card["metrics"] = {"rows": {"auc": 0.5}}
+    file.write_text(json.dumps(card))
+    assert find_runs(folder, sort="run").runs[1].metric == "rows/auc"
+
+
+def test_a_search_lists_its_best_and_not_what_was_trained_again_for_it(folder: Path) -> None:
+    search = folder / "search"
+    for name in ("runs/knn", "runs/knn-again", "runs/other-again"):
+        shutil.copytree(folder / "a" / "knn", search / name)
+    assert len(find_runs(search).runs) == 3, "not a search"
+    (search / "leaderboard.json").write_text("{}")
+    assert len(find_runs(search).runs) == 3, "it is not finished"
+    shutil.copytree(folder / "a" / "knn", search / "best")
+    found = [each.path.removeprefix(f"{search}/") for each in find_runs(search, sort="run").runs]
+    assert found == ["best", "runs/knn", "runs/other-again"]
+    assert len(find_runs(search / "runs" / "knn-again").runs) == 1, "it was named"
+
+
 def test_runs_are_sorted_by_a_metric_or_a_figure(folder: Path, small_data: FeatureSpec) -> None:
     for name in ("a/knn", "b/c/popular"):
         kept(folder / name, small_data)

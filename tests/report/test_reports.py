@@ -16,6 +16,8 @@ from recspec.errors import BundleError, DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.models import MODELS
 from recspec.report import write_report
+from recspec.report.compare_verdict import favoured, paired
+from recspec.report.examples import Shown, history_list
 from recspec.report.pairing import Users
 from recspec.report.run_cost import as_set
 from recspec.report.run_facts import main_metric, read_runs
@@ -201,11 +203,30 @@ def test_a_comparison_says_which_run_is_better_and_for_whom(comparison: Page) ->
         assert told in page.shown, told
 
 
+def test_activity_is_shown_once_and_a_star_needs_a_clear_lead(comparison: Page, evaluated: tuple[Path, Path]) -> None:
+    captions = " ".join(comparison.inside["caption"])
+    assert "by the activity of users" in captions
+    assert "by activity" not in captions
+    assert "by kind" in captions
+    knn, popular = (read_runs([run])[0] for run in (evaluated[1], evaluated[0]))
+    ((_, pairs, _),) = paired([popular, knn])
+    clear = {"base": popular, "other": knn, "neither": None}[favoured(pairs[0], pairs[0].main)]
+    assert comparison.shown.count("★") == 1 + (clear is not None)  # the table's title has one
+
+
+def test_a_held_out_item_that_the_model_knows_is_marked_as_a_repeat() -> None:
+    shown = Shown("u", 2, ("a",), frozenset({"x", "y"}), ("X", "Y"), (True, False))
+    told = str(history_list(shown, has_order=True))
+    assert told.count("a repeat, never recommended") == 1
+    assert told.index("a repeat") < told.index("Y")
+
+
 def test_a_run_beside_a_better_copy_of_itself_is_worse(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
     """The same run twice: no user gains or loses, and nothing is clear."""
     copy = Path(shutil.copytree(evaluated[0], tmp_path / "copy"))
     page = report(evaluated[0], copy, out=tmp_path / "comparison.html")
     assert "copy can't be told from <i>popularity." in page.shown
+    assert page.shown.count("★") == 1, "only in the table's title"
     assert "copy is better for 0.0 % of the users, worse for 0.0 %, and equal for the others." in page.shown
 
 

@@ -53,18 +53,20 @@ class Runs(Viewed):
 
     def _rows(self) -> list[tuple[object, ...]]:
         return [
-            (each.path, each.data, each.model, self._metric or each.metric,
+            (each.path, each.data_shown, each.model, self._metric or each.metric,
              *(each.value(split, self._metric) for split in ("valid", "test")), each.time, each.seconds, each.size)
             for each in self.found.runs
         ]  # fmt: skip
 
     def _view(self) -> View:
-        columns = ("run", "data", "model", "metric", "valid", "test", "made (UTC)", "seconds", "bytes")
+        columns = ("run", "data", "model", "metric", "valid", "test", "made (UTC)", "seconds", "MB")
+        rows = [(*row[:-3], each.made, row[-2], each.megabytes)
+                for each, row in zip(self.found.runs, self._rows(), strict=True)]  # fmt: skip
         problems = [f"{each.path}: {each.problem}" for each in self.found.runs if each.problem]
         differing = [f"{each.path}: on {split} with {choices}" for each in self.found.runs
                      for split, choices in each.choices.items()]  # fmt: skip
         counted = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return View(f"{counted} in {self.found.folder}", [Section("", columns, self._rows())],
+        return View(f"{counted} in {self.found.folder}", [Section("", columns, rows)],
                     [*differing, *problems, *self.found.problems])  # fmt: skip
 
 

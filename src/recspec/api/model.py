@@ -194,7 +194,8 @@ class Model(Viewed):
         Returns:
             A frame of one row a user and item, best first: `user`, `known` (False for an unknown user, who gets the
             most popular items), `rank` from 1, `item`, `title`, `score`, and where there are any `boost`, `because` and
-            `retrieved_by`. Without titles in the catalogue, no `title`. With `out`, the path.
+            `retrieved_by`. Without titles in the catalogue, no `title`. With `out`, the path. Only the order of a
+            user's scores has a meaning: they are no probabilities. For an unknown user, `score` is a number of users.
 
         Raises:
             RequestError: with every problem of the request.

@@ -53,7 +53,10 @@ def recommend(
     device: Device = "auto",
     verify: Verify = True,
 ) -> None:
-    """Recommend k items to users by raw id, to a basket or to a context, without items they acted on before."""
+    """Recommend k items to users by raw id, to a basket or to a context, without items they acted on before.
+
+    Only the order of a user's scores has a meaning; the score of an unknown user is a number of users.
+    """
     from recspec.inference import Predictor, Wanted, read_users, recommend_to_parquet
 
     keep_freed_memory()

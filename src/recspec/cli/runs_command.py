@@ -66,7 +66,6 @@ def _cells(run: FoundRun, metric: str, splits: tuple[str, ...]) -> list[str]:
     for split in splits:
         value = run.value(split, metric)
         values.append("" if value is None else f"{value:.4f}{' *' if run.choices.get(split) else ''}")
-    when = run.time.replace("T", " ").partition("+")[0][:16]
-    size = "" if run.size is None else cell(round(run.size / 1e6, 2))
+    size = "" if run.megabytes is None else cell(run.megabytes)
     seconds = "" if run.seconds is None else cell(round(run.seconds, 1))
-    return [run.path, run.data, run.model, metric or run.metric, *values, when, seconds, size]
+    return [run.path, run.data_shown, run.model, metric or run.metric, *values, run.made, seconds, size]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ DEPTH = 6
 MOST_IN_FOLDER, MOST_IN_ALL = 20_000, 500_000
 """Entries of one folder, and of all, that are looked at."""
 MOST_RUNS = 2_000
+MOST_PARTS = 6
+"""Of a dataset's path, in its name."""
 MOST_TOLD = 20
 """Folders that can't be read, and so on, that are named; of others only the number."""
 
@@ -44,10 +47,13 @@ class FoundRun:
     model: str = ""
     kind: str = ""
     data: str = ""
+    """The kind of its dataset, as `table`."""
+    data_shown: str = ""
+    """The dataset's folder and kind, as `shop/data (table)`: as much of the path as tells it from others."""
     data_path: str = ""
     data_digest: str = ""
     metric: str = ""
-    """PROTOCOL/METRIC that chose it on valid; otherwise the first one that was measured."""
+    """PROTOCOL/METRIC that chose it on valid; otherwise that of most other runs, or the first one that was measured."""
     values: Values = field(default_factory=dict)
     """Split -> PROTOCOL/METRIC -> value, on the dataset that it was trained on."""
     choices: Mapping[str, str] = field(default_factory=dict)
@@ -62,6 +68,16 @@ class FoundRun:
     def value(self, split: str, metric: str = "") -> float | None:
         """A metric on a split, by default its own."""
         return self.values.get(split, {}).get(metric or self.metric)
+
+    @property
+    def made(self) -> str:
+        """When it was made, to the minute, in UTC."""
+        return self.time.replace("T", " ").partition("+")[0][:16]
+
+    @property
+    def megabytes(self) -> float | None:
+        """The size of the bundle."""
+        return None if self.size is None else round(self.size / 1e6, 2)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -98,7 +114,7 @@ def find_runs(folder: Path, *, sort: str = "time", split: str = "test", depth: i
         raise DataError(f"{shown(folder)}: {'not a folder' if folder.exists() else 'no such folder'}; name one that "
                         "holds runs")  # fmt: skip
     search = _Search(depth)
-    runs = [describe(path) for path in search.run(folder)]
+    runs = _with_one_metric(_with_data_shown([describe(path) for path in search.run(folder)]))
     return RunList(shown(folder), tuple(_sorted(runs, sort, split)), tuple(search.told()))
 
 
@@ -116,7 +132,6 @@ def describe(path: Path) -> FoundRun:
     data = record.data if record is not None else None
     found = evaluations if data is None else [each for each in evaluations if each.data.digest == data.digest]
     values, choices = _values(card, found)
-    metrics = [name for named in values.values() for name in named]
     chosen_by = "" if card is None else str(card.trained.get("valid_metric") or "")
     seconds = record.seconds if record is not None else None
     taken = card.trained.get("seconds") if card is not None and seconds is None else seconds
@@ -127,7 +142,7 @@ def describe(path: Path) -> FoundRun:
         data=brief(data.name) if data is not None else "",
         data_path=shown(data.path) if data is not None else "",
         data_digest=brief(data.digest) if data is not None else "",
-        metric=brief(chosen_by or next(iter(metrics), "")),
+        metric=brief(chosen_by),
         values=values,
         choices=choices,
         time=brief(record.started) if record is not None else "",
@@ -162,6 +177,8 @@ class _Search:
         while waiting:
             path, level = waiting.pop()
             try:
+                if level and _is_second_training(path):
+                    continue
                 if _is_run(path):
                     self.found += 1
                     if self.found > MOST_RUNS:
@@ -224,6 +241,46 @@ def _is_run(path: Path) -> bool:
     return any((path / name).exists() for name in signs)
 
 
+def _is_second_training(path: Path) -> bool:
+    """Whether a folder holds what a finished search trained again for its `best`, which is listed itself."""
+    name, search = path.name.removesuffix("-again"), path.parent.parent
+    is_of_search = path.parent.name == "runs" and (search / "leaderboard.json").is_file()
+    return name != path.name and is_of_search and _is_run(path.parent / name) and _is_run(search / "best")
+
+
+def _with_data_shown(runs: list[FoundRun]) -> list[FoundRun]:
+    """The runs with names of their datasets that tell different ones apart."""
+    digests: dict[str, set[str]] = {}
+    for each in runs:
+        if each.data_path:
+            digests.setdefault(each.data_path, set()).add(each.data_digest)
+    parts = {path: Path(path).parts[-MOST_PARTS:] for path in digests}
+    ends = Counter(own[-count:] for own in parts.values() for count in range(1, len(own) + 1))
+    named = {}
+    for path, own in parts.items():
+        count = next((count for count in range(1, len(own)) if ends[own[-count:]] == 1), len(own))
+        named[path] = str(Path(*own[-count:]))
+
+    def told(run: FoundRun) -> str:
+        folder = named.get(run.data_path, run.data)
+        state = run.data_digest[:6] if len(digests.get(run.data_path, ())) > 1 else ""  # prepared again in between
+        about = ", ".join(each for each in (run.data, state) if each and each != folder)
+        return brief(f"{folder} ({about})" if about else folder)
+
+    return [replace(each, data_shown=told(each)) for each in runs]
+
+
+def _with_one_metric(runs: list[FoundRun]) -> list[FoundRun]:
+    """The runs; one that was not chosen by a metric has that of most others if it was measured, else its first one."""
+    usual = next((name for name, _ in Counter(each.metric for each in runs if each.metric).most_common(1)), "")
+
+    def of(run: FoundRun) -> str:
+        measured = list(dict.fromkeys(name for named in run.values.values() for name in named))
+        return run.metric or (usual if usual in measured else next(iter(measured), ""))
+
+    return [replace(each, metric=of(each)) for each in runs]
+
+
 def _values(card: Card | None, found: list[SavedEvaluation]) -> tuple[Values, dict[str, str]]:
     """Metrics by split: of each evaluation that was kept, and of valid as training measured it.
 
@@ -273,7 +330,11 @@ def _sorted(runs: list[FoundRun], sort: str, split: str) -> list[FoundRun]:
         largest_first = not is_lower_better(sort)
 
     def key(run: FoundRun) -> Any:
-        return getattr(run, "path" if sort == "run" else sort) if sort in FIELDS else run.value(split, sort)
+        return (
+            getattr(run, {"run": "path", "data": "data_shown"}.get(sort, sort))
+            if sort in FIELDS
+            else run.value(split, sort)
+        )
 
     has = [each for each in runs if key(each) not in (None, "")]
     return sorted(has, key=key, reverse=largest_first) + [each for each in runs if key(each) in (None, "")]

@@ -26,7 +26,7 @@ def compare_page(runs: Sequence[RunFacts]) -> str:
     lead = tag("p", tag("strong", names[0]), told, class_="lead")
     sections = [
         verdict_section(runs, beside), differences_section(runs, beside), users_section(runs, beside),
-        slices_section(runs), exposure_section(runs), lists_section(runs, beside), curves_section(runs),
+        slices_section(runs, beside), exposure_section(runs), lists_section(runs, beside), curves_section(runs),
         settings_section(runs), cost_section(runs),
     ]  # fmt: skip
     if not any(run.has_users for run in runs):  # they score rows and recommend nothing

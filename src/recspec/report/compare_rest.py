@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recspec.report import charts
+from recspec.report.compare_users import compares_activity
+from recspec.report.compare_verdict import Paired
 from recspec.report.markup import Child, Markup, plain, tag
-from recspec.report.measured import MODEL, first_answer, is_lower_better, mapping, numbers, of_metric
+from recspec.report.measured import MODEL, first_answer, mapping, numbers, of_metric
 from recspec.report.numbers import duration, number, size
 from recspec.report.page import Cell, Section, command, num, soft, table
 from recspec.report.page import charts as side_by_side
@@ -23,13 +25,16 @@ from recspec.report.run_slices import WORDS, slices_of
 Runs = Sequence[RunFacts]
 
 
-def slices_section(runs: Runs) -> Section:
-    """The same slices of every run."""
+def slices_section(runs: Runs, beside: Paired) -> Section:
+    """The same slices of every run; activity only where no section before compares users by it."""
     body: list[Child] = []
+    by_activity = all(compares_activity(pairs) for _, pairs, _ in beside)
     first = first_answer(runs[0])
     if first is not None:
         held = [slices_of(run, first.saved.split, first.protocol) for run in runs]
         for by in held[0]:
+            if by == "activity" and by_activity:
+                continue
             if all(by in each for each in held):
                 body += [
                     tag("h3", WORDS.get(by, f"By {by}")),
@@ -43,8 +48,9 @@ def slices_section(runs: Runs) -> Section:
             )
         )
     else:
+        told = "no slices in common but activity, which is above" if by_activity else "no slices in common"
         body = [
-            soft("The runs have no slices in common. For example:"),
+            soft(f"The runs have {told}. For example:"),
             command(*(evaluate_command(run) for run in runs)),
         ]
     return Section("slices", "Slices", tuple(body))
@@ -126,14 +132,10 @@ def _slices(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str)
         for each in held:
             values, errors = (numbers(mapping(each, name, of)) for of in ("metrics", "standard_errors"))
             found.append(of_metric(metric, values[metric], errors.get(metric)) if metric in values else None)
-        known = sorted((one.value for one in found if one is not None), reverse=not is_lower_better(metric))
-        best = known[0] if len({*known}) > 1 else None
-        row += [num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})",
-                                                  best=one.value == best) for one in found]  # fmt: skip
+        row += [num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})")
+                for one in found]  # fmt: skip
         rows.append(row)
-    return table(
-        f"{metric} by {by}; ★ marks the best", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows
-    )
+    return table(f"{metric} by {by}", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows)
 
 
 def _data(run: RunFacts) -> dict[str, object]:

@@ -41,6 +41,12 @@ def lists_section(runs: Sequence[RunFacts], beside: Paired) -> Section:
     return Section("lists", "Lists side by side", tuple(_lists(runs, beside)))
 
 
+def compares_activity(pairs: Sequence[Pair]) -> bool:
+    """Whether the section of users compares two runs by activity."""
+    pair = _with_users(pairs)
+    return pair is not None and pair.users is not None and bool(pair.users.by_activity())
+
+
 def _with_users(pairs: Sequence[Pair]) -> Pair | None:
     return next((pair for pair in pairs if pair.users is not None), None)
 

@@ -119,7 +119,7 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
     most = max((found.high for _, found in order), default=1.0)
     values = {run.name: found for run, found in order}
     rows: list[list[Child | Cell]] = []
-    best = order[0][1].value if order else None
+    best = _clearly_best(held)
     for run in (*held, *(each for each in runs if each not in held)):
         found = values.get(run.name)
         record, drawn = run.data_record, Markup("")
@@ -127,7 +127,7 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
             drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
         rows.append([
             tag("strong", run.name), run.card.model,
-            num(None if found is None else found.value, best=found is not None and found.value == best),
+            num(None if found is None else found.value, best=run is best),
             num(None, "–" if found is None else interval_text(found)),
             drawing(drawn),
             _apart(runs[0], run, beside), num(run.start.get("parameters")),
@@ -147,7 +147,17 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
         "Data",
     ]
     direction = "lower" if is_lower_better(metric) else "higher"
-    return table(f"The runs by {metric}, {direction} is better; ★ marks the best", heads, rows)
+    return table(f"The runs by {metric}, {direction} is better; ★ marks one that is clearly better than all others",
+                 heads, rows)  # fmt: skip
+
+
+def _clearly_best(order: Sequence[RunFacts]) -> RunFacts | None:
+    """The first of runs in order if the paired tests favour it over every other one."""
+    for other in order[1:]:
+        pairs, _ = pairs_of(order[0], other)
+        if not pairs or favoured(pairs[0], pairs[0].main) != "base":
+            return None
+    return order[0] if len(order) > 1 else None
 
 
 def _apart(base: RunFacts, run: RunFacts, beside: Paired) -> str:

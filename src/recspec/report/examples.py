@@ -43,6 +43,8 @@ class Shown:
     targets: frozenset[Raw]
     """Raw ids of the items that the held-out split holds."""
     target_titles: tuple[str, ...]
+    repeated: tuple[bool, ...]
+    """Of each title, whether the model knows that the user acted on the item, so that it never recommends it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +113,12 @@ class Examples:
         held = np.zeros(0, np.int64)
         if self._targets is not None:
             held = self._targets[1][self._targets[0] == number]
-        return Shown(user, int(self._lengths[number]) if 0 <= number < len(self._lengths) else 0, history,
-                     frozenset(self._raw("item", held)), self._titled(held))  # fmt: skip
+        held = held[held >= predictor.items.first_id]
+        seen = predictor.recommender.seen
+        known = seen.of(number).numpy() if 0 <= number < len(self._lengths) else np.zeros(0, np.int64)
+        length = int(self._lengths[number]) if 0 <= number < len(self._lengths) else 0
+        return Shown(user, length, history, frozenset(self._raw("item", held)), self._titled(held),
+                     tuple(np.isin(held, known).tolist()))  # fmt: skip
 
     def _titled(self, items: NDArray[np.int64]) -> tuple[str, ...]:
         known = self.run.predictor.items
@@ -177,7 +183,15 @@ def history_list(shown: Shown, *, has_order: bool) -> Markup:
     if shown.target_titles:
         parts += [
             tag("h4", "Held out, to be found"),
-            tag("ul", [tag("li", plain(each)) for each in shown.target_titles[:HISTORY]]),
+            tag(
+                "ul",
+                [
+                    tag(
+                        "li", plain(each), tag("span", " a repeat, never recommended", class_="soft") if again else None
+                    )
+                    for each, again in list(zip(shown.target_titles, shown.repeated, strict=True))[:HISTORY]
+                ],
+            ),
         ]
     return tag("div", *parts)
 
