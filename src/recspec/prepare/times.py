@@ -123,7 +123,7 @@ class Times:
             kind = "int64" if found["plain"] == found["number"] else "float64"
             return self._scaled(number_of(text, kind))
         told = found["zoned"] + found["unzoned"]
-        if told * 2 <= found["present"] or (told < found["present"] and len(self._fitting(text)) == 1):
+        if told * 2 <= found["present"] or (told < found["present"] and len(_fitting(self.rows, text)) == 1):
             return self._guessed(text)
         if found["zoned"] and found["unzoned"] and self._zone is None:
             what = {"zoned": "with a time zone", "unzoned": "without one"}
@@ -236,14 +236,14 @@ class Times:
             self._refuse(wrong, f"expected a time such as {example(form)!r}{by}; {form} {all_but}",
                          remedy=f"; correct {'it' if count == 1 else 'them'}")  # fmt: skip
             return
-        likely, _ = self._likely(text)
+        likely, _ = _likely(self.rows, text)
         other = f"{likely[0]} fits them" if len(likely) == 1 else f"give the {setting} that these values have"
         self._refuse(text.notnull(), f"{setting} {form}, such as {example(form)!r}, fits no value; {other}",
                      always=True)  # fmt: skip
 
     def _guessed(self, text: StringValue) -> Values:
         """Times in the one usual format that all or most values fit; a problem if there is none, or several."""
-        fitting, most = self._likely(text)
+        fitting, most = _likely(self.rows, text)
         if len(fitting) == 1:
             self.rows.notes.inferred.append(
                 f"'{self.name}': times written as {fitting[0]} (time_format says otherwise)"
@@ -257,58 +257,62 @@ class Times:
         self._refuse(self.rows.table[self.name].notnull(), f"{known}; {how}", always=True)
         return text.length()  # never read, because the problem is raised first
 
-    def _likely(self, text: StringValue) -> tuple[list[str], str]:
-        """The formats of `GUESSES` that all values fit, or else most; and how many fit, if not all.
 
-        Several formats are returned where no value tells which is meant, or where values of both are mixed.
-        """
-        if fitting := self._fitting(text):
-            return fitting, ""
-        rows, forms = (
-            self.rows.table,
-            [form for form in GUESSES if any(fits(each, form) for each in self._glance(text))],
-        )
-        if not forms:
-            return [], ""
-        tests = {form: self._within(text, form) for form in forms}
-        counted = rows.aggregate(
-            present=text.count(), **{f"_{place}": tests[form].cast("int64").sum() for place, form in enumerate(forms)}
-        )
-        found = fetch(self.rows.backend, counted).to_pylist()[0]
-        counts = {form: int(found[f"_{place}"] or 0) for place, form in enumerate(forms)}
-        best = max(forms, key=counts.__getitem__)
-        if counts[best] * 2 <= found["present"]:
-            return [], ""
-        asked: dict[str, Values] = {}
-        for place, form in enumerate(forms):
-            both, alone = tests[best] & tests[form], ~tests[best] & tests[form]
-            asked |= {f"_both{place}": both.cast("int64").sum(), f"_alone{place}": alone.cast("int64").sum()}
-        held = fetch(self.rows.backend, rows.aggregate(**asked)).to_pylist()[0]
-        mixed = [form for place, form in enumerate(forms) if held[f"_both{place}"] and form != best
-                 and (held[f"_alone{place}"] or counts[form] == counts[best])]  # fmt: skip
-        return [best, *mixed], f"{counts[best]:,} of {found['present']:,} values at most"
+def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
+    """The formats of `GUESSES` that all values fit, or else most; and how many fit, if not all.
 
-    def _glance(self, text: StringValue) -> list[str]:
-        """The first values that are not empty."""
-        sample = self.rows.table.order_by(ROW).select(_value=text).limit(GLANCED)
-        return [each for each in fetch(self.rows.backend, sample).column("_value").to_pylist() if each]
+    Several formats are returned where no value tells which is meant, or where values of both are mixed.
+    """
+    if fitting := _fitting(source, text):
+        return fitting, ""
+    rows, forms = (
+        source.table,
+        [form for form in GUESSES if any(fits(each, form) for each in _glance(source, text))],
+    )
+    if not forms:
+        return [], ""
+    tests = {form: _within(text, form) for form in forms}
+    counted = rows.aggregate(
+        present=text.count(), **{f"_{place}": tests[form].cast("int64").sum() for place, form in enumerate(forms)}
+    )
+    found = fetch(source.backend, counted).to_pylist()[0]
+    counts = {form: int(found[f"_{place}"] or 0) for place, form in enumerate(forms)}
+    best = max(forms, key=counts.__getitem__)
+    if counts[best] * 2 <= found["present"]:
+        return [], ""
+    asked: dict[str, Values] = {}
+    for place, form in enumerate(forms):
+        both, alone = tests[best] & tests[form], ~tests[best] & tests[form]
+        asked |= {f"_both{place}": both.cast("int64").sum(), f"_alone{place}": alone.cast("int64").sum()}
+    held = fetch(source.backend, rows.aggregate(**asked)).to_pylist()[0]
+    mixed = [form for place, form in enumerate(forms) if held[f"_both{place}"] and form != best
+             and (held[f"_alone{place}"] or counts[form] == counts[best])]  # fmt: skip
+    return [best, *mixed], f"{counts[best]:,} of {found['present']:,} values at most"
 
-    def _within(self, text: StringValue, form: str) -> BooleanValue:
-        """Where a text has a format, with a month and a day that there are; false where it is missing."""
-        pattern, groups = pattern_of(form)
-        within = text.re_search(pattern)
-        for code in {*groups} & {"m", "d"}:
-            within &= text.re_extract(pattern, groups[code]).try_cast("int64") <= BOUNDS[code]
-        return within.fill_null(False)
 
-    def _fitting(self, text: StringValue) -> list[str]:
-        """The formats of `GUESSES` that all values fit."""
-        texts = self._glance(text)
-        forms = [form for form in GUESSES if texts and all(fits(each, form) for each in texts)]
-        tests = {f"_{place}": (text.isnull() | (text == "") | self._within(text, form)).all()
-                 for place, form in enumerate(forms)}  # fmt: skip
-        found = fetch(self.rows.backend, self.rows.table.aggregate(**tests)).to_pylist()[0] if tests else {}
-        return [form for place, form in enumerate(forms) if found[f"_{place}"]]
+def _glance(source: RawRows, text: StringValue) -> list[str]:
+    """The first values that are not empty."""
+    sample = source.table.order_by(ROW).select(_value=text).limit(GLANCED)
+    return [each for each in fetch(source.backend, sample).column("_value").to_pylist() if each]
+
+
+def _within(text: StringValue, form: str) -> BooleanValue:
+    """Where a text has a format, with a month and a day that there are; false where it is missing."""
+    pattern, groups = pattern_of(form)
+    within = text.re_search(pattern)
+    for code in {*groups} & {"m", "d"}:
+        within &= text.re_extract(pattern, groups[code]).try_cast("int64") <= BOUNDS[code]
+    return within.fill_null(False)
+
+
+def _fitting(source: RawRows, text: StringValue) -> list[str]:
+    """The formats of `GUESSES` that all values fit."""
+    texts = _glance(source, text)
+    forms = [form for form in GUESSES if texts and all(fits(each, form) for each in texts)]
+    tests = {f"_{place}": (text.isnull() | (text == "") | _within(text, form)).all()
+             for place, form in enumerate(forms)}  # fmt: skip
+    found = fetch(source.backend, source.table.aggregate(**tests)).to_pylist()[0] if tests else {}
+    return [form for place, form in enumerate(forms) if found[f"_{place}"]]
 
 
 # --- which column is the time ----------------------------------------------------------------------------------------
