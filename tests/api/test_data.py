@@ -11,6 +11,7 @@ import pytest
 
 from recspec import api
 from recspec.errors import DataError, SettingsError
+from recspec.summaries import shown_counts
 from tests.api.conftest import USERS, events, films, prepared
 
 
@@ -19,6 +20,9 @@ def test_a_frame_becomes_a_dataset_that_shows_what_was_inferred(data: api.Data) 
     assert data.prepared["users"] == USERS
     assert data.prepared["items"] == 30
     text = repr(data)
+    assert "30 events, each among 100 others" in text
+    assert "3,030" not in text
+    assert "_dropped" not in text  # zeros are not shown
     assert text.startswith("Data: table in ")
     assert "splits train, valid, test" in text
     assert "times without a zone, taken as UTC" in text
@@ -37,6 +41,20 @@ def test_the_same_frame_is_not_prepared_again_and_another_one_needs_force(tmp_pa
     again = api.prepare(fewer, tmp_path / "data", force=True, progress=False, **names)
     assert again.prepared["interactions"] == 200
     assert [each.name for each in tmp_path.iterdir()] == ["data"]
+
+
+def test_counts_are_shown_in_words_and_without_what_means_nothing() -> None:
+    summary = {"interactions": 8, "users": 2, "first": 0, "last": 8, "raw_rows": 9, "repeats_dropped": 1,
+               "of_users_with_too_few_dropped": 0, "order": "as in the file: there is no timestamp",
+               "rows": {"train": 6, "valid": 1, "test": 202}, "inferred": ["a"]}  # fmt: skip
+    metadata = {"test_samples_per_series": 101}
+    assert shown_counts(summary, metadata) == {
+        "rows taken": 9, "rows kept": 8, "users": 2, "dropped: repeats": 1, "order": summary["order"],
+        "train": "6 rows", "valid": "1 row", "test": "2 events, each among 100 others",
+    }  # fmt: skip
+    timed = shown_counts({"first": "2024-01-01 00:00:00", "rows": {"train": 10}}, {"train_negatives": 4})
+    assert timed == {"first (UTC)": "2024-01-01 00:00:00", "train": "2 events, each among 4 others"}
+    assert shown_counts({"first": 3, "rows": {"train": 0}}, {}) == {"first": 3, "train": "0 rows"}
 
 
 def test_rows_come_back_with_raw_values_in_the_kind_that_came_in(data: api.Data) -> None:

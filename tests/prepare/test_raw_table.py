@@ -323,6 +323,44 @@ def test_a_time_that_does_not_fit_its_format_is_named(tmp_path: Path) -> None:
         times_of(tmp_path, ["02/25/2024", "2024-02-25"], time_format="%m/%d/%Y")
 
 
+def test_a_few_bad_times_of_a_usual_format_are_named_and_can_be_dropped(tmp_path: Path) -> None:
+    times = ["13.07.2025 00:55", "gestern", "14.07.2025 01:55", "15.07.2025 03:05", "", "2025-07-16"]
+    expected = r"line 3 is 'gestern', line 6 is missing, line 7 is '2025-07-16'; expected a time such as "
+    expected += r"'25.02.2024 12:30'; %d.%m.%Y %H:%M fits all but 3 values; correct them; invalid_values=drop leaves"
+    for asked in ({}, {"invalid_values": "missing"}):  # a row without its time has no place in the order
+        with pytest.raises(DataError, match=expected) as caught:
+            times_of(tmp_path, times, **asked)
+        assert len(caught.value.problems) == 1
+    found, summary = times_of(tmp_path, times, invalid_values="drop")
+    assert [(moment - found[0]) // 3600 for moment in found] == [0, 25, 50]
+    assert "3 rows of a.csv, by invalid values: column 'timestamp': line 3 is 'gestern'" in str(summary["dropped"])
+
+
+def test_bad_times_of_a_further_column_can_be_missing(tmp_path: Path) -> None:
+    rows = "".join(f"u{row},x,{row},{day}.07.2025\n" for row, day in enumerate(["13", "soon", "15", "16"]))
+    text = f"user_id,item_id,timestamp,sent\n{rows}"
+    asked = {"types": {"sent": {"type": "time", "invalid": "missing"}}}
+    changed = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).summary["changed"])
+    assert "1 values of a.csv taken as missing: column 'sent': line 3 is 'soon.07.2025'" in changed
+
+
+def test_bad_times_in_doubt_between_two_formats_are_never_dropped(tmp_path: Path) -> None:
+    for times in (["02/03/2024", "03/04/2024", "soon"], ["02/25/2024", "02/26/2024", "03/04/2024", "26/02/2024"]):
+        with pytest.raises(DataError, match=r"in several ways: --set 'time_format=%m/%d/%Y' or .*%d/%m/%Y.* at most"):
+            times_of(tmp_path, times, invalid_values="drop")
+
+
+def test_a_format_that_fits_no_time_is_itself_the_problem(tmp_path: Path) -> None:
+    said = r"time_format %Y/%m/%d, such as '2024/02/25', fits no value; %d.%m.%Y fits them"
+    for invalid in ("refuse", "drop"):
+        with pytest.raises(DataError, match=said) as caught:
+            times_of(tmp_path, ["13.07.2025", "14.07.2025"], time_format="%Y/%m/%d", invalid_values=invalid)
+        assert "invalid_values" not in str(caught.value)
+    declared = {"timestamp": {"type": "time", "format": "%Y/%m/%d"}}
+    with pytest.raises(DataError, match=r"; format %Y/%m/%d, .*fits no value; give the format that these values have"):
+        times_of(tmp_path, ["soon", "later"], types=declared)
+
+
 @pytest.mark.parametrize(
     ("form", "message"),
     [
@@ -359,18 +397,52 @@ def test_numbers_that_look_like_another_unit_are_said(tmp_path: Path) -> None:
     assert "look like days, which time_format=%Y%m%d makes dates" in str(summary["inferred"])
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("when", ["2024-01-01", "2024-01-02", "2024-01-03"]), ("at", ["1708819200", "1708819201", "1708819202"]),
-     ("day", ["02/25/2024", "02/26/2024", "03/01/2024"])],
-)  # fmt: skip
-def test_a_time_column_that_is_not_found_is_said(name: str, values: list[str], tmp_path: Path) -> None:
-    text = f"user_id,item_id,size,{name}\n" + "".join(f"u,{row},{row},{value}\n" for row, value in enumerate(values))
-    said = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"])
-    assert "no time column was found: there is no column 'timestamp', so rows are taken in file order" in said
-    assert f"columns that look like times: '{name}' (--set timestamp={name})" in said
+def timed(columns: Mapping[str, Sequence[object]], rows: int = 3) -> str:
+    """Rows of one user with these columns beside the ids."""
+    lines = (",".join(["u", str(row), *(str(values[row]) for values in columns.values())]) for row in range(rows))
+    return f"user_id,item_id,{','.join(columns)}\n" + "".join(f"{line}\n" for line in lines)
+
+
+DAYS = ["2024-01-03", "2024-01-02", "2024-01-01"]
+
+
+def test_a_time_column_that_is_not_found_is_said_first(tmp_path: Path) -> None:
+    text = timed({"size": [1, 2, 3], "at": ["1708819200", "1708819201", "1708819202"]})
+    said = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"]
+    assert isinstance(said, list)
+    assert said[0].startswith("no time column was found: there is no column 'timestamp', so rows are taken in file")
+    assert "columns that look like times: 'at' (--set timestamp=at)" in said[0]
     untimed = prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp=None)
     assert "time" not in str(untimed.summary["inferred"])
+
+
+@pytest.mark.parametrize("values", [DAYS, ["03/01/2024", "02/26/2024", "02/25/2024"]])
+def test_the_only_column_of_dates_is_the_time(values: list[str], tmp_path: Path) -> None:
+    text = timed({"size": [1, 2, 3], "born": ["1990-01-01"] * 3, "rang": values})
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    said = result.summary["inferred"]
+    assert isinstance(said, list)
+    assert (
+        said[0] == "the time is column 'rang', because no other one holds times of the rows (timestamp=null ignores it)"
+    )
+    assert result.summary["order"] == "by column 'rang'"
+    assert result.summary["last"] == ("2024-03-01 00:00:00" if "/" in values[0] else "2024-01-03 00:00:00")
+
+
+def test_the_only_column_of_type_timestamp_or_date_is_the_time(tmp_path: Path) -> None:
+    for place, kind in enumerate((pa.timestamp("us"), pa.date32())):
+        moments = pa.array([datetime.datetime(2024, 1, day) for day in (3, 2, 1)]).cast(kind)
+        table = pa.table({"user_id": list("uuu"), "item_id": list("012"), "rang": moments})
+        pq.write_table(table, tmp_path / "a.parquet")
+        result = prepare_table(tmp_path / "a.parquet", tmp_path / f"out{place}")
+        assert (result.summary["order"], result.summary["last"]) == ("by column 'rang'", "2024-01-03 00:00:00")
+
+
+def test_of_several_columns_of_dates_none_is_taken_and_that_is_said_first(tmp_path: Path) -> None:
+    text = timed({"rang": DAYS, "sent": DAYS})
+    said = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"]
+    assert isinstance(said, list)
+    assert "columns that look like times: 'rang', 'sent' (--set timestamp=rang)" in said[0]
 
 
 # --- numbers, missing values, truth ----------------------------------------------------------------------------------

@@ -19,14 +19,13 @@ from recspec.api.views import Section, View, Viewed, figures, shown
 from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
 from recspec.files import beside, local, read_json, staging
 from recspec.spec import ChunkType, FeatureSpec
+from recspec.summaries import NOTES, shown_counts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from recspec.config import Settings
 
-NOTES = ("inferred", "dropped", "changed")
-"""What a preparation tells beside its counts."""
 SIDES = ("users", "items")
 """Settings that name a file beside the rows; a frame is accepted in their place."""
 LARGE = 64 << 20
@@ -80,9 +79,14 @@ class Data(Viewed):
         return from_table(_raw_rows(self.spec, split, rows), chosen_kind(kind, self.kind))
 
     def _view(self) -> View:
-        counts = {name: value for name, value in self.prepared.items() if name not in NOTES}
+        counts = shown_counts(self.prepared, self.spec.metadata)
         features = [
-            (name, ", ".join(self.spec.roles_of(name)), _what(feature), shown(feature.cardinality))
+            (
+                name,
+                ", ".join(self.spec.roles_of(name)),
+                _what(feature),
+                shown(_known_ids(feature) if self.prepared else feature.cardinality),
+            )
             for name, feature in self.spec.features.items()
         ]
         notes = [
@@ -128,6 +132,11 @@ def _section(title: str, value: object) -> Section:
         rows = [(str(name), *(shown(row.get(column)) for column in names)) for name, row in value.items()]
         return Section(title, ("", *names), rows)
     return figures(title, value) if isinstance(value, Mapping) else Section(title, ("",), [(shown(value),)])
+
+
+def _known_ids(feature: Any) -> object:
+    """The number of ids without id 0, which is that of missing and unknown values."""
+    return feature.cardinality - 1 if isinstance(feature.cardinality, int) else feature.cardinality
 
 
 def _what(feature: Any) -> str:

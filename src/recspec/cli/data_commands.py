@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -14,7 +14,8 @@ from recspec.cli.options import Data, Json, Out, Outside, Set
 from recspec.cli.process import fresh_folder
 from recspec.errors import SettingsError
 
-NOTES = ("inferred", "dropped", "changed")
+if TYPE_CHECKING:
+    from recspec.spec import FeatureSpec
 
 
 def prepare(
@@ -41,7 +42,7 @@ def prepare(
         made = api.prepare(raw, out_folder, dataset=dataset, settings=config.parse_assignments(settings or []),
                            engine=engine, memory_limit=memory_limit, force=force, progress=progress)  # fmt: skip
     err.print(made.message)
-    print_prepared(made.prepared)
+    print_prepared(made.prepared, made.spec)
     if "valid" in made.splits:
         print_next("auto", out_folder, fresh_folder(out_folder.parent, "auto"), "--minutes", 10)
     else:
@@ -111,10 +112,12 @@ def transcode(
     out.print(f"{made.path}: {', '.join(made.splits)} written as {to}")
 
 
-def print_prepared(summary: Mapping[str, object]) -> None:
+def print_prepared(summary: Mapping[str, object], spec: FeatureSpec) -> None:
     """What a preparation counted, then what it inferred, dropped and changed, a line each."""
+    from recspec.summaries import NOTES, shown_counts
+
     notes = {name: summary[name] for name in NOTES if name in summary}
-    print_figures("prepared", {name: value for name, value in summary.items() if name not in notes})
+    print_figures("prepared", shown_counts(summary, spec.metadata))
     for name, sentences in notes.items():
         out.print(name, style="bold")
         for sentence in sentences if isinstance(sentences, list) else [sentences]:

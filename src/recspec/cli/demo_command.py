@@ -50,7 +50,7 @@ def demo(
     with stages() as progress:
         context = PrepareContext(raw, data, engine="duckdb", memory_limit="2GB", force=True, progress=progress)
         prepared = movielens.prepare(context, movielens.Settings())
-    print_prepared(prepared.summary)
+    print_prepared(prepared.summary, prepared.spec)
 
     run = fresh_folder(out_folder, "run")
     assignments = [*DEMO_SETTINGS, f"train.epochs={epochs}"]

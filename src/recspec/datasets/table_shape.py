@@ -183,8 +183,12 @@ class _Shape:
         name = self._time_among(free)
         if name is not None:
             why = "it is declared time" if name in self.settings.declared else "of its name and its values"
-            self._set("timestamp", name, f"the time is column '{shortened(name)}', because {why} (timestamp=null "
-                      "ignores it)")  # fmt: skip
+        elif self._now("label") is None and len(dated := self._dated(free)) == 1:
+            name, why = dated[0], "no other one holds times of the rows"
+        if name is not None:
+            self._set("timestamp", name)
+            self.notes.inferred.insert(0, f"the time is column '{shortened(name)}', because {why} (timestamp=null "
+                                       "ignores it)")  # fmt: skip
 
     def _time_among(self, free: Sequence[str]) -> str | None:
         """The column of times, by its name and its values."""
@@ -204,6 +208,23 @@ class _Shape:
     def _looks_like_times(self, name: str) -> bool:
         known = {*self.columns, FILE_SPLIT} - {name}
         return name in columns_like_times(self.rows.backend, self.rows.table, known)
+
+    def _dated(self, free: Sequence[str]) -> list[str]:
+        """The columns of dates, but for those that are the same in all rows of a user or item: a birthday is theirs."""
+        table, known = self.rows.table, {*self.columns, FILE_SPLIT} - {*free}
+        alike = columns_like_times(self.rows.backend, table, known)
+        dated = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
+        for role in ("user", "item"):
+            key = self._now(role)
+            if not dated or not isinstance(key, str) or key not in self.columns:
+                continue
+            each = table.group_by(_key=table[key]).aggregate(
+                _rows=table.count(), **{f"_{place}": table[name].nunique() for place, name in enumerate(dated)}
+            )
+            most = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(dated))}
+            held = fetch(self.rows.backend, each.filter(each["_rows"] > 1).aggregate(**most)).to_pylist()[0]
+            dated = [name for place, name in enumerate(dated) if held[f"_{place}"] != 1]
+        return dated
 
     def _is_date(self, name: str) -> bool:
         """Whether a column that looks like times holds no plain numbers."""

@@ -85,8 +85,8 @@ class Times:
             return self._scaled(number_of(text, "int64" if whole else "float64"))
         return self._judged(text)
 
-    def _refuse(self, wrong: BooleanValue, expected: str, *, always: bool = False) -> None:
-        self.rows.refuse(wrong, self.name, expected, always=always, nullable=not self.needed)
+    def _refuse(self, wrong: BooleanValue, expected: str, *, remedy: str = "", always: bool = False) -> None:
+        self.rows.refuse(wrong, self.name, expected, remedy=remedy, always=always, nullable=not self.needed)
 
     def _utc(self, clock: IntegerValue) -> IntegerValue:
         """Seconds since 1970 in UTC, of what clocks show in the declared zone, or in UTC if there is none."""
@@ -123,7 +123,7 @@ class Times:
             kind = "int64" if found["plain"] == found["number"] else "float64"
             return self._scaled(number_of(text, kind))
         told = found["zoned"] + found["unzoned"]
-        if not told or (told < found["present"] and len(self._fitting(text)) == 1):
+        if told * 2 <= found["present"] or (told < found["present"] and len(_fitting(self.rows, text)) == 1):
             return self._guessed(text)
         if found["zoned"] and found["unzoned"] and self._zone is None:
             what = {"zoned": "with a time zone", "unzoned": "without one"}
@@ -200,14 +200,13 @@ class Times:
 
     def _formatted(self, text: StringValue, form: str) -> Values:
         pattern, groups = pattern_of(form)
+        self._check_format(text, form)
 
         def part(code: str, otherwise: str = "00") -> StringValue:
             if code not in groups:
                 return ibis.literal(otherwise)
             return text.re_extract(pattern, groups[code]).lpad(2, "0")
 
-        self._refuse(self._missing | ~text.re_search(pattern),
-                     f"expected a time such as {example(form)!r}, by time_format")  # fmt: skip
         month = part("m")
         if "b" in groups:
             named = text.re_extract(pattern, groups["b"]).lower()
@@ -223,9 +222,28 @@ class Times:
         zone = text.re_extract(pattern, groups["z"]) if "z" in groups else None
         return self._instant(clock, fraction, zone, text.re_search(pattern))
 
+    def _check_format(self, text: StringValue, form: str) -> None:
+        """Refuse the values that do not fit a format; a format that fits none is itself the problem."""
+        good, rows = text.re_search(pattern_of(form)[0]), self.rows.table
+        wrong = self._missing | ~good
+        found = fetch(self.rows.backend, rows.aggregate(present=text.count(), good=good.cast("int64").sum(),
+                                                        wrong=wrong.cast("int64").sum())).to_pylist()[0]  # fmt: skip
+        present, count = int(found["present"]), int(found["wrong"] or 0)
+        setting = "format" if self._declared is not None and self._declared.format is not None else "time_format"
+        if found["good"] or not present:
+            all_but = f"fits all but {count:,} {'value' if count == 1 else 'values'}"
+            by = f", by {setting}" if self._format is not None else ""
+            self._refuse(wrong, f"expected a time such as {example(form)!r}{by}; {form} {all_but}",
+                         remedy=f"; correct {'it' if count == 1 else 'them'}")  # fmt: skip
+            return
+        likely, _ = _likely(self.rows, text)
+        other = f"{likely[0]} fits them" if len(likely) == 1 else f"give the {setting} that these values have"
+        self._refuse(text.notnull(), f"{setting} {form}, such as {example(form)!r}, fits no value; {other}",
+                     always=True)  # fmt: skip
+
     def _guessed(self, text: StringValue) -> Values:
-        """Times in the one usual format that all values fit; a problem if there is none, or several."""
-        fitting = self._fitting(text)
+        """Times in the one usual format that all or most values fit; a problem if there is none, or several."""
+        fitting, most = _likely(self.rows, text)
         if len(fitting) == 1:
             self.rows.notes.inferred.append(
                 f"'{self.name}': times written as {fitting[0]} (time_format says otherwise)"
@@ -235,24 +253,66 @@ class Times:
         how = "say how it is written with time_format, in codes such as --set 'time_format=%d/%m/%Y %H:%M'"
         if fitting:
             how = "it may be written in several ways: " + " or ".join(f"--set 'time_format={form}'" for form in fitting)
+            how += f" (each fits {most})" if most else ""
         self._refuse(self.rows.table[self.name].notnull(), f"{known}; {how}", always=True)
         return text.length()  # never read, because the problem is raised first
 
-    def _fitting(self, text: StringValue) -> list[str]:
-        """The formats of `GUESSES` that all values fit."""
-        rows = self.rows.table
-        sample = fetch(self.rows.backend, rows.order_by(ROW).select(_value=text).limit(GLANCED)).column("_value")
-        texts = [each for each in sample.to_pylist() if each]
-        forms = [form for form in GUESSES if texts and all(fits(each, form) for each in texts)]
-        tests = {}
-        for place, form in enumerate(forms):
-            pattern, groups = pattern_of(form)
-            within = text.re_search(pattern)
-            for code in {*groups} & {"m", "d"}:
-                within &= text.re_extract(pattern, groups[code]).try_cast("int64") <= BOUNDS[code]
-            tests[f"_{place}"] = (text.isnull() | (text == "") | within).all()
-        found = fetch(self.rows.backend, rows.aggregate(**tests)).to_pylist()[0] if tests else {}
-        return [form for place, form in enumerate(forms) if found[f"_{place}"]]
+
+def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
+    """The formats of `GUESSES` that all values fit, or else most; and how many fit, if not all.
+
+    Several formats are returned where no value tells which is meant, or where values of both are mixed.
+    """
+    if fitting := _fitting(source, text):
+        return fitting, ""
+    rows, forms = (
+        source.table,
+        [form for form in GUESSES if any(fits(each, form) for each in _glance(source, text))],
+    )
+    if not forms:
+        return [], ""
+    tests = {form: _within(text, form) for form in forms}
+    counted = rows.aggregate(
+        present=text.count(), **{f"_{place}": tests[form].cast("int64").sum() for place, form in enumerate(forms)}
+    )
+    found = fetch(source.backend, counted).to_pylist()[0]
+    counts = {form: int(found[f"_{place}"] or 0) for place, form in enumerate(forms)}
+    best = max(forms, key=counts.__getitem__)
+    if counts[best] * 2 <= found["present"]:
+        return [], ""
+    asked: dict[str, Values] = {}
+    for place, form in enumerate(forms):
+        both, alone = tests[best] & tests[form], ~tests[best] & tests[form]
+        asked |= {f"_both{place}": both.cast("int64").sum(), f"_alone{place}": alone.cast("int64").sum()}
+    held = fetch(source.backend, rows.aggregate(**asked)).to_pylist()[0]
+    mixed = [form for place, form in enumerate(forms) if held[f"_both{place}"] and form != best
+             and (held[f"_alone{place}"] or counts[form] == counts[best])]  # fmt: skip
+    return [best, *mixed], f"{counts[best]:,} of {found['present']:,} values at most"
+
+
+def _glance(source: RawRows, text: StringValue) -> list[str]:
+    """The first values that are not empty."""
+    sample = source.table.order_by(ROW).select(_value=text).limit(GLANCED)
+    return [each for each in fetch(source.backend, sample).column("_value").to_pylist() if each]
+
+
+def _within(text: StringValue, form: str) -> BooleanValue:
+    """Where a text has a format, with a month and a day that there are; false where it is missing."""
+    pattern, groups = pattern_of(form)
+    within = text.re_search(pattern)
+    for code in {*groups} & {"m", "d"}:
+        within &= text.re_extract(pattern, groups[code]).try_cast("int64") <= BOUNDS[code]
+    return within.fill_null(False)
+
+
+def _fitting(source: RawRows, text: StringValue) -> list[str]:
+    """The formats of `GUESSES` that all values fit."""
+    texts = _glance(source, text)
+    forms = [form for form in GUESSES if texts and all(fits(each, form) for each in texts)]
+    tests = {f"_{place}": (text.isnull() | (text == "") | _within(text, form)).all()
+             for place, form in enumerate(forms)}  # fmt: skip
+    found = fetch(source.backend, source.table.aggregate(**tests)).to_pylist()[0] if tests else {}
+    return [form for place, form in enumerate(forms) if found[f"_{place}"]]
 
 
 # --- which column is the time ----------------------------------------------------------------------------------------
@@ -270,9 +330,10 @@ def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[st
     """Note that there is no time column, and which columns look like times."""
     alike = columns_like_times(backend, rows, known)
     look = f"columns that look like times: {listed(alike)}" if alike else "no column looks like times"
-    notes.inferred.append(
+    notes.inferred.insert(
+        0,
         f"no time column was found: there is no column '{asked}', so rows are taken in file order; {look}"
-        + (f" (--set timestamp={alike[0]})" if alike else "; --set timestamp=null if that is meant")
+        + (f" (--set timestamp={alike[0]})" if alike else "; --set timestamp=null if that is meant"),
     )
 
 

@@ -1,0 +1,45 @@
+"""The counts of a preparation in words for people; `prepare.json` keeps the plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NOTES = ("inferred", "dropped", "changed")
+"""What a preparation tells beside its counts."""
+WORDS = {
+    "raw_rows": "rows taken", "interactions": "rows kept", "repeats_dropped": "dropped: repeats",
+    "of_users_with_too_few_dropped": "dropped: rows of users with too few",
+    "users_without_possible_negatives": "dropped: held-out rows of users who met every item",
+    "first": "first (UTC)", "last": "last (UTC)",
+}  # fmt: skip
+
+
+def shown_counts(summary: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, object]:
+    """What a preparation counted, without notes and zeros; held-out events instead of them and their candidates."""
+    is_untimed = str(summary.get("order", "")).startswith("as in the file")
+    found: dict[str, object] = {}
+    for name in sorted(summary, key=lambda name: name != "raw_rows"):
+        value = summary[name]
+        is_moment = name in ("first", "last")
+        if name in NOTES or (value == 0 and name.endswith(("_dropped", "_kept", "_negatives", "_users", "_histories"))):
+            continue
+        if is_moment and is_untimed:
+            continue
+        if name == "rows" and isinstance(value, Mapping):
+            found |= {str(split): _events(str(split), rows, metadata) for split, rows in value.items()}
+            continue
+        found[WORDS.get(name, name) if not is_moment or isinstance(value, str) else name] = value
+    return found
+
+
+def _events(split: str, rows: object, metadata: Mapping[str, object]) -> object:
+    """The events of a split and the drawn items beside each; the number of rows if none are drawn."""
+    if split == "train":
+        drawn = metadata.get("train_negatives")
+    else:
+        series = metadata.get("test_samples_per_series")
+        drawn = series - 1 if isinstance(series, int) else 0
+    if not isinstance(rows, int) or not isinstance(drawn, int) or drawn < 1 or rows % (drawn + 1):
+        return f"{rows:,} row{'' if rows == 1 else 's'}" if isinstance(rows, int) else rows
+    events = rows // (drawn + 1)
+    return f"{events:,} event{'' if events == 1 else 's'}, each among {drawn:,} other{'' if drawn == 1 else 's'}"
