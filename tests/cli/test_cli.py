@@ -338,10 +338,10 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     status, printed, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10", *once)
     assert status == 0, said
     assert "prepared table" in said
-    assert "interactions" in printed
+    assert "rows kept" in printed
     again = " rows repeat an earlier one of the same user and item, such as user '1' and item"
     assert [line for line in printed.splitlines() if line.startswith("  - ") and again in line]
-    assert printed.index("│ interactions") < printed.index("\ndropped\n  - ")
+    assert printed.index("│ rows kept") < printed.index("\ndropped\n  - ")
     assert "already" in run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=10", *once)[2]
     status, _, said = run("prepare", "table", tmp_path / "clicks.csv", made, "--set", "num_negatives=5", *once)
     assert (status, "num_negatives was 10, now 5" in said) == (2, True)

@@ -123,7 +123,7 @@ class Times:
             kind = "int64" if found["plain"] == found["number"] else "float64"
             return self._scaled(number_of(text, kind))
         told = found["zoned"] + found["unzoned"]
-        if told * 2 <= found["present"] or (told < found["present"] and len(_fitting(self.rows, text)) == 1):
+        if not told or told * 2 < found["present"] or (told < found["present"] and len(_fitting(self.rows, text)) == 1):
             return self._guessed(text)
         if found["zoned"] and found["unzoned"] and self._zone is None:
             what = {"zoned": "with a time zone", "unzoned": "without one"}
